@@ -51,15 +51,15 @@ def job_minimums(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, job
     make it run on several sets of them.
 
     The others count GPUs, and see what the first does not: a job of more than half the cluster's GPUs runs beside no
-    other such job. With n GPUs of G, and a number q up to G / 2, a job counts as 1 if it asks more than G - q GPUs, as
-    nothing if it asks fewer than q, else as n / G. Beside a job that counts as 1 fewer than q GPUs are left, and jobs
+    other such job. With n GPUs of G, and a number q up to G / 2, a job counts as 1 if it needs more than G - q GPUs, as
+    nothing if it needs fewer than q, else as n / G. Beside a job that counts as 1 fewer than q GPUs are left, and jobs
     that run there count as nothing; without one, the GPUs held are at most G.
 
     Args:
         cluster: The cluster.
         speed: Of each node's GPUs, shape (nodes,).
         rules: Give the model of run time.
-        jobs: None may ask more GPUs than the cluster has.
+        jobs: None may need more GPUs than the cluster has.
 
     Source: the counting of large jobs is a dual feasible function (Fekete and Schepers 2001).
     """
@@ -67,12 +67,12 @@ def job_minimums(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, job
     sizes = np.diff(cluster.first_gpu)
     for slowest in np.unique(speed):
         fast = speed >= slowest
-        for asked in np.unique(jobs.gpus):
-            if sizes[fast].sum() < asked:
+        for job_gpus in np.unique(jobs.gpus):
+            if sizes[fast].sum() < job_gpus:
                 continue
-            mine = jobs.gpus == asked
-            least = _least_slowdown(cluster, fast, float(slowest), int(asked), rules, jobs, mine)
-            held = float(np.sort(np.repeat(speed[fast], sizes[fast]))[:asked].sum())
+            mine = jobs.gpus == job_gpus
+            least = _least_slowdown(cluster, fast, float(slowest), int(job_gpus), rules, jobs, mine)
+            held = float(np.sort(np.repeat(speed[fast], sizes[fast]))[:job_gpus].sum())
             slowdown[mine] = np.minimum(slowdown[mine], least)
             area[mine] = np.minimum(area[mine], least * held)
     run_s = slowdown * jobs.work_s
@@ -102,9 +102,9 @@ def _paces(
     room = np.array([sizes[speed >= pace].sum() for pace in paces])
     taken_s, use = np.full((paces.size, jobs.gpus.size), np.inf), np.zeros((paces.size + 1, paces.size, jobs.gpus.size))
     for place, pace in enumerate(paces):
-        for asked in np.unique(jobs.gpus[jobs.gpus <= room[place]]):
-            mine = jobs.gpus == asked
-            least = _least_slowdown(cluster, speed >= pace, float(pace), int(asked), rules, jobs, mine)
+        for job_gpus in np.unique(jobs.gpus[jobs.gpus <= room[place]]):
+            mine = jobs.gpus == job_gpus
+            least = _least_slowdown(cluster, speed >= pace, float(pace), int(job_gpus), rules, jobs, mine)
             taken_s[place, mine] = least * jobs.work_s[mine]
         for kind in range(paces.size):
             elsewhere = max(0, int(room[place] - room[kind]))
@@ -115,22 +115,22 @@ def _paces(
 
 
 def _least_slowdown(
-    cluster: Cluster, fast: NDArray[np.bool_], speed: float, asked: int, rules: Rules, jobs: ScenarioJobs,
+    cluster: Cluster, fast: NDArray[np.bool_], speed: float, job_gpus: int, rules: Rules, jobs: ScenarioJobs,
     mine: NDArray[np.bool_],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Return a slowdown that no placement on some nodes, whose slowest GPU has a speed, is below, shape (mine,)."""
     sizes = np.diff(cluster.first_gpu)[fast]
-    nodes = int(np.searchsorted(np.cumsum(np.sort(sizes)[::-1]), asked) + 1)
+    nodes = int(np.searchsorted(np.cumsum(np.sort(sizes)[::-1]), job_gpus) + 1)
     if not rules.ring:
         found = np.full(int(mine.sum()), (1.0 + rules.node_penalty * (nodes - 1)) / speed)
-    elif asked == 1:
+    elif job_gpus == 1:
         found = np.full(int(mine.sum()), 1.0 / speed)
     else:
         compute_s = jobs.compute_s[mine]
-        volume = 2.0 * (asked - 1) / asked * jobs.parameter_bytes[mine]
-        large = asked > rules.reference_gpus
+        volume = 2.0 * (job_gpus - 1) / job_gpus * jobs.parameter_bytes[mine]
+        large = job_gpus > rules.reference_gpus
         reference = rules.reference_nic_bytes_per_s if large else rules.reference_intra_bytes_per_s
-        link = _fastest_link(cluster, fast, asked, nodes)
+        link = _fastest_link(cluster, fast, job_gpus, nodes)
         found = (compute_s / speed + volume / link) / (compute_s + volume / reference)
     if rules.ring and jobs.planned_s[mine].any():
         planned_s = jobs.planned_s[mine]  # links, which plans use in many ways, are taken to cost no time
@@ -140,9 +140,9 @@ def _least_slowdown(
     return bounded
 
 
-def _fastest_link(cluster: Cluster, fast: NDArray[np.bool_], asked: int, nodes: int) -> float:
+def _fastest_link(cluster: Cluster, fast: NDArray[np.bool_], job_gpus: int, nodes: int) -> float:
     """Return a bandwidth that no ring of a number of GPUs on some nodes exceeds, on one node or on more."""
-    holds_all = fast & (np.diff(cluster.first_gpu) >= asked)
+    holds_all = fast & (np.diff(cluster.first_gpu) >= job_gpus)
     inside = float(cluster.intra_bytes_per_s[holds_all].max(initial=0.0))
     if fast.sum() < 2:
         return inside

@@ -29,7 +29,7 @@ TRAINING_PAGE = "docs/training.md"
 
 
 class ParameterRange(NamedTuple):
-    """Of a hyper-parameter."""
+    """Range of a hyper-parameter."""
 
     low: float
     high: float
@@ -37,7 +37,7 @@ class ParameterRange(NamedTuple):
     is_whole: bool = False
 
     def holds(self, value: object) -> bool:
-        """Say whether it may have a value."""
+        """Return whether it may have a value."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return self.low <= value <= self.high and (not self.is_whole or value == int(value))
@@ -89,7 +89,7 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
     """Return the hyper-parameters in a file of YAML or JSON.
 
     Raises:
-        InputError: If it cannot be read, or the algorithm has none of a name, or not of a value, naming the line.
+        InputError: If it cannot be read, or has a name or a value that the algorithm does not take, with the line.
     """
     file, known = read_yaml(path, TRAINING_PAGE), PARAMETER_RANGES[algorithm]
     assert isinstance(file.data, Mapping)
@@ -103,7 +103,7 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
 
 
 def whole_or_not(bounds: ParameterRange, value: float) -> float:
-    """Return a value as its hyper-parameter has it: 3.0 may be a whole number."""
+    """Return a value in the type of its hyper-parameter: 3.0 may be a whole number."""
     return int(value) if bounds.is_whole else float(value)
 
 
@@ -111,16 +111,16 @@ REPLAYS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
     "a2c": ("off", "dynamic", "literal", "literal-all", "vtrace"),
 }  # by algorithm
-LITERAL = ("literal", "literal-all")  # of these, samples fall out of the buffer; of the others, whole rollouts
+LITERAL = ("literal", "literal-all")  # of these, samples are dropped from the buffer; of the others, whole rollouts
 BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MAX_TRAINING_STEPS = 1e15  # decades at any speed
 MAX_ENVIRONMENTS, MAX_BUFFER = 16_384, 10**9
-MAX_RUN_NAME_BYTES = 200  # bytes of a run's folder: with what is put before and behind it, a file system takes 255
+MAX_RUN_NAME_BYTES = 200  # of a run's folder: with prefixes and suffixes, a file system takes 255
 
 
 def with_several(content: object) -> object:
-    """Return what an earlier version wrote, with what was one trace and one order regime as a list of one."""
+    """Return a configuration of an earlier version, with its one trace and one order regime as lists."""
     if not isinstance(content, dict):
         return content
     content = dict(content)
@@ -149,19 +149,19 @@ class TrainingConfig(BaseModel):
     buffer: int | None = Field(default=None, ge=1, le=MAX_BUFFER)  # samples of replay; None: of `kept` rollouts
     environments: int | None = Field(default=None, ge=1, le=MAX_ENVIRONMENTS)  # None: the preset's
     waiting: bool = False
-    oracle: bool = True  # of fault rates; runs that do not say were made when all policies were
-    turns: bool = False  # users of traces take turns; runs that do not say were made when none did
+    oracle: bool = True  # of fault rates; in runs without the field all policies knew them
+    turns: bool = False  # users of traces take turns; in runs without the field none did
     orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
-    ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
+    ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: no bound
     traces: tuple[str, ...] = ()
     history: str | None = None
     cluster: str | None = None
     faults: str | None = None
     loads: tuple[Annotated[float, Field(gt=0)], ...] = LOADS
     estimates: KnownEstimates = "mixed"
-    objective: str | None = None  # as cluster/model/outcome.py reads it; None: what is usual for the problem
-    init: str | None = None  # checkpoint whose weights it begins with
-    parameters: str | None = None  # file of the hyper-parameters that are not the preset's
+    objective: str | None = None  # as cluster/model/outcome.py reads it; None: the usual one of the problem
+    init: str | None = None  # checkpoint to begin with
+    parameters: str | None = None  # file of hyper-parameters that replace the preset's
     hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
     distil: DistilParameters = DistilParameters()
@@ -193,23 +193,23 @@ class TrainingConfig(BaseModel):
             raise ValueError("it is nested too deeply") from error
 
     def as_text(self) -> str:
-        """Return it as a file holds it, whatever the names of files in it are: JSON of ASCII."""
+        """Return it as JSON of ASCII, for any names of files in it."""
         return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
 
     @property
     def weighting(self) -> Weighting | None:
-        """What is minimised; None: what is usual for the problem."""
+        """What is minimised; None: the usual objective of the problem."""
         return None if self.objective is None else weighting_of(self.objective)
 
     @property
     def name(self) -> str:
         """Name of the run's folder."""
-        usual = usual_options(self.preset, self.algorithm, self.action)
-        reward = usual.reward if self.algorithm in BY_CANDIDATES else self.reward  # these have none
-        asked = (self.action, self.network, self.observation, reward)
-        differs = [option for option, default in zip(asked, usual, strict=True) if option != default]
-        order = [it for it in self.orders if it != "fifo" or len(self.orders) > 1]
-        traces = [Path(it).stem.split(".")[0] for it in self.traces] if self.preset == "traces" else []
+        defaults = default_options(self.preset, self.algorithm, self.action)
+        reward = defaults.reward if self.algorithm in BY_CANDIDATES else self.reward  # these have none
+        own = (self.action, self.network, self.observation, reward)
+        differs = [option for option, default in zip(own, defaults, strict=True) if option != default]
+        order = [order for order in self.orders if order != "fifo" or len(self.orders) > 1]
+        traces = [Path(trace).stem.split(".")[0] for trace in self.traces] if self.preset == "traces" else []
         traces += [Path(self.history).stem] if self.history else []
         brought = [*traces[:3], *([f"and-{len(traces) - 3}"] if len(traces) > 3 else [])]
         brought += [Path(self.cluster).stem] if self.cluster else []
@@ -239,7 +239,7 @@ class TrainingConfig(BaseModel):
             *parameters,
             str(self.seed),
         )
-        name = in_one_line("-".join(parts))  # others write below it, who know UTF-8 alone
+        name = in_one_line("-".join(parts))  # libraries that write below it take UTF-8 alone
         if len(name.encode()) <= MAX_RUN_NAME_BYTES:
             return name
         rest = "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -253,7 +253,7 @@ class TrainingConfig(BaseModel):
 
 
 def problem_request(config: TrainingConfig, sizes: Sizes) -> ProblemRequest:
-    """Return what a run's problems are made of."""
+    """Return what a run's problems are built from."""
     return ProblemRequest(
         config.seed, config.regimes, sizes, tuple(map(Path, config.traces)),
         None if config.cluster is None else Path(config.cluster),
@@ -263,7 +263,7 @@ def problem_request(config: TrainingConfig, sizes: Sizes) -> ProblemRequest:
 
 
 class Options(NamedTuple):
-    """What is chosen, by which network, from what is seen, and what is paid for it."""
+    """Action, network, observation and reward of a run."""
 
     action: str
     network: str
@@ -271,8 +271,8 @@ class Options(NamedTuple):
     reward: str
 
 
-def usual_options(preset: str, algorithm: str, action: str | None) -> Options:
-    """Return the options that nobody need name, for an action if one is named."""
+def default_options(preset: str, algorithm: str, action: str | None) -> Options:
+    """Return the default options, for an action if one is named."""
     own = PRESETS[preset]
     usual = "candidate" if algorithm in BY_CANDIDATES else own.action
     network = "candidates" if (action or usual) == "candidate" else own.network
@@ -287,7 +287,7 @@ def config_of(
     replay: str | None = None, init: Path | None = None, oracle: bool = False, history: Path | None = None,
     turns: bool = True,
 ) -> TrainingConfig:  # fmt: skip
-    """Return the configuration that a user asked for; what is None or empty is as the preset and the algorithm have it.
+    """Return the configuration of a command; what is None or empty has the default of the preset and the algorithm.
 
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
@@ -295,19 +295,19 @@ def config_of(
     preset = preset or (HISTORY if history else TRACES if traces else "hetero64")
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
-    begun = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
+    loaded = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
     may_wait = own.waiting
-    algorithm = algorithm or (own.algorithm if begun is None or begun.action == "candidate" else "ppo")
-    if begun is not None and algorithm in REPLAYS:  # it goes on with the checkpoint's own options
+    algorithm = algorithm or (own.algorithm if loaded is None or loaded.action == "candidate" else "ppo")
+    if loaded is not None and algorithm in REPLAYS:  # the run has the checkpoint's own options
         action, network, observation = (
-            action or begun.action,
-            network or begun.network,
-            observation or begun.observation,
+            action or loaded.action,
+            network or loaded.network,
+            observation or loaded.observation,
         )
-        waiting = begun.waiting if waiting is None and preset != HISTORY else waiting
-        may_wait &= begun.waiting  # on a history, which says itself whether waiting is allowed
+        waiting = loaded.waiting if waiting is None and preset != HISTORY else waiting
+        may_wait &= loaded.waiting  # on a history, whose rules decide whether waiting is allowed
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
-    usual = usual_options(preset, algorithm, action)
+    usual = default_options(preset, algorithm, action)
     action, network = action or usual.action, network or usual.network
     observation = observation or usual.observation
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
@@ -349,22 +349,20 @@ def _check_learning(algorithm: str, replay: str) -> None:
 
 
 def _taught(own: GroupParameters) -> GroupParameters:
-    """Return the hyper-parameters of a network that knows much, which minimises what the preset does all the same."""
+    """Return the hyper-parameters of a trained network, with what the preset minimises."""
     return replace(TAUGHT, group_tail=own.group_tail, group_horizon=own.group_horizon)
 
 
 def with_objective(config: TrainingConfig, text: str) -> TrainingConfig:
-    """Return a configuration that minimises what a user asks for.
+    """Return a configuration that minimises the objective of a user.
 
     Raises:
-        InputError: If it is no objective, or the algorithm cannot minimise it.
+        InputError: If the text is not an objective, or the algorithm cannot minimise it.
     """
     weighting = weighting_of(text)
     if config.algorithm != "group":
         what = "what its reward pays" if config.algorithm in REPLAYS else "the makespan of a batch, else the mean JCT"
-        raise InputError(
-            f"{config.algorithm} minimises {what}", "leave it out, or take --algo group", field="--objective"
-        )
+        raise InputError(f"{config.algorithm} minimises {what}", "omit it, or take --algo group", field="--objective")
     return config.model_copy(update={"objective": weighting.text})
 
 
@@ -374,18 +372,18 @@ def with_numbers(
     """Return a configuration with other numbers of random runs, samples that replay keeps, and environments.
 
     Raises:
-        InputError: If the algorithm, its reward or its replay has no use for one, naming the option.
+        InputError: If the algorithm, its reward or its replay has no use for one, with the option.
     """
     algorithm, size, update = config.algorithm, config.hyperparameters, dict[str, object]()
     if random_runs is not None:
         if algorithm not in REPLAYS or config.reward != "best_of_random":
             paid = f"the reward {config.reward!r}" if algorithm in REPLAYS else algorithm
-            fix = "leave it out, or take --reward best_of_random with --algo ppo or a2c"
+            fix = "omit it, or take --reward best_of_random with --algo ppo or a2c"
             raise InputError(f"{paid} compares with no random runs", fix, field="--random-runs")
         update["random_runs"] = random_runs
     if environments is not None:
         if algorithm not in REPLAYS:
-            problem, fix = f"{algorithm} runs groups of scenarios", "leave it out, or take --algo ppo or a2c"
+            problem, fix = f"{algorithm} runs groups of scenarios", "omit it, or take --algo ppo or a2c"
             raise InputError(problem, fix, field="--environments")
         # A2C learns from a whole rollout at once.
         minibatch = environments * size.steps if algorithm == "a2c" else size.minibatch
@@ -396,7 +394,7 @@ def with_numbers(
 
 
 def _kept(replay: str, buffer: int, size: Hyperparameters) -> int:
-    """Return how many rollouts replay keeps that has room for so many samples."""
+    """Return the number of rollouts in a buffer of a number of samples."""
     if replay == "off":
         raise InputError("without replay no sample is kept", "give --replay, too", field="--buffer")
     if replay in LITERAL:
@@ -418,7 +416,7 @@ def with_parameter_file(config: TrainingConfig, path: Path) -> TrainingConfig:
     """Return a configuration with the hyper-parameters of a file.
 
     Raises:
-        InputError: If the file cannot be used, naming the line.
+        InputError: If the file cannot be used, with the line.
     """
     values = read_parameters(path, config.algorithm)
     return with_parameters(config, values).model_copy(update={"parameters": str(path)})
@@ -427,14 +425,14 @@ def with_parameter_file(config: TrainingConfig, path: Path) -> TrainingConfig:
 def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, object]) -> None:
     """Refuse files and options that the preset has no use for, or that it lacks."""
     if not PRESETS[preset].needs_trace and traces:
-        raise InputError(f"{preset} draws its own jobs", "leave the trace out, or take another preset", field="--trace")
+        raise InputError(f"{preset} draws its own jobs", "omit the trace, or take another preset", field="--trace")
     if PRESETS[preset].needs_trace and not traces:
         raise InputError(f"{preset} trains on windows of a trace", "give its file", field="--trace")
     if preset != TRACES:
         for field in (field for field, value in brought.items() if value is not None):
             raise InputError(f"{preset} has its own", "give --trace without --preset", field=field)
         for path in traces[1:]:
-            raise InputError(f"{preset} takes one trace, not also {path}", "leave --preset out", field="--trace")
+            raise InputError(f"{preset} takes one trace, not also {path}", "omit --preset", field="--trace")
     if brought["--faults"] and not brought["--cluster"]:
         raise InputError("recorded faults need a cluster", "give --cluster", field="--faults")
     for field, paths in (
@@ -448,16 +446,16 @@ def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, obje
 
 
 def _check_history(preset: str, history: Path | None, given: Mapping[str, object], algorithm: str) -> None:
-    """Refuse a history that the preset has no use for, or that it lacks, and what the history says itself."""
+    """Refuse a history that the preset does not take, or lacks, and options that the history decides."""
     if (preset == HISTORY) != (history is not None):
-        fix = "give the file of `longshore store decisions`" if preset == HISTORY else "leave --preset and --trace out"
+        fix = "give the file of `longshore store decisions`" if preset == HISTORY else "omit --preset and --trace"
         raise InputError(f"the preset is {preset}, and history is what `history` trains on", fix, field="--history")
     if history is None:
         return
     if not history.is_file():
         raise InputError(f"{history} is no file", "check the path", field="--history")
     for field in (field for field, is_given in given.items() if is_given):
-        raise InputError("a history is learned under its scheduler's own rules", "leave it out", field=field)
+        raise InputError("a history is learned under its scheduler's own rules", "omit it", field=field)
     if algorithm == "distil":
         raise InputError("distil learns from workloads that are drawn", "take group, ppo or a2c", field="--algo")
 
@@ -478,20 +476,20 @@ def _check_network(algorithm: str, network: str, action: str) -> None:
     """Refuse a network that does not choose by these actions, or that the algorithm cannot teach."""
     kind = find_network(network)
     if algorithm in BY_CANDIDATES and action != "candidate":
-        raise InputError(f"{algorithm} learns to choose among candidates", "leave --action out", field="--action")
+        raise InputError(f"{algorithm} learns to choose among candidates", "omit --action", field="--action")
     if action not in kind.actions:
         raise InputError(
             f"the network {network!r} has no {action} actions", f"add --action {' or '.join(kind.actions)}",
             field="--network",
         )  # fmt: skip
     if algorithm in BY_CANDIDATES and kind is not CandidateNetwork:
-        raise InputError(f"{algorithm} teaches the network `candidates`", "leave --network out", field="--network")
+        raise InputError(f"{algorithm} teaches the network `candidates`", "omit --network", field="--network")
 
 
 def _words_of(field: str) -> Collection[str]:
     """Return the words that a field of a configuration takes."""
     known = TrainingConfig.model_fields[field]
-    name = next((it for it in known.metadata if isinstance(it, RegisteredName)), None)
+    name = next((entry for entry in known.metadata if isinstance(entry, RegisteredName)), None)
     return get_args(known.annotation) if name is None else name.names()
 
 

@@ -1,14 +1,11 @@
-"""Decisions as `longshore store decisions` writes them, and the cluster's past that they describe.
+"""The past of a live cluster, from the file that `longshore store decisions` writes.
 
-Decisions as `longshore store decisions` writes them, read line by line.
+The file is all that training knows of the scheduler; docs/policies.md describes it. A line holds a decision and what
+happened since the one before it. Fields that are not needed here are ignored.
 
-The file is all that training knows of the scheduler: docs/policies.md says what is in it. A line holds a decision and
-what happened since the one before it. What is of no use here is passed over.
-
-What a cluster has been through, followed decision by decision: jobs and their work, faults, and what was seen.
-
-The work of a job is what its runs have done: their times without the restart, over the slowdowns of their placements,
-as far as checkpoints kept it.
+`ClusterPast` follows the cluster decision by decision: jobs and their work, faults, and what networks observed. The
+work of a job is what its runs have done: their times without the restart, over the slowdowns of their placements, as
+far as checkpoints kept it.
 
 Source: SPEC R9, R11.
 """
@@ -46,11 +43,11 @@ class SubmittedJob(NamedTuple):
     parameter_bytes: float
     types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
     spread: tuple[int, int, float, float, float] | None = None  # how a job with a plan lies on its GPUs
-    user: str = ""  # whose it is: users of one rank take turns
+    user: str = ""  # its owner: users of one rank take turns
 
 
 class JobProgress(NamedTuple):
-    """What had happened to a job."""
+    """How far a job was."""
 
     guess_s: float
     entered_s: float
@@ -66,12 +63,12 @@ class JobProgress(NamedTuple):
 
 
 class InitialState(NamedTuple):
-    """Where the cluster stood when the scheduler took it up."""
+    """State of the cluster when the scheduler began to record it."""
 
     cluster: Cluster
     rules: Rules
     repair_mean_s: float
-    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies were told
+    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies knew it
     now_s: float
     jobs: Sequence[tuple[SubmittedJob, JobProgress]]
     down: Sequence[int]  # GPUs, each as often as it was out of service
@@ -79,7 +76,7 @@ class InitialState(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """Something that happened."""
+    """One recorded event."""
 
     method: str
     values: tuple[Any, ...]
@@ -90,17 +87,17 @@ class _Model(BaseModel):
 
 
 class ExpectedRun(_Model):
-    """Of a start."""
+    """Expectation for a start."""
 
     slowdown: float
 
 
 class Explanation(_Model):
-    """Why it was decided so."""
+    """How the decision was made."""
 
     expected: ExpectedRun | None = None
     actions: tuple[int, ...] | None = None
-    behaviour_probability: float | None = None  # of what was done; None if no policy drew or chose it
+    behaviour_probability: float | None = None  # of the action; None if no policy chose it
     sample_temperature: float | None = None  # None: it was not drawn
 
 
@@ -115,12 +112,12 @@ class DecisionLine(_Model):
     """A decision."""
 
     job_id: str
-    number: int | None = None  # of the attempt that came of it; None if it waits
+    number: int | None = None  # of the attempt that was started; None if the job waits
     explanation: Explanation
     observation: str | None = None  # base64 of little-endian float32; so are the others, of bytes and float32
     mask: str | None = None
     log_probability: str | None = None
-    ended_s: float | None = None  # of the attempt that came of it
+    ended_s: float | None = None  # of the attempt that was started
     outcome: str = ""
     past: _Past
 
@@ -130,13 +127,13 @@ class DecisionLine(_Model):
         return [call for entry in self.past.calls if (call := _recorded_call(entry)) is not None]
 
     @property
-    def opening(self) -> InitialState | None:
-        """Where the cluster stood before; None where that follows from the line before."""
+    def initial_state(self) -> InitialState | None:
+        """State of the cluster before; None where it follows from the line before."""
         return None if self.past.site is None else _initial_state(self.past.site, self.past.known)
 
 
 _SPREAD_FIELDS = tuple[int, int, float, float, float]
-_JOB_FIELDS = (  # what is at its default is left out from the end
+_JOB_FIELDS = (  # defaults are omitted from the end
     tuple[str, int, float, float, int, float, float]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
     | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD_FIELDS | None]
@@ -167,7 +164,7 @@ def read_lines(path: Path) -> Iterator[DecisionLine]:
     """Yield the decisions of a file in their order.
 
     Raises:
-        InputError: If it cannot be read, naming the line.
+        InputError: If it cannot be read, with the line.
     """
     try:
         with path.open(encoding="utf-8") as lines:
@@ -183,17 +180,17 @@ def _line(path: Path, number: int, text: str) -> DecisionLine:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise InputError(f"no decision: {first['msg']}", EXPORT_HINT, path=path, line=number, field=field) from error
+        raise InputError(f"not a decision: {first['msg']}", EXPORT_HINT, path=path, line=number, field=field) from error
 
 
 def _recorded_call(entry: Sequence[Any]) -> RecordedCall | None:
-    """Return what happened, None if it changes nothing here.
+    """Return a recorded event, None if it changes nothing here.
 
     Raises:
         ValueError: If it cannot have happened.
     """
     if not entry:
-        raise ValueError("an entry of what happened is empty")
+        raise ValueError("an event is empty")
     method = entry[0]
     if method not in _VALUES:
         return None
@@ -204,26 +201,26 @@ def _recorded_call(entry: Sequence[Any]) -> RecordedCall | None:
         "rejoin": (SubmittedJob, JobProgress),
     }.get(method)
     return RecordedCall(
-        method, values if kinds is None else tuple(kind(*it) for kind, it in zip(kinds, values, strict=True))
+        method, values if kinds is None else tuple(kind(*each) for kind, each in zip(kinds, values, strict=True))
     )
 
 
 def _initial_state(site: Mapping[str, Any], known: object) -> InitialState:
-    """Return where a cluster stood.
+    """Return the state of a cluster.
 
     Raises:
-        ValueError: If it cannot have stood so.
+        ValueError: If no cluster can have it.
         KeyError: If a part is missing.
     """
     arrays = {name: _array(array) for name, array in site["cluster"].items()}
-    everywhere = np.ones((1, arrays["speed"].size), dtype=np.int32)  # which nodes suit whom comes with the jobs
+    everywhere = np.ones((1, arrays["speed"].size), dtype=np.int32)  # the jobs have which nodes suit them
     cluster = sound_cluster(Cluster(**arrays, suits=everywhere))
-    told = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
-    rules = sound_rules(Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()}))
+    given = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
+    rules = sound_rules(Rules(**{name: kind(given[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _STATE.validate_python(known)
     return InitialState(
         cluster, rules, float(site["process"]["repair_mean_s"]), _array(site["hazard_per_s"]), now_s,
-        [(SubmittedJob(*asked), JobProgress(*standing)) for asked, standing in jobs], down, estimates,
+        [(SubmittedJob(*job), JobProgress(*progress)) for job, progress in jobs], down, estimates,
     )  # fmt: skip
 
 
@@ -240,17 +237,17 @@ def floats_of(text: str) -> NDArray[np.float32]:
 
 MIN_WORK_S = 1e-3
 MAX_OBSERVED = 20_000  # decisions that are kept, spread over the whole past: 60 MB
-DONE = "success"  # exit class of an attempt after which its job is over
+DONE = "success"  # exit class of an attempt whose job has ended
 
 
 class ObservedDecision(NamedTuple):
-    """What a network saw at a decision, and what was done."""
+    """What a network observed at a decision, and its action."""
 
     now_s: float
-    unit_s: float  # of the times that it saw: the mean estimate of the jobs so far
+    unit_s: float  # of the times in the observation: the mean estimate of the jobs so far
     observation: NDArray[np.float32]
     action: int
-    log_probability: float  # of that, as it was drawn; nan if it was not
+    log_probability: float  # of the action where it was drawn, else nan
 
 
 class _Run(NamedTuple):
@@ -260,19 +257,19 @@ class _Run(NamedTuple):
 
 
 class ClusterPast:
-    """A cluster that is followed. What it is asked for at the end stands in its fields.
+    """A cluster, followed decision by decision through a file. The fields hold the result.
 
     Raises:
-        InputError: If no decision of the file says where the cluster stood.
+        InputError: If no decision of the file has the state of the cluster.
     """
 
     def __init__(self, path: Path) -> None:
-        self.opening: InitialState | None = None  # the latest
-        self.asked: dict[str, SubmittedJob] = {}  # all jobs, in the order in which they were met
+        self.initial: InitialState | None = None  # the latest
+        self.jobs: dict[str, SubmittedJob] = {}  # all jobs, in the order of their first mention
         self.left_s: dict[str, float] = {}  # when jobs ended or were withdrawn
         self.work_s: dict[str, float] = {}  # of the jobs that ran to their ends
-        self.seen: list[ObservedDecision] = []
-        self._seen_each, self._met = 1, 0  # of the decisions met, one of so many is kept
+        self.observed: list[ObservedDecision] = []
+        self._keep_every, self._count = 1, 0  # of the observed decisions, every N-th is kept
         self.gpu_faults = Counter[int]()
         self.node_faults = Counter[int]()
         self.repairs_s: list[float] = []
@@ -289,68 +286,68 @@ class ClusterPast:
 
     @property
     def has_users(self) -> bool:
-        """Whether it is known whose jobs are."""
-        return any(it.user for it in self.asked.values())
+        """Whether the users of jobs are known."""
+        return any(job.user for job in self.jobs.values())
 
     def _follow(self, path: Path) -> None:
         after, is_whole = -1, False
         for number, line in enumerate(read_lines(path), 1):
             try:
-                opening, calls = line.opening, line.calls
-                if opening is not None:
-                    self._open(opening)
-                is_whole = opening is not None or (is_whole and line.past.number == after + 1)
+                state, calls = line.initial_state, line.calls
+                if state is not None:
+                    self._begin(state)
+                is_whole = state is not None or (is_whole and line.past.number == after + 1)
                 after = line.past.number
                 if is_whole:
-                    self._live(line, calls)
+                    self._follow_line(line, calls)
             except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-                told = str(error).splitlines()[0]
-                raise InputError(f"what is told cannot have happened: {told}", path=path, line=number) from error
-        if self.opening is None:
-            raise InputError("no decision says where the cluster stood", "export the whole store", path=path)
+                reason = str(error).splitlines()[0]
+                raise InputError(f"what is recorded cannot have happened: {reason}", path=path, line=number) from error
+        if self.initial is None:
+            raise InputError("no decision has the state of the cluster", "export the whole store", path=path)
         self._end_runs()
 
-    def _open(self, opening: InitialState) -> None:
-        """Take the cluster up as it stood; what happened before it, and was not told, is not known."""
-        if self.opening is not None and not _same(self.opening, opening):
+    def _begin(self, state: InitialState) -> None:
+        """Begin with a state of the cluster; what happened before it without a record is not known."""
+        if self.initial is not None and not _same(self.initial, state):
             self.gpu_faults.clear()
             self.node_faults.clear()
             self.observed_s = 0.0
-        inside = {asked.job for asked, _ in opening.jobs}
+        inside = {job.job for job, _ in state.jobs}
         self._end_runs(inside)
-        # Who has left unseen was there until now at most.
-        self.left_s.update((job, opening.now_s) for job in self.asked.keys() - inside - self.left_s.keys())
-        self.opening, self._now_s = opening, opening.now_s
-        self._runs, self._failed_s, self._down = {}, {}, Counter(opening.down)
-        for asked, standing in opening.jobs:
-            self._take_up(asked, standing)
-        estimates = len(opening.jobs), sum(asked.estimate_s for asked, _ in opening.jobs)
-        self._estimates = max(estimates, opening.estimates)
+        # A job that left without a record was there until now at most.
+        self.left_s.update((job, state.now_s) for job in self.jobs.keys() - inside - self.left_s.keys())
+        self.initial, self._now_s = state, state.now_s
+        self._runs, self._failed_s, self._down = {}, {}, Counter(state.down)
+        for job, progress in state.jobs:
+            self._add_job(job, progress)
+        estimates = len(state.jobs), sum(job.estimate_s for job, _ in state.jobs)
+        self._estimates = max(estimates, state.estimates)
 
-    def _take_up(self, asked: SubmittedJob, standing: JobProgress) -> None:
-        self.asked.setdefault(asked.job, asked)
-        self.left_s.pop(asked.job, None)
-        self._saved_s[asked.job], self._stops[asked.job] = standing.saved_s, standing.stops
-        if standing.gpus:
-            self._runs[asked.job] = _Run(standing.start_s, standing.slowdown, standing.overhead_s)
+    def _add_job(self, job: SubmittedJob, progress: JobProgress) -> None:
+        self.jobs.setdefault(job.job, job)
+        self.left_s.pop(job.job, None)
+        self._saved_s[job.job], self._stops[job.job] = progress.saved_s, progress.stops
+        if progress.gpus:
+            self._runs[job.job] = _Run(progress.start_s, progress.slowdown, progress.overhead_s)
 
-    def _live(self, line: DecisionLine, calls: Iterable[RecordedCall]) -> None:
+    def _follow_line(self, line: DecisionLine, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
-            self._happen(call)
-        self._see(line)
+            self._apply(call)
+        self._keep_observation(line)
         if line.number is not None:
             self._start(line)
 
-    def _happen(self, call: RecordedCall) -> None:
+    def _apply(self, call: RecordedCall) -> None:
         method, values = call
         if method == "begin":
             self.observed_s += max(values[0] - self._now_s, 0.0)
             self._now_s = values[0]
         elif method == "submit":
-            self.asked.setdefault(values[0].job, values[0])
+            self.jobs.setdefault(values[0].job, values[0])
             self._estimates = self._estimates[0] + 1, self._estimates[1] + values[0].estimate_s
         elif method in ("come_back", "rejoin"):
-            self._take_up(*values)
+            self._add_job(*values)
         elif method == "stop":
             self._stop(*values)
         elif method == "finish":
@@ -362,8 +359,8 @@ class ClusterPast:
 
     def _start(self, line: DecisionLine) -> None:
         job, expected = line.job_id, line.explanation.expected
-        assert self.opening is not None
-        overhead_s = self.opening.rules.restart_s if self._stops[job] else 0.0
+        assert self.initial is not None
+        overhead_s = self.initial.rules.restart_s if self._stops[job] else 0.0
         self._runs[job] = _Run(self._now_s, expected.slowdown if expected else 1.0, overhead_s)
         self._ended[job] = line.ended_s, line.outcome
 
@@ -374,8 +371,8 @@ class ClusterPast:
             return
         useful_s = max(self._now_s - run.start_s - run.overhead_s, 0.0)
         if kept_s is None:
-            assert self.opening is not None
-            each_s = self.opening.rules.checkpoint_s
+            assert self.initial is not None
+            each_s = self.initial.rules.checkpoint_s
             # 1e-9: as the simulator counts (cluster/simulator/jobs.py)
             kept_s = min(useful_s, math.floor(useful_s / each_s + 1e-9) * each_s) if each_s < math.inf else 0.0
         self._saved_s[job] = self._saved_s.get(job, 0.0) + max(kept_s, 0.0) / run.slowdown
@@ -387,15 +384,15 @@ class ClusterPast:
             done_s = max(now_s - run.start_s - run.overhead_s, 0.0) / run.slowdown
             self.work_s[job] = max(self._saved_s.get(job, 0.0) + done_s, MIN_WORK_S)
 
-    def _end_runs(self, going_on: Iterable[str] = ()) -> None:
-        """End the runs of which only the line that started them says that they have ended."""
-        for job in self._runs.keys() - set(going_on):
+    def _end_runs(self, running: Iterable[str] = ()) -> None:
+        """End the runs whose end only the line that started them records."""
+        for job in self._runs.keys() - set(running):
             ended_s, outcome = self._ended.get(job, (None, ""))
             if ended_s is not None and outcome == DONE:
                 self._finish(job, ended_s)
 
     def _change(self, method: str, gpus: int | tuple[int, ...]) -> None:
-        """Take note of GPUs that fail, or go out of service or come back."""
+        """Record GPUs that fail, go out of service or return."""
         if isinstance(gpus, tuple):
             self._fail(gpus)
             return
@@ -405,8 +402,8 @@ class ClusterPast:
 
     def _fail(self, gpus: tuple[int, ...]) -> None:
         """Count faults: of a node where all its GPUs fail together, else of each GPU."""
-        assert self.opening is not None
-        cluster, left = self.opening.cluster, set(gpus)
+        assert self.initial is not None
+        cluster, left = self.initial.cluster, set(gpus)
         for node in {int(cluster.gpu_node[gpu]) for gpu in gpus}:
             own = set(range(int(cluster.first_gpu[node]), int(cluster.first_gpu[node + 1])))
             if len(own) > 1 and own <= left:
@@ -415,23 +412,23 @@ class ClusterPast:
         self.gpu_faults.update(left)
         self._failed_s.update(dict.fromkeys(gpus, self._now_s))
 
-    def _see(self, line: DecisionLine) -> None:
-        """Keep what a network saw, if it chose once."""
-        told = line.explanation
-        if line.observation is None or line.log_probability is None or told.actions is None or len(told.actions) != 1:
+    def _keep_observation(self, line: DecisionLine) -> None:
+        """Keep the observation of a network that made a single choice."""
+        actions = line.explanation.actions
+        if line.observation is None or line.log_probability is None or actions is None or len(actions) != 1:
             return
-        (action,), drawn = told.actions, float("nan")
-        seen, log_probability = floats_of(line.observation), floats_of(line.log_probability)
-        if not 0 <= action < log_probability.size or not np.isfinite(seen).all():
-            raise ValueError(f"action {action} of {log_probability.size}, by what is no number")
-        if told.behaviour_probability is not None and told.sample_temperature is not None:
+        (action,), drawn = actions, float("nan")
+        observation, log_probability = floats_of(line.observation), floats_of(line.log_probability)
+        if not 0 <= action < log_probability.size or not np.isfinite(observation).all():
+            raise ValueError(f"action {action} of {log_probability.size}, or an observation that is not finite")
+        if line.explanation.behaviour_probability is not None and line.explanation.sample_temperature is not None:
             drawn = float(log_probability[action])
         unit_s = self._estimates[1] / max(self._estimates[0], 1)
-        self._met += 1
-        if self._met % self._seen_each == 0:
-            self.seen.append(ObservedDecision(self._now_s, unit_s, seen, action, drawn))
-        if len(self.seen) > MAX_OBSERVED:
-            self.seen, self._seen_each = self.seen[1::2], 2 * self._seen_each
+        self._count += 1
+        if self._count % self._keep_every == 0:
+            self.observed.append(ObservedDecision(self._now_s, unit_s, observation, action, drawn))
+        if len(self.observed) > MAX_OBSERVED:
+            self.observed, self._keep_every = self.observed[1::2], 2 * self._keep_every
 
 
 def _same(one: InitialState, other: InitialState) -> bool:
@@ -453,34 +450,34 @@ class History(NamedTuple):
 
     past: ClusterPast
     workload: Workload  # the jobs that ran to their ends, and what was estimated of them
-    rank: dict[str, int]  # of each job: priorities, turned round
+    rank: dict[str, int]  # of each job: priorities, in reverse
     stays: Stays  # of all jobs
     begin_s: float  # submission of the first job of the workload
 
 
 def read_history(path: Path) -> History:
-    """Return what a file of decisions tells of a cluster.
+    """Return the history of a cluster from a file of decisions.
 
     Raises:
         InputError: If it cannot be used, or too few jobs have ended in it.
     """
     past = ClusterPast(path)
-    ended = [past.asked[job] for job in past.asked if job in past.work_s]
+    ended = [past.jobs[job] for job in past.jobs if job in past.work_s]
     if len(ended) < MIN_HISTORY_JOBS:
         problem = f"{len(ended)} jobs have ended in it, too few to train on the first and to validate on the others"
         raise InputError(problem, f"wait until {MIN_HISTORY_JOBS} have", path=path)
-    submitted_s = np.array([it.submitted_s for it in ended])
+    submitted_s = np.array([job.submitted_s for job in ended])
     workload = workload_of(
-        tuple(it.job for it in ended), np.array([it.gpus for it in ended]),
-        np.array([past.work_s[it.job] for it in ended]), submitted_s,
-        compute_s=np.array([it.compute_s for it in ended]),
-        parameter_bytes=np.array([it.parameter_bytes for it in ended]),
-        left_out=len(past.asked) - len(ended), users=tuple(it.user for it in ended) if past.has_users else None,
+        tuple(job.job for job in ended), np.array([job.gpus for job in ended]),
+        np.array([past.work_s[job.job] for job in ended]), submitted_s,
+        compute_s=np.array([job.compute_s for job in ended]),
+        parameter_bytes=np.array([job.parameter_bytes for job in ended]),
+        left_out=len(past.jobs) - len(ended), users=tuple(job.user for job in ended) if past.has_users else None,
     )  # fmt: skip
-    estimate_s = np.array([past.asked[job].estimate_s for job in workload.ids])
+    estimate_s = np.array([past.jobs[job].estimate_s for job in workload.ids])
     stays = Stays(
-        np.array([it.submitted_s for it in past.asked.values()]),
-        np.array([past.left_s.get(job, math.inf) for job in past.asked]),
+        np.array([job.submitted_s for job in past.jobs.values()]),
+        np.array([past.left_s.get(job, math.inf) for job in past.jobs]),
     )
-    rank = {job: it.rank for job, it in past.asked.items()}
+    rank = {name: job.rank for name, job in past.jobs.items()}
     return History(past, replace(workload, estimate_s=estimate_s), rank, stays, float(submitted_s.min()))

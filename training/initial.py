@@ -13,7 +13,7 @@ from .config import REPLAYS, TrainingConfig
 def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
     """Return a network for PPO or A2C with the weights of the run's `init`, None if it begins at random.
 
-    The critic goes on from the checkpoint's, whatever that predicts: it learns what the reward pays.
+    The critic begins with the checkpoint's, whatever that predicts, and learns what the reward pays.
 
     Args:
         config: The run.
@@ -33,13 +33,13 @@ def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
                 f"{config.init} has the {what} {has}, this run {wants}", f"give --{what} {has}", field="--init"
             )
     if not network.any_size and not theirs.fits(schema.node_gpus):
-        one, other = (f"{it.gpus} GPUs on {len(it.node_gpus)} nodes" for it in (theirs, schema))
+        one, other = (f"{each.gpus} GPUs on {len(each.node_gpus)} nodes" for each in (theirs, schema))
         raise InputError(
             f"{config.init} was trained for {one}, this run has {other}",
             "give a checkpoint for this cluster, or one whose network serves any size", field="--init",
         )  # fmt: skip
-    expected = {name: it.shape for name, it in network_of(schema).state_dict().items()}
-    if not network.sized_by and expected != {name: it.shape for name, it in network.state_dict().items()}:
+    expected = {name: weight.shape for name, weight in network_of(schema).state_dict().items()}
+    if not network.sized_by and expected != {name: weight.shape for name, weight in network.state_dict().items()}:
         fix = "give one without waiting" if config.history else f"give --{'' if theirs.waiting else 'no-'}waiting"
         raise InputError(
             f"{config.init} has {'waiting' if theirs.waiting else 'no waiting'} among its actions, and this run not so",
@@ -61,8 +61,8 @@ def with_layers(config: TrainingConfig, schema: Schema) -> Schema:
 def initial_network(config: TrainingConfig) -> CandidateNetwork | None:
     """Return a network with the weights of the run's `init`, None if it begins at random.
 
-    What `distil` learned are gains; over the temperature they are the logits that `group` samples by, and the other way
-    round. The value is that of the checkpoint.
+    `distil` learns gains. Divided by the temperature, they are the logits that `group` samples by; the other direction
+    multiplies. The value is that of the checkpoint.
 
     Raises:
         CheckpointError: If the file is missing or damaged, or does not fit this version.
@@ -77,7 +77,7 @@ def initial_network(config: TrainingConfig) -> CandidateNetwork | None:
             f"{config.init} has a network {schema.network} for {schema.action} actions, this run one for candidates",
             "give a checkpoint of the network `candidates`", field="--init",
         )  # fmt: skip
-    tells_gains, learns_gains = schema.algorithm == "distil", config.algorithm == "distil"
-    if tells_gains != learns_gains:
+    has_gains, learns_gains = schema.algorithm == "distil", config.algorithm == "distil"
+    if has_gains != learns_gains:
         network.score.weight.data *= TEMPERATURE if learns_gains else 1.0 / TEMPERATURE
     return network.train()

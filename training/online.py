@@ -1,9 +1,7 @@
-"""Learning in rounds from a scheduler that goes on deciding, and publishing what is shown to be better.
+"""Learning in rounds from a running scheduler, and publishing policies that are shown to be better.
 
-Learning in rounds from a scheduler that goes on deciding, and publishing what is shown to be better.
-
-A round begins with the version that is served, and learns from the past as it is then. What comes of it is compared
-with that version on the last jobs of the past, which it has not met: the same windows and the same faults.
+A round begins with the served version of the policy, and learns from the history as it is then. Its policy is compared
+with that version on the last jobs of the history, which it has not trained on: the same windows and the same faults.
 
 Source: SPEC R9.
 """
@@ -31,7 +29,7 @@ from .validation import Later, compared, plain
 
 
 def digest_of(path: Path) -> str:
-    """Return what tells one version of a checkpoint from another, as the scheduler shows it.
+    """Return the digest of a checkpoint, as the scheduler shows it.
 
     Raises:
         CheckpointError: If the file cannot be read.
@@ -43,9 +41,9 @@ def digest_of(path: Path) -> str:
 
 
 def publish(new: Path, served: Path) -> None:
-    """Put a checkpoint in the place of another one. Whoever reads finds the old one or the new one, whole.
+    """Replace a checkpoint by another one. A reader finds the old one or the new one, whole.
 
-    That is so also where this process or the machine dies in between.
+    That holds even if this process or the machine dies in between.
 
     Raises:
         InputError: If nothing can be written there; the old one is still served.
@@ -66,25 +64,25 @@ def publish(new: Path, served: Path) -> None:
         raise InputError(f"cannot be published: {error.strerror}", "make its folder writable", path=served) from error
 
 
-PAST, SERVED, ROUND, SOURCES = "decisions.jsonl", "serving.zip", "round.json", "whose.json"
+PAST, SERVED, ROUND, SOURCES = "decisions.jsonl", "serving.zip", "round.json", "sources.json"
 MIN_GROWTH = 1.05  # times as many jobs must have ended as at the last round
-HISTORY_POLL_S = 1.0  # between two looks at a file that has not changed
-ONLINE_STOP_NOTICE = "stopping after what is in progress; the same command goes on"
+HISTORY_POLL_S = 1.0  # between two reads of a file that has not changed
+ONLINE_STOP_NOTICE = "stopping after the round's update; the same command continues"
 
 
 class Round(NamedTuple):
-    """What came of a round."""
+    """Result of a round."""
 
     number: int
     jobs: int  # that had ended
     later: Later  # the new version against the one that is served
     published: bool
-    replaced: bool  # somebody else has replaced the one that is served meanwhile
+    replaced: bool  # another process has replaced the served version in the meantime
 
     @property
     def text(self) -> str:
         """In words."""
-        why = "another version is served by now" if self.replaced else "not shown to be better"
+        why = "another version is served now" if self.replaced else "not shown to be better"
         end = "published" if self.published else f"not published: {why}"
         measured = self.later.text.partition(": ")[2]
         return f"round {self.number}, {self.jobs} jobs: mean JCT against the serving version {measured}: {end}"
@@ -93,11 +91,11 @@ class Round(NamedTuple):
 class OnlineRequest(NamedTuple):
     """What is learned online."""
 
-    config: TrainingConfig  # of each round's run; its history is the file that the scheduler's decisions come into
+    config: TrainingConfig  # of each round's run; its history is the file that the scheduler writes its decisions to
     served: Path  # the checkpoint that the scheduler serves
     logdir: Path
-    telling: Callable[[], AbstractContextManager[OnProgress]]  # shows how far a round's run is
-    say: Callable[[str], None]  # called with a line on each round
+    show_progress: Callable[[], AbstractContextManager[OnProgress]]  # of a round's run
+    report: Callable[[str], None]  # called with a line on each round
     sizes: Sizes = DEFAULT_SIZES
 
 
@@ -105,41 +103,41 @@ class _Learner:
     """Learns round by round.
 
     Args:
-        asked: What.
+        request: What is learned, and where it is served.
     """
 
-    def __init__(self, asked: OnlineRequest) -> None:
-        assert asked.config.history is not None
-        self.asked, self.interrupted, self.interrupted_by = asked, False, 0
-        self.history = Path(asked.config.history)
-        self.folder = asked.logdir.absolute() / f"online-{asked.config.name}"
+    def __init__(self, request: OnlineRequest) -> None:
+        assert request.config.history is not None
+        self.request, self.interrupted, self.interrupted_by = request, False, 0
+        self.history = Path(request.config.history)
+        self.folder = request.logdir.absolute() / f"online-{request.config.name}"
         make_folder(self.folder, "--logdir")
         self._claim()
         self._stamp: tuple[int, int] | None = None
-        self._told = ""
+        self._reported = ""
 
     def _claim(self) -> None:
-        """Refuse a folder that learns from another scheduler's past, or for another checkpoint.
+        """Refuse a folder that learns from another scheduler's history, or for another checkpoint.
 
         Raises:
             InputError: If it is one.
         """
-        mine = {"history": str(self.history.absolute()), "served": str(self.asked.served.absolute())}
+        mine = {"history": str(self.history.absolute()), "served": str(self.request.served.absolute())}
         path = self.folder / SOURCES
         if not path.exists():
             with replacing(path) as part:
                 part.write_text(json.dumps(mine, indent=1) + "\n")
         elif path.read_bytes() != (json.dumps(mine, indent=1) + "\n").encode():
             raise InputError(
-                "this folder learns from another past or for another checkpoint", "take another --logdir", path=path
+                "this folder learns from another history or for another checkpoint", "take another --logdir", path=path
             )
 
     def next(self) -> Round | None:
-        """Go through a round, or on with one that was interrupted; None if this one is."""
+        """Run a round, or continue one that was interrupted; None if this one is interrupted."""
         done = sorted(self.folder.glob(f"round-*/{ROUND}"))
         folder = self.folder / f"round-{len(done):03d}"
-        if (folder / PAST).exists() and digest_of(self.asked.served) != digest_of(folder / SERVED):
-            shutil.rmtree(folder)  # what is served has been replaced since: the round would be for nothing
+        if (folder / PAST).exists() and digest_of(self.request.served) != digest_of(folder / SERVED):
+            shutil.rmtree(folder)  # the served version has been replaced since: the round would be for nothing
         if not (folder / PAST).exists() and not self._begin(folder, _jobs_in(done[-1]) if done else 0):
             return None
         best = self._train(folder)
@@ -153,11 +151,11 @@ class _Learner:
         return found
 
     def _begin(self, folder: Path, jobs: int) -> bool:
-        """Wait until so many more jobs have ended, and keep the past and what is served; False if interrupted."""
+        """Wait until enough more jobs have ended, and copy the history and the served version; False if interrupted."""
         while not self.interrupted:
             if self._has_more(MIN_GROWTH * jobs):
                 folder.mkdir(exist_ok=True)
-                shutil.copyfile(self.asked.served, folder / SERVED)
+                shutil.copyfile(self.request.served, folder / SERVED)
                 with replacing(folder / PAST) as part:
                     shutil.copyfile(self.history, part)
                 return True
@@ -165,7 +163,7 @@ class _Learner:
         return False
 
     def _has_more(self, jobs: float) -> bool:
-        """Say whether the past has changed, and tells of more ended jobs than these."""
+        """Return whether the history has changed, and has more ended jobs than these."""
         try:
             found = self.history.stat()
         except OSError:  # it is being replaced
@@ -177,32 +175,32 @@ class _Learner:
         try:
             return read_history(self.history).workload.jobs > jobs
         except InputError as error:  # too little has happened yet
-            self._tell_once(f"waiting: {error}")
+            self._report_once(f"waiting: {error}")
             return False
 
-    def _tell_once(self, line: str) -> None:
-        if line != self._told:
-            self.asked.say(line)
-        self._told = line
+    def _report_once(self, line: str) -> None:
+        if line != self._reported:
+            self.request.report(line)
+        self._reported = line
 
     def _train(self, folder: Path) -> Path | None:
         """Return the best checkpoint of a round's run, None if it was interrupted."""
         files = {"history": str(folder / PAST), "init": str(folder / SERVED)}
-        config = self.asked.config.model_copy(update=files)
-        with self.asked.telling() as tell:
-            result = train(config, folder, tell, sizes=self.asked.sizes, compares=False)
+        config = self.request.config.model_copy(update=files)
+        with self.request.show_progress() as on_progress:
+            result = train(config, folder, on_progress, sizes=self.request.sizes, compares=False)
         self.interrupted, self.interrupted_by = self.interrupted or not result.finished, result.interrupted_by
         return result.best if result.finished else None
 
     def _judge(self, folder: Path, best: Path, number: int) -> Round:
-        """Compare what came of a round with what is served, and publish it if it is shown to be better."""
+        """Compare the policy of a round with the served one, and publish it if it is shown to be better."""
         history = read_history(folder / PAST)
         policy, serving = load_policy(best), load_policy(folder / SERVED)
         later = compared(self.history.name, later_problem(history), policy, serving)
         is_better = later.high < 0.0  # not if there is no interval
-        replaced = digest_of(self.asked.served) != digest_of(folder / SERVED)
+        replaced = digest_of(self.request.served) != digest_of(folder / SERVED)
         if is_better and not replaced:
-            publish(best, self.asked.served)
+            publish(best, self.request.served)
         return Round(number, history.workload.jobs, later, is_better and not replaced, replaced)
 
 
@@ -211,31 +209,35 @@ def _jobs_in(path: Path) -> int:
     try:
         return int(json.loads(path.read_text())["jobs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError("what came of this round cannot be read", "remove its folder", path=path) from error
+        raise InputError("the result of this round cannot be read", "remove its folder", path=path) from error
 
 
 class Learned(NamedTuple):
     """What was learned online."""
 
     rounds: list[Round]
-    interrupted_by: int  # signal that ended it, 0 if none came
+    interrupted_by: int  # signal that ended it, 0 if there was none
 
 
-def learn_online(asked: OnlineRequest, *, rounds: int | None = None) -> Learned:
-    """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for so many; return what came of each.
+def learn_online(request: OnlineRequest, *, rounds: int | None = None) -> Learned:
+    """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for a number of rounds; return their results.
+
+    1. Wait until 5 % more jobs have ended than at the last round, and copy the history and the served version.
+    2. Train on the history, from the served version.
+    3. Compare both on the last jobs of the history, and publish the new version if it is shown to be better.
 
     Raises:
         InputError: If the policy that is served cannot be learned from, or nothing can be written.
         CheckpointError: If the checkpoint that is served is damaged.
     """
-    load_policy(asked.served)  # refused at once
-    if asked.config.algorithm in BY_CANDIDATES:
-        initial_network(asked.config.model_copy(update={"init": str(asked.served)}))
-    learner, found = _Learner(asked), list[Round]()
+    load_policy(request.served)  # refused at once
+    if request.config.algorithm in BY_CANDIDATES:
+        initial_network(request.config.model_copy(update={"init": str(request.served)}))
+    learner, found = _Learner(request), list[Round]()
     with interruptible(learner, ONLINE_STOP_NOTICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.next()
             if one is not None:
                 found.append(one)
-                asked.say(one.text)
+                request.report(one.text)
     return Learned(found, interruption.number or learner.interrupted_by)

@@ -67,15 +67,15 @@ class DistilParameters:
     distil_first: float = 0.15  # share of the decisions that are labelled in the first, where futures cost least
     futures: int = 4  # imagined for each label
     width: int = 15  # candidates that are tried beside the first, of at most 15
-    distil_horizon: int = 16  # jobs that are started in a future before the network's value stands for what is to come
-    distil_share: float = 0.1  # of the decisions met: neighbours tell much the same
+    distil_horizon: int = 16  # jobs that are started in a future before the network's value replaces what is to come
+    distil_share: float = 0.1  # of the decisions of a run: neighbours are much alike
     distil_own: float = 0.75  # of the scenarios of later rounds that the network runs, the others by the heuristic
     distil_block: int = 32  # scenarios between two snapshots
     distil_members: int = 4  # networks that learn in the last round; the policy is their mean
     distil_epochs: int = 10
     distil_minibatch: int = 512  # decisions
     distil_learning_rate: float = 2e-3  # falls linearly to 0
-    distil_prior: float = 0.07  # standard deviation of what the network cannot tell
+    distil_prior: float = 0.07  # standard deviation of what the network cannot predict
     distil_temperature: float = 0.02  # of the softmax of the expected cost
     distil_cost: float = 1.0  # weight of the expected cost beside the regression
 
@@ -87,18 +87,18 @@ class Preset:
     Args:
         about: One line of description.
         needs_trace: Whether it trains on windows of a trace.
-        build: From what is asked to the problems to train and to validate on.
+        build: Builds the problems to train and to validate on.
         reward: The reward that fits it.
-        action: What one step picks if nothing is said; so are the next three, for PPO and A2C.
-        observation: What is seen.
-        network: What decides.
-        replay: How earlier rollouts are learned from.
+        action: Default action of a step; the next three are defaults, too, for PPO and A2C.
+        observation: Default observation.
+        network: Default network.
+        replay: Default use of earlier rollouts.
         ppo: Hyper-parameters of PPO.
         a2c: Of A2C.
-        algorithm: Which one if nothing is said.
+        algorithm: Default algorithm.
         group: Hyper-parameters of the group-relative policy gradient from random weights.
-        waiting: Whether policies may wait if nothing is said.
-        orders: Order regimes if nothing is said.
+        waiting: Whether policies may wait by default.
+        orders: Default order regimes.
     """
 
     about: str
@@ -124,32 +124,32 @@ class Preset:
         return self.a2c if algorithm == "a2c" else self.ppo
 
 
-def _drawn(name: str, asked: ProblemRequest) -> Problems:
+def _drawn(name: str, request: ProblemRequest) -> Problems:
     """Return what is drawn of a preset, once for each order regime."""
-    draw, sizes = NAMED[name].draw, asked.sizes
+    draw, sizes = NAMED[name].draw, request.sizes
     assert draw is not None
     # On 64 GPUs, a workload of the patent takes 400 steps: validations of all would take most of a run.
     validated = sizes.validated // (5 if name.startswith("patent64") else 1)
     return Problems(
-        tuple(draw(sizes.trained, training_key(asked.seed), regime) for regime in asked.regimes),
-        tuple(draw(validated, VALIDATION_SEED, regime) for regime in asked.regimes),
+        tuple(draw(sizes.trained, training_key(request.seed), regime) for regime in request.regimes),
+        tuple(draw(validated, VALIDATION_SEED, regime) for regime in request.regimes),
     )
 
 
-def _windows(asked: ProblemRequest) -> Problems:
+def _windows(request: ProblemRequest) -> Problems:
     """Return windows of one trace on the cluster of `hetero64`, at one load."""
-    workload, seed = read_trace(asked.traces[0]), training_key(asked.seed)
+    workload, seed = read_trace(request.traces[0]), training_key(request.seed)
     return Problems(
         tuple(
             window_problem(workload, regime, windows=1024, runs=4, part=TRAINED_PART, seed=seed)
-            for regime in asked.regimes
+            for regime in request.regimes
         ),
         # A short trace has room for one or two windows there: under 8 draws each, the best of 12 would be luck.
         tuple(
             window_problem(
                 workload, regime, windows=32, runs=None, part=VALIDATED_PART, seed=VALIDATION_SEED, disjoint=True
             )
-            for regime in asked.regimes
+            for regime in request.regimes
         ),
     )
 

@@ -43,7 +43,7 @@ LATER_PART = (0.7, 1.0)  # on which a policy is compared when it is done; `evalu
 
 KnownEstimates = Literal["exact", "log-normal", "class-mean", "mixed"]
 ESTIMATES: tuple[KnownEstimates, ...] = get_args(KnownEstimates)
-# Policies that have seen all of these get along with each. Errors of users' own estimates are the commonest.
+# A policy trained on all of these works with each. Errors of users' own estimates are the commonest.
 MIXED_ESTIMATES: tuple[EstimateKind, ...] = ("log-normal", "exact", "log-normal", "class-mean")
 SIGMA = 0.5  # of log-normal errors: a factor of 1.65
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.1)  # offered: from hardly any queue to one that grows
@@ -51,9 +51,9 @@ LOADS = (0.3, 0.5, 0.7, 0.85, 1.1)  # offered: from hardly any queue to one that
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a run, beside those that can be asked for."""
+    """Sizes of a run that are no options of it."""
 
-    trained: int = TRAINING_SCENARIOS  # where the problem is drawn; windows of a trace are as many as there are
+    trained: int = TRAINING_SCENARIOS  # where the problem is drawn; a trace has a fixed number of windows
     validated: int = VALIDATION_SCENARIOS
     validations: int = VALIDATIONS
 
@@ -62,7 +62,7 @@ DEFAULT_SIZES = Sizes()
 
 
 class ProblemRequest(NamedTuple):
-    """What the problems of a run are made of."""
+    """What the problems of a run are built from."""
 
     seed: int
     regimes: tuple[Regime, ...]
@@ -83,7 +83,7 @@ class Problems(NamedTuple):
 
 
 TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws of the cluster and its faults for each
-VALIDATED_WINDOWS = 16  # of each trace, if it has room for so many that share no job
+VALIDATED_WINDOWS = 16  # of each trace at most, of which no two share a job
 # Where no cluster file is given, a part of the training is on clusters of other sizes, speeds and fault rates.
 OTHER_CLUSTERS = (
     Site(nodes=4, node_gpus=4, faults=0.0),
@@ -108,64 +108,64 @@ class Windows(NamedTuple):
 class WindowCluster(NamedTuple):
     """The cluster that windows run on."""
 
-    setup: ClusterSetup | None  # one that is drawn anew for each window if None
+    setup: ClusterSetup | None  # None: one that is drawn for each window
     faults: FaultTrace | None
     drawn: Site = HETERO64
 
 
-def trace_problems(asked: ProblemRequest) -> Problems:
+def trace_problems(request: ProblemRequest) -> Problems:
     """Return windows of the first 60 % of each trace to train on, and of the next 10 % to validate on.
 
     Raises:
         InputError: If a file cannot be used, or a trace has too few jobs.
     """
-    own = _trained(asked, TRAINED_WINDOWS)
-    trained = [window_problems(asked, regime, own, asked.loads) for regime in asked.regimes]
-    if asked.cluster is None:
-        other = _trained(asked, OTHER_WINDOWS)
+    own = _trained(request, TRAINED_WINDOWS)
+    trained = [window_problems(request, regime, own, request.loads) for regime in request.regimes]
+    if request.cluster is None:
+        other = _trained(request, OTHER_WINDOWS)
         trained += [
-            window_problems(asked, regime, other, asked.loads, drawn) for regime, drawn in other_clusters(asked)
+            window_problems(request, regime, other, request.loads, drawn) for regime, drawn in other_clusters(request)
         ]
     # Many traces have many windows together: more draws of each would only take longer.
-    runs = None if len(asked.traces) == 1 else RUNS
+    runs = None if len(request.traces) == 1 else RUNS
     validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
     return Problems(
-        tuple(trained), tuple(window_problems(asked, regime, validated, (TRACE_LOAD,)) for regime in asked.regimes)
+        tuple(trained), tuple(window_problems(request, regime, validated, (TRACE_LOAD,)) for regime in request.regimes)
     )
 
 
-def _trained(asked: ProblemRequest, windows: int) -> Windows:
-    each = max(1, windows // len(asked.traces) // len(asked.loads))
-    return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(asked.seed), disjoint=False)
+def _trained(request: ProblemRequest, windows: int) -> Windows:
+    each = max(1, windows // len(request.traces) // len(request.loads))
+    return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(request.seed), disjoint=False)
 
 
-def other_clusters(asked: ProblemRequest) -> list[tuple[Regime, Site]]:
-    """Return which other clusters are trained on under which order regime: each of both occurs."""
-    most = max(len(asked.regimes), len(OTHER_CLUSTERS))
+def other_clusters(request: ProblemRequest) -> list[tuple[Regime, Site]]:
+    """Return pairs of order regime and other cluster to train on, in which each of both occurs."""
+    count = max(len(request.regimes), len(OTHER_CLUSTERS))
     return [
-        (asked.regimes[place % len(asked.regimes)], OTHER_CLUSTERS[place % len(OTHER_CLUSTERS)])
-        for place in range(most)
+        (request.regimes[place % len(request.regimes)], OTHER_CLUSTERS[place % len(OTHER_CLUSTERS)])
+        for place in range(count)
     ]
 
 
 def window_problems(
-    asked: ProblemRequest, regime: Regime, windows: Windows, loads: tuple[float, ...], drawn: Site = HETERO64
+    request: ProblemRequest, regime: Regime, windows: Windows, loads: tuple[float, ...], drawn: Site = HETERO64
 ) -> Problem:
     """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
     site = WindowCluster(
-        read_cluster(asked.cluster) if asked.cluster else None,
-        read_fault_trace(asked.faults) if asked.faults else None,
+        read_cluster(request.cluster) if request.cluster else None,
+        read_fault_trace(request.faults) if request.faults else None,
         drawn,
     )
     parts = []
-    for number, (path, load) in enumerate(product(asked.traces, loads)):
+    for number, (path, load) in enumerate(product(request.traces, loads)):
         workload = read_trace(path)
         if workload.jobs < MIN_TRACE_JOBS:
             short = f"{path} has {workload.jobs} jobs, too few to train on the first and compare on the later"
             raise InputError(short, f"give a trace of at least {MIN_TRACE_JOBS}", field="--trace")
         own = windows._replace(seed=windows.seed + number)
         problem = _on(site, workload, regime, own, load)
-        parts.append(_estimated(problem, _kind(asked.estimates, number), own.seed))
+        parts.append(_estimated(problem, _kind(request.estimates, number), own.seed))
     return _joined(parts)
 
 
@@ -195,8 +195,8 @@ def _estimated(problem: Problem, kind: EstimateKind, seed: int) -> Problem:
 
 def _joined(parts: list[Problem]) -> Problem:
     """Return problems of one cluster in one, which is cut off as late as the last of them."""
-    limit_s = max(it.rules.limit_s for it in parts)
-    scenarios, suits = [], dict[bytes, int]()  # classes of needs are numbered anew: each part has its own numbers
+    limit_s = max(part.rules.limit_s for part in parts)
+    scenarios, suits = [], dict[bytes, int]()  # classes of needs are renumbered, as each part has its own numbers
     for part in parts:
         number = np.array([suits.setdefault(row.tobytes(), len(suits)) for row in part.cluster.suits], dtype=np.int32)
         scenarios.append(part.scenarios._replace(needs=number[part.scenarios.needs]))
@@ -209,21 +209,21 @@ def _joined(parts: list[Problem]) -> Problem:
 
 
 HISTORY_WINDOWS, HISTORY_RUNS, HISTORY_VALIDATED_WINDOWS, HISTORY_LATER_WINDOWS = 1024, 4, 16, 24
-HISTORY_LATER_SEED = VALIDATION_SEED + 3000  # of draws that no training meets
+HISTORY_LATER_SEED = VALIDATION_SEED + 3000  # of draws that no training uses
 
 
-def history_problems(asked: ProblemRequest) -> Problems:
-    """Return windows of the first 60 % of a past's jobs to train on, and of the next 10 % to validate on."""
-    assert asked.history is not None
-    history = read_history(asked.history)
+def history_problems(request: ProblemRequest) -> Problems:
+    """Return windows of the first 60 % of a history's jobs to train on, and of the next 10 % to validate on."""
+    assert request.history is not None
+    history = read_history(request.history)
     trained = history_windows(
-        history, TRAINED_PART, HISTORY_WINDOWS, HISTORY_RUNS, training_key(asked.seed), disjoint=False
+        history, TRAINED_PART, HISTORY_WINDOWS, HISTORY_RUNS, training_key(request.seed), disjoint=False
     )
     return Problems((trained,), (_disjoint(history, VALIDATED_PART, HISTORY_VALIDATED_WINDOWS, VALIDATION_SEED),))
 
 
 def later_problem(history: History) -> Problem:
-    """Return windows of the last 30 % of a past's jobs, which training never meets."""
+    """Return windows of the last 30 % of a history's jobs, which training never uses."""
     return _disjoint(history, LATER_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED)
 
 
@@ -241,19 +241,19 @@ def history_windows(
 ) -> Problem:
     """Return windows of a past's jobs with draws of faults for each.
 
-    Jobs arrive as they did, with the estimates that were known and their priorities, under the scheduler's own rules.
+    Jobs arrive as recorded, with their estimates and priorities, under the scheduler's own rules.
 
     Args:
-        history: The past.
+        history: The history.
         part: Of its jobs, in order of submission.
         windows: At most.
         runs: Draws of faults for each; enough for an interval if None.
         seed: Of windows and draws.
         disjoint: Take windows that share no job.
     """
-    opening = history.past.opening
-    assert opening is not None
-    cluster, kinds = _classes(opening.cluster, history.past)
+    state = history.past.initial
+    assert state is not None
+    cluster, kinds = _classes(state.cluster, history.past)
     found = windows_of(
         history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
         capacity=capacity_of(cluster), disjoint=disjoint,
@@ -263,16 +263,16 @@ def history_windows(
     each = [window for window in found for _ in range(runs)]
     scenarios = stack(
         cluster, each, fault_seed=stream(seed, Stream.FAULTS).integers(0, 2**32, len(each)),
-        source_rate_per_s=fault_rates_per_s(history.past), hazard_per_s=opening.hazard_per_s,
+        source_rate_per_s=fault_rates_per_s(history.past), hazard_per_s=state.hazard_per_s,
         needs=[np.array([kinds[job] for job in window.ids], dtype=np.int32) for window in each],
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
     scenarios = sound_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
-    return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, opening.rules))
+    return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, state.rules))
 
 
 def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
-    """Return scenarios whose jobs have ranks, shape (scenarios, jobs): users take their turns at each by itself."""
+    """Return scenarios whose jobs have ranks, shape (scenarios, jobs): users take turns within each rank."""
     if not scenarios.line.size:
         return scenarios._replace(rank=rank)
     line = np.empty_like(scenarios.line)
@@ -285,22 +285,22 @@ def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
 
 def _classes(cluster: Cluster, past: ClusterPast) -> tuple[Cluster, dict[str, int]]:
     """Return a cluster that knows which nodes suit the jobs of a past, and the class of each job's needs."""
-    types = list(dict.fromkeys([(), *(it.types for it in past.asked.values())]))
+    types = list(dict.fromkeys([(), *(job.types for job in past.jobs.values())]))
     suits = np.array([np.isin(cluster.node_type, kind) if kind else np.ones(cluster.speed.size) for kind in types])
     number = {kind: place for place, kind in enumerate(types)}
-    kinds = {job: number[it.types] for job, it in past.asked.items()}
+    kinds = {name: number[job.types] for name, job in past.jobs.items()}
     return cluster._replace(suits=np.ascontiguousarray(suits, dtype=np.int32)), kinds
 
 
 def fault_rates_per_s(past: ClusterPast) -> NDArray[np.float64]:
     """Return the rate of faults of each source, shape (sources,): what was counted, with one fault at the fleet's rate.
 
-    A GPU that has not failed yet may fail all the same, and one that failed once is not known to do so often.
+    A GPU that has not failed yet may still fail, and one that failed once may not do so often.
     """
-    opening = past.opening
-    assert opening is not None
-    gpus, nodes = opening.cluster.gpu_node.size, opening.cluster.speed.size
-    rates = np.zeros(fault_sources(opening.cluster))
+    state = past.initial
+    assert state is not None
+    gpus, nodes = state.cluster.gpu_node.size, state.cluster.speed.size
+    rates = np.zeros(fault_sources(state.cluster))
     for first, size, counted in ((0, gpus, past.gpu_faults), (gpus, nodes, past.node_faults)):
         faults = np.array([counted[number] for number in range(size)], dtype=np.float64)
         if faults.any() and past.observed_s > 0.0:
@@ -310,13 +310,13 @@ def fault_rates_per_s(past: ClusterPast) -> NDArray[np.float64]:
 
 
 def _process(past: ClusterPast) -> FaultProcess:
-    """Return how faults are repaired: as long as it took in the mean, or as the cluster file says if nothing failed."""
-    opening = past.opening
-    assert opening is not None
-    mean_s = float(np.mean(past.repairs_s)) if past.repairs_s else opening.repair_mean_s
+    """Return repairs of the mean recorded length, or of that in the cluster file if nothing failed."""
+    state = past.initial
+    assert state is not None
+    mean_s = float(np.mean(past.repairs_s)) if past.repairs_s else state.repair_mean_s
     none = np.zeros(0)
     return FaultProcess(
         shape=1.0, repair_mean_s=max(mean_s, 1.0), repair_sigma=0.0, transient_probability=0.0,
-        outage_first=np.zeros(fault_sources(opening.cluster) + 1, dtype=np.int32), outage_start_s=none,
+        outage_first=np.zeros(fault_sources(state.cluster) + 1, dtype=np.int32), outage_start_s=none,
         outage_end_s=none,
     )  # fmt: skip

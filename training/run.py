@@ -59,7 +59,7 @@ class TrainingResult(NamedTuple):
     best: Path  # checkpoint of the best validation
     score: Score  # its score
     finished: bool  # False if it was interrupted
-    interrupted_by: int  # signal that did, 0 if none came
+    interrupted_by: int  # signal, 0 if there was none
     seconds: float  # of this session
     rival: str  # best heuristic
     scenarios: int  # validated on
@@ -90,7 +90,7 @@ def _silent(progress: Progress) -> None:
 def train(
     config: TrainingConfig,
     logdir: Path,
-    tell: OnProgress = _silent,
+    on_progress: OnProgress = _silent,
     *,
     sizes: Sizes = DEFAULT_SIZES,
     compares: bool = True,
@@ -98,9 +98,9 @@ def train(
     """Open a run and learn.
 
     Args:
-        config: What is asked for.
+        config: Of the run.
         logdir: Folder of runs.
-        tell: Called after every update and validation.
+        on_progress: Called after every update and validation.
         sizes: Of the run.
         compares: Whether a policy of traces or a history is compared on their later windows, too.
 
@@ -108,14 +108,14 @@ def train(
         InputError: As of `open_run`.
         CheckpointError: As of `open_run` and `learn`.
     """
-    return learn(open_run(config, logdir, sizes), tell, compares=compares)
+    return learn(open_run(config, logdir, sizes), on_progress, compares=compares)
 
 
 def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES) -> TrainingRun:
     """Read all that a run needs, and open its folder: what is wrong is refused before anything takes long.
 
     Args:
-        config: What is asked for.
+        config: Of the run.
         logdir: Folder of runs.
         sizes: Of the run.
 
@@ -133,14 +133,19 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES)
     return TrainingRun(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
 
 
-def learn(run: TrainingRun, tell: OnProgress = _silent, *, compares: bool = True) -> TrainingResult:
-    """Train a policy, or go on where the run in this folder was stopped.
+def learn(run: TrainingRun, on_progress: OnProgress = _silent, *, compares: bool = True) -> TrainingResult:
+    """Train a policy, or continue where the run in this folder was stopped.
+
+    1. Build the validation: the scenarios, with the best heuristic on them.
+    2. Learn by the algorithm of the run, until its steps are done or it is interrupted.
+    3. Take the best validated policy, and the margin that suits it where it has one.
+    4. Compare it on later windows of its traces or its history.
 
     Ctrl-C or SIGTERM ends the run after the update in progress and keeps everything; a second one ends it at once.
 
     Args:
         run: As `open_run` returns it.
-        tell: Called after every update and validation.
+        on_progress: Called after every update and validation.
         compares: Whether a policy of traces or a history is compared on their later windows, too.
 
     Raises:
@@ -149,7 +154,7 @@ def learn(run: TrainingRun, tell: OnProgress = _silent, *, compares: bool = True
     config, sizes, folder, schema, problems, validated_on = run
     torch.set_num_threads(1)  # learning has its own (agents/networks/sb3_policy.py)
     run_folder = RunFolder(
-        folder, schema, Validation(*validated_on, weighting=config.weighting), config, tell,
+        folder, schema, Validation(*validated_on, weighting=config.weighting), config, on_progress,
         validations=sizes.validations,
     )  # fmt: skip
     began = time.monotonic()
@@ -204,7 +209,7 @@ def _set_margin(
     if not isinstance(policy, CandidatePolicy):
         return None  # of a network that another package brings
     tail = config.group.group_tail
-    policy = with_best_margin(policy, lambda it: log_cost(it, problems, tail, config.weighting))
+    policy = with_best_margin(policy, lambda tried: log_cost(tried, problems, tail, config.weighting))
     save_policy(best, policy.schema, policy.network)
     return validation.score(policy)
 
@@ -234,7 +239,10 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
             before = TrainingConfig.of_text(kept.read_text())
         except (OSError, ValueError) as error:
             raise InputError("the configuration of this run cannot be read", "remove its folder", path=kept) from error
-        given = set(TrainingConfig.model_fields) - {"steps", "threads"}  # a run may be made longer, or go on elsewhere
+        given = set(TrainingConfig.model_fields) - {
+            "steps",
+            "threads",
+        }  # a run may be made longer, or continue elsewhere
         fields = [name for name in sorted(given) if getattr(before, name) != getattr(config, name)]
         if fields:
             raise InputError(
@@ -243,7 +251,7 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
                 path=folder,
             )
     if snapshot.exists():
-        with read_arrays(snapshot):  # whether it belongs to this run shows where learning goes on from it
+        with read_arrays(snapshot):  # whether it belongs to this run shows when learning loads it
             pass
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,7 +266,7 @@ _RUN_MODULE = "longshore.training.run"
 REHEARSAL_GROUPS = {
     **POLICY_GROUPS,
     "training": [f"{_RUN_MODULE}:groups", f"{_RUN_MODULE}:labels"],
-}  # what belongs together for a user
+}  # by the names of `longshore compile`
 
 
 def rehearsals_for(algorithm: str) -> list[str]:
@@ -295,10 +303,10 @@ def groups() -> Rehearsal:
 
 
 def labels() -> Rehearsal:
-    """Decisions that distillation learns from; what they are worth is for rollouts to say."""
+    """Decisions that distillation learns from; rollouts label them."""
     from ..cluster.kernels.structures import uniform
     from ..envs.candidate_features import write_candidates
-    from .candidates.distil import SIZE
+    from .candidates.group import OBSERVATION_SIZE
 
     sim = simulation_of(hetero64(1, 0, jobs=4))
 
@@ -306,6 +314,6 @@ def labels() -> Rehearsal:
         reset(sim, 0, 0)
         advance(sim, 0)
         uniform(0, 0, 0)
-        write_candidates(sim, 0, np.zeros((1, SIZE), np.float32), 0)
+        write_candidates(sim, 0, np.zeros((1, OBSERVATION_SIZE), np.float32), 0)
 
     return Rehearsal([uniform, write_candidates], [sim], play)

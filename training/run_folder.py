@@ -1,4 +1,4 @@
-"""What is kept of a training run while it goes on: validations, checkpoints, metrics; and when it stops."""
+"""The folder of a training run: its validations, checkpoints and metrics; and interruptions of the run."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json
 
 
 class Progress(NamedTuple):
-    """Where a run stands, told after every update and validation."""
+    """Progress of a run, reported after every update and validation."""
 
     steps: int
     steps_per_s: float
@@ -79,19 +79,25 @@ class RunFolder:
     """Validates, writes checkpoints and metrics, and remembers that the run was interrupted.
 
     Args:
-        folder: Where it stands.
+        folder: Of the run.
         schema: Of its policies.
         validation: Scenarios to validate on.
-        config: What was asked for.
-        tell: Called after every update and validation.
+        config: Of the run.
+        on_progress: Called after every update and validation.
         validations: In the run, spread evenly.
     """
 
     def __init__(
-        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: OnProgress,
+        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, on_progress: OnProgress,
         *, validations: int = VALIDATIONS,
     ) -> None:  # fmt: skip
-        self.path, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
+        self.path, self.schema, self.validation, self.config, self.on_progress = (
+            folder,
+            schema,
+            validation,
+            config,
+            on_progress,
+        )
         self._validations = validations
         folder.mkdir(parents=True, exist_ok=True)
         self.logger = Logger(str(folder), [])  # it begins to write where the run begins
@@ -116,14 +122,14 @@ class RunFolder:
             part.write_text(json.dumps(values._asdict()) + "\n")
 
     def _read_score(self) -> None:
-        """Take up the best validation so far; one that cannot be read is made again."""
+        """Load the best validation so far; one that cannot be read is repeated."""
         path = self.path / SCORE
         if path.exists() and (self.path / BEST).exists():
             with suppress(OSError, ValueError, TypeError, RecursionError):
                 self.best = Score(**json.loads(path.read_text()))
 
     def begin(self, steps: int) -> None:
-        """Begin, or go on, at so many steps.
+        """Begin, or continue, at a number of steps.
 
         A session that was cut off has written figures of steps beyond its last snapshot: TensorBoard hides them, so
         that no curve goes back.
@@ -138,19 +144,19 @@ class RunFolder:
         self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))
 
     def is_due(self, steps: int) -> bool:
-        """Say whether the run, which is not over yet, is to be validated."""
+        """Return whether the run, which is not over yet, is to be validated."""
         every = self.config.steps / self._validations
         return steps // every > self._validated_at // every and steps < self.config.steps
 
     def note(self, steps: int) -> None:
-        """Write the metrics recorded since the last time, and tell where the run stands."""
+        """Write the metrics recorded since the last time, and report the progress."""
         rate = (steps - self._began_at) / max(time.monotonic() - self._began, 1e-9)
         spent = Spent(*(was + now - then for was, now, then in zip(self._before, _now(), self._opened, strict=True)))
         self._write(SPENT, spent)
         self.logger.record("time/steps_per_s", rate)
         self.logger.record("time/core_minutes", spent.core_s / 60.0)
         self.logger.dump(steps)
-        self.tell(Progress(steps, rate, self.latest, self.validation.best))
+        self.on_progress(Progress(steps, rate, self.latest, self.validation.best))
 
     def validate(self, network: Network, steps: int, *, for_best: bool = True) -> None:
         """Validate a network and keep it, as the best too if it is."""
@@ -158,13 +164,13 @@ class RunFolder:
         score = self.latest = self.validation.score(policy_of("policy", self.schema, network))
         self.logger.record("validation/percent", score.percent)
         self.logger.record("validation/half_width", score.half_width)
-        name, mean = self.validation.told(score)
+        name, mean = self.validation.reported_mean(score)
         self.logger.record(f"validation/{name}", mean)
         save_policy(self.path / POLICY, self.schema, network)
         if for_best and (self.best is None or score.percent < self.best.percent):
             self._keep_best(score, network)
         elif self.best is None:
-            # Without a score on file it is no rival to any validation after the run has gone on.
+            # Without a score on file, any validation of the continued run replaces it.
             self.best = score
             save_policy(self.path / BEST, self.schema, network)
 
@@ -174,7 +180,7 @@ class RunFolder:
         self._write(SCORE, score)
 
     def best_score(self) -> Score:
-        """Return the score of the best validation, made again by the latest policy if it was lost."""
+        """Return the score of the best validation, or that of the latest policy if it was lost."""
         if self.best is None:
             policy = load_policy(self.path / POLICY)
             self._keep_best(self.validation.score(policy), policy.network)
@@ -183,27 +189,27 @@ class RunFolder:
 
 
 class Interruptible(Protocol):
-    """What goes on until it is interrupted."""
+    """A run that can be interrupted."""
 
     interrupted: bool
 
 
 @dataclass(slots=True)
 class Interruption:
-    """Whether something was interrupted."""
+    """The signal that interrupted a run."""
 
-    number: int = 0  # of the signal, 0 if none came
+    number: int = 0  # 0 if there was none
 
 
 @contextmanager
 def interruptible(run: Interruptible, advice: str = STOP_NOTICE) -> Iterator[Interruption]:
     """Turn the first Ctrl-C or SIGTERM into a stop after the update in progress; the next is the program's own.
 
-    Off the main thread all are. A signal that is ignored stays ignored.
+    Outside the main thread all are the program's own. A signal that is ignored stays ignored.
     """
     found = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield found  # Python lets nobody else handle signals
+        yield found  # Python handles signals in the main thread alone
         return
 
     def restore() -> None:

@@ -1,4 +1,4 @@
-"""A run of PPO at the moment between two updates, written so that it goes on exactly where it was."""
+"""A snapshot of a run of PPO between two updates, from which it continues exactly where it was."""
 
 import zipfile
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ from ..envs.sb3 import PlacementVecEnv
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
 MAX_GRADIENT = 100.0  # learners cut gradients to length 1
-# Fields of the state that runs may have begun without: no result depends on them, or there was nothing then that they
-# could have told of.
+# Fields of the state that snapshots of earlier versions may lack: no result depends on them, or they had no meaning
+# then.
 YOUNGER = (
     "quiet", "unlooked", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service", "switches",
     "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s", "since_s",
@@ -64,10 +64,10 @@ def learned_arrays(network: nn.Module, optimizer: Optimizer) -> Arrays:
 
 
 def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) -> None:
-    """Put a network and its optimiser where `learned_arrays` found them.
+    """Load what `learned_arrays` returned into a network and its optimiser.
 
     Raises:
-        ValueError: If an array is not as theirs are, or holds what is not finite.
+        ValueError: If an array has another type or shape than theirs, or is not finite.
     """
     restore_weights(arrays, "network", network)
     adam = optimizer.state_dict()
@@ -97,10 +97,10 @@ def _moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) 
 
 
 def restore_weights(arrays: Arrays, prefix: str, network: nn.Module) -> None:
-    """Give a network the weights that stand below a prefix.
+    """Load the weights below a prefix into a network.
 
     Raises:
-        ValueError: If one is not as the network's are, or holds what is not finite.
+        ValueError: If one has another type or shape than the network's, or is not finite.
     """
     weights = network.state_dict().items()
     network.load_state_dict({name: _tensor(arrays, f"{prefix}/{name}", weight) for name, weight in weights})
@@ -111,11 +111,11 @@ def _tensor(arrays: Arrays, name: str, like: Tensor) -> Tensor:
 
 
 def finite(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that is of the type and shape of another, and holds finite numbers alone.
+    """Return an array of the type and shape of another, with finite numbers alone.
 
     Raises:
-        ValueError: If it is not so.
-        KeyError: If it is not there.
+        ValueError: If it differs from that.
+        KeyError: If it is missing.
     """
     found = alike(arrays, name, like)
     if not np.isfinite(found).all():
@@ -124,17 +124,17 @@ def finite(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
 
 
 def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that is of the type and shape of another, and holds numbers alone; times may be infinite.
+    """Return an array of the type and shape of another, without nan; times may be infinite.
 
     Raises:
-        ValueError: If it is not so.
-        KeyError: If it is not there.
+        ValueError: If it differs from that.
+        KeyError: If it is missing.
     """
     found = arrays[name]
     if (found.dtype, found.shape) != (like.dtype, like.shape):
         raise ValueError(f"{name} is {found.dtype} of shape {found.shape}, expected {like.dtype} of {like.shape}")
     if found.dtype.kind == "f" and np.isnan(found).any():
-        raise ValueError(f"{name} holds what is no number")
+        raise ValueError(f"{name} holds nan")
     return found
 
 
@@ -150,11 +150,11 @@ def within(name: str, values: NDArray[Any], least: float, most: float) -> None:
 
 
 def counts(arrays: Arrays, name: str, like: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return as many counts as another array has, none of them below 0.
+    """Return counts of the shape of another array, none of them below 0.
 
     Raises:
-        ValueError: If it is not so.
-        KeyError: If it is not there.
+        ValueError: If they differ from that.
+        KeyError: If they are missing.
     """
     found: NDArray[np.int64] = alike(arrays, name, like)
     within(name, found, 0, np.inf)
@@ -168,11 +168,11 @@ def longer(like: NDArray[Any], entries: int) -> NDArray[Any]:
 
 
 def records(arrays: Arrays, prefix: str, like: Record) -> Record:
-    """Return a named tuple of finite arrays that are like another's, but for their length, which they share.
+    """Return a named tuple of finite arrays like another's, all of one length.
 
     Raises:
-        ValueError: If it is not so.
-        KeyError: If one is not there.
+        ValueError: If they differ from that.
+        KeyError: If one is missing.
     """
     fields = type(like).__annotations__
     entries = np.atleast_1d(arrays[prefix + next(iter(fields))]).shape[0]
@@ -199,20 +199,20 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
         OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, OverflowError, MemoryError,
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
-        told = " ".join(str(error).split())[:1000] or "it takes too much memory"
+        reason = " ".join(str(error).split())[:1000] or "it takes too much memory"
         raise CheckpointError(
-            f"{path} is damaged or of another run: {told}; remove its folder to begin anew"
+            f"{path} is damaged or of another run: {reason}; remove its folder to start again"
         ) from error
 
 
 def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore: Callable[[Arrays], None]) -> None:
-    """Put a fresh model and its environments where a snapshot was taken.
+    """Load a snapshot into a fresh model and its environments.
 
     Args:
         path: The snapshot.
         model: Of the same configuration.
         env: Its environments.
-        restore: Takes up what else was saved.
+        restore: Loads what else was saved.
 
     Raises:
         CheckpointError: If the file is damaged or belongs to another run.
@@ -235,7 +235,7 @@ def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
 
 
 def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, float]:
-    """Return the state of NumPy's random numbers, which NumPy itself reads beyond its end if the position says so."""
+    """Return the state of NumPy's random numbers; NumPy itself reads beyond its end at too large a position."""
     keys = alike(arrays, "numpy/keys", np.zeros(MT19937_KEYS, dtype=np.uint32))
     position, has_gauss, gauss = (float(each) for each in finite(arrays, "numpy/rest", np.zeros(3)))
     if position not in range(MT19937_KEYS + 1) or has_gauss not in (0.0, 1.0):
@@ -244,14 +244,14 @@ def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, flo
 
 
 def restore_torch(arrays: Arrays) -> None:
-    """Put torch's random numbers where a snapshot found them; it reads beyond their end if two counts disagree.
+    """Load torch's random numbers; torch reads beyond their end if two counts disagree.
 
     It is a legacy of torch's first random numbers: at byte 8, how many numbers are left until new ones are made, and at
     byte 16, which of them is next. A seed counts as one that is left.
 
     Raises:
         ValueError: If they do.
-        KeyError: If they are not there.
+        KeyError: If they are missing.
     """
     found = alike(arrays, "torch", torch.get_rng_state().numpy())
     left, following = int(found[8:12].view(np.int32)[0]), int(found[16:24].view(np.uint64)[0])
@@ -260,26 +260,26 @@ def restore_torch(arrays: Arrays) -> None:
     torch.set_rng_state(torch.from_numpy(found))
 
 
-def _told(arrays: Arrays, batch: Batch) -> Arrays:
-    """Return what policies know of fault rates in runs that began before the state kept it: what they were told."""
+def _initial_beliefs(arrays: Arrays, batch: Batch) -> Arrays:
+    """Return what policies know of fault rates in snapshots whose state lacks it: the initial rates."""
     last = batch.sim.scenarios.jobs.size - 1
-    scenarios = np.clip(alike(arrays, "state/scenario", batch.sim.state.scenario), 0, last)  # looked at later
+    scenarios = np.clip(alike(arrays, "state/scenario", batch.sim.state.scenario), 0, last)  # checked later
     return {f"state/{field}": begun for field, begun in begun_beliefs(batch.sim, scenarios).items()}
 
 
 def restore_batch(arrays: Arrays, batch: Batch) -> None:
-    """Put all environments where a snapshot found them; what they show follows from that.
+    """Load the state of all environments; their observations follow from it.
 
     Raises:
-        ValueError: If steps of these environments could not have come there, with all of them left as they were.
-        KeyError: If an array is not there.
+        ValueError: If steps of these environments could not have reached it; then no environment is changed.
+        KeyError: If an array is missing.
     """
     state = batch.sim.state
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
     kept = missing | arrays
     if not batch.sim.rules.estimated_hazards:
-        kept = _told(arrays, batch) | kept
-    # Kernels read the state by addresses and look at no bound.
+        kept = _initial_beliefs(arrays, batch) | kept
+    # Kernels read the state by addresses and check no bound.
     given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()
     if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job

@@ -1,9 +1,8 @@
 """A search for hyper-parameters by Optuna: trials are training runs, on this machine or on a Ray cluster.
 
-A search for hyper-parameters by Optuna, kept in a folder and resumed from it.
-
-Optuna proposes and remembers; trials only train, and need not know of it. So they run in any process or on any machine,
-and with one at a time the same seed gives the same trials, also where the study was stopped in between.
+The study is kept in a folder and resumed from it. Optuna proposes trials and records them; trials only train. So they
+run in any process or on any machine. With one at a time the same seed gives the same trials, even if the study was
+stopped in between.
 
 Source: Akiba et al., Optuna (2019); the tree-structured Parzen estimator of Bergstra et al. (2011).
 """
@@ -49,11 +48,11 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-State = Literal["finished", "left", "stopped", "failed", "refused"]
+State = Literal["finished", "pruned", "stopped", "failed", "refused"]
 
 
 class StopFile:
-    """Tells all trials, wherever they run, to stop after their updates in progress.
+    """Stops all trials, on any machine, after their updates in progress.
 
     Args:
         path: The file, which is there once they are to stop.
@@ -76,10 +75,10 @@ class StopFile:
 
 
 class TrialWork(NamedTuple):
-    """What a trial is to do."""
+    """One trial to run."""
 
     config: TrainingConfig
-    folder: Path  # of its run; one that stopped there goes on
+    folder: Path  # of its run; one that stopped there is continued
     stop: Path
     to_beat: Mapping[int, float]  # by number of the validation, the most that the best so far may be
     sizes: Sizes = DEFAULT_SIZES
@@ -87,34 +86,34 @@ class TrialWork(NamedTuple):
 
 
 class TrialResult(NamedTuple):
-    """What came of a trial."""
+    """Result of a trial."""
 
     state: State
     percent: float  # best validation against the best heuristic, below 0 is better; nan if there was none
-    so_far: Mapping[int, float]  # the best so far at each validation on the way, by its number
+    so_far: Mapping[int, float]  # the best so far at each validation, by its number
     best: Path | None = None  # its policy
     problem: str = ""  # why it failed or was refused
 
 
 class _PrunedError(Exception):
-    """It is worse than the others were by then."""
+    """The trial is worse than the others were by then."""
 
 
 class _StoppedError(Exception):
-    """It is to stop."""
+    """All trials are to stop."""
 
 
 class _TrialMonitor:
-    """Looks at each validation, and ends the run if nothing is to be hoped for or all trials are to stop."""
+    """Checks each validation, and ends the run if the trial is pruned or all trials are to stop."""
 
     def __init__(self, work: TrialWork) -> None:
         self.work, self.so_far, self.best = work, dict[int, float](), work.reached
-        self._seen: Score | None = None
+        self._latest: Score | None = None
 
     def __call__(self, progress: Progress) -> None:
         steps, score = self.work.config.steps, progress.score
-        if score is not None and score is not self._seen and progress.steps < steps:
-            self._seen, self.best = score, float(np.fmin(self.best, score.percent))
+        if score is not None and score is not self._latest and progress.steps < steps:
+            self._latest, self.best = score, float(np.fmin(self.best, score.percent))
             number = progress.steps * self.work.sizes.validations // steps
             self.so_far[number] = self.best
             if self.best > self.work.to_beat.get(number, float("inf")):
@@ -124,12 +123,12 @@ class _TrialMonitor:
 
 
 def run_trial(work: TrialWork) -> TrialResult:
-    """Run a trial, or go on with one that was stopped. Whatever happens is told, for it may happen elsewhere."""
+    """Run a trial, or continue one that was stopped. Errors are part of the result, as it may run elsewhere."""
     watch = _TrialMonitor(work)
     try:
         result = train(work.config, work.folder, watch, sizes=work.sizes, compares=False)
     except _PrunedError:
-        return TrialResult("left", watch.best, watch.so_far)
+        return TrialResult("pruned", watch.best, watch.so_far)
     except _StoppedError:
         return TrialResult("stopped", watch.best, watch.so_far)
     except LongshoreError as error:
@@ -141,27 +140,27 @@ def run_trial(work: TrialWork) -> TrialResult:
     return TrialResult("finished", result.score.percent, watch.so_far, result.best)
 
 
-RAY_CONNECT_S = 10.0  # in which a Ray that is there takes a connection
+RAY_CONNECT_S = 10.0  # limit for a connection to a Ray cluster
 
 
 class TrialRunner(Protocol):
-    """Runs trials, each apart from the others."""
+    """Runs trials, each independent of the others."""
 
     def start(self, work: TrialWork) -> Any:
-        """Begin a trial, and return what it is known by."""
+        """Start a trial and return its handle."""
         ...
 
-    def ended(self, begun: Collection[Any]) -> list[tuple[Any, TrialResult]]:
-        """Wait until one of some trials has ended at least, and return those that have."""
+    def wait(self, handles: Collection[Any]) -> list[tuple[Any, TrialResult]]:
+        """Wait until at least one of some trials has ended; return the ended ones with their results."""
         ...
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release processes and connections."""
         ...
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C and SIGTERM, which may come to all processes, to the one that started this while it lives."""
+    """Leave Ctrl-C and SIGTERM, which all processes may get, to the one that started this while it lives."""
     starter = os.getppid()
 
     def end_if_left(number: int, frame: FrameType | None) -> None:
@@ -186,13 +185,13 @@ class Processes:
         )
 
     def start(self, work: TrialWork) -> Any:
-        """Begin a trial, and return what it is known by."""
+        """Start a trial and return its handle."""
         return self._pool.submit(run_trial, work)
 
-    def ended(self, begun: Collection[Any]) -> list[tuple[Any, TrialResult]]:
-        """Wait until one of some trials has ended at least, and return those that have."""
+    def wait(self, handles: Collection[Any]) -> list[tuple[Any, TrialResult]]:
+        """Wait until at least one of some trials has ended; return the ended ones with their results."""
         try:
-            return [(one, one.result()) for one in wait_for(begun, return_when=FIRST_COMPLETED).done]
+            return [(handle, handle.result()) for handle in wait_for(handles, return_when=FIRST_COMPLETED).done]
         except BrokenProcessPool as error:
             raise BackendError("the process of a trial was killed; it may lack memory: take fewer --jobs") from error
 
@@ -202,7 +201,7 @@ class Processes:
 
 
 def _check_port(address: str) -> None:
-    """Refuse a HOST:PORT at which nobody listens: Ray itself would try for minutes.
+    """Refuse a HOST:PORT on which no process listens: Ray itself would try for minutes.
 
     Raises:
         BackendError: If it is one.
@@ -241,18 +240,18 @@ class RayTasks:
         self._run: Any = ray.remote(num_cpus=1)(run_trial)
 
     def start(self, work: TrialWork) -> Any:
-        """Begin a trial, and return what it is known by."""
+        """Start a trial and return its handle."""
         return self._run.remote(work)
 
-    def ended(self, begun: Collection[Any]) -> list[tuple[Any, TrialResult]]:
-        """Wait until one of some trials has ended at least, and return those that have.
+    def wait(self, handles: Collection[Any]) -> list[tuple[Any, TrialResult]]:
+        """Wait until at least one of some trials has ended; return the ended ones with their results.
 
         Raises:
             BackendError: If Ray has lost one.
         """
-        done, _ = self._ray.wait(list(begun), num_returns=1)
+        done, _ = self._ray.wait(list(handles), num_returns=1)
         try:
-            return [(one, self._ray.get(one)) for one in done]
+            return [(handle, self._ray.get(handle)) for handle in done]
         except self._ray.exceptions.RayError as error:
             raise BackendError(f"Ray has lost a trial: {str(error).strip().splitlines()[0]}") from error
 
@@ -261,29 +260,29 @@ class RayTasks:
         self._ray.shutdown()
 
 
-JOURNAL, ASKED, BEST, STOP = "study.jsonl", "asked.json", "parameters.json", "stop"
-MIN_EARLIER_TRIALS = 4  # trials that have ended before one may be left, and validations of its own
-TUNING_STOP_NOTICE = "stopping all trials after their updates in progress; the same command goes on"
+JOURNAL, CONFIG, BEST, STOP = "study.jsonl", "config.json", "parameters.json", "stop"
+MIN_EARLIER_TRIALS = 4  # that have ended before one may be pruned; likewise validations of its own
+TUNING_STOP_NOTICE = "stopping all trials after their updates in progress; the same command continues"
 
 
 class Trial(NamedTuple):
-    """A trial as it is told."""
+    """A trial, for reports."""
 
     number: int
-    state: str  # running, finished, left or failed
+    state: str  # running, finished, pruned or failed
     percent: float | None  # best validation
     parameters: Mapping[str, float]
     folder: Path
 
 
 class Tuned(NamedTuple):
-    """How a study stands."""
+    """State of a study."""
 
     folder: Path
     trials: tuple[Trial, ...]
     best: Trial | None  # None if none has finished
     finished: bool  # False if it was interrupted
-    interrupted_by: int = 0  # signal that did, 0 if none came
+    interrupted_by: int = 0  # signal, 0 if there was none
 
     @property
     def parameters(self) -> Path:
@@ -291,7 +290,7 @@ class Tuned(NamedTuple):
         return self.folder / BEST
 
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class StudyFolder:
@@ -309,29 +308,29 @@ class StudyFolder:
             name: getattr(getattr(config, PARAMETER_FIELDS[config.algorithm]), name)
             for name in PARAMETER_RANGES[config.algorithm]
         }
-        # What is off in the preset, such as a horizon where nobody arrives, stays off.
+        # What is off in the preset, such as a horizon where no job arrives later, stays off.
         self.bounds = {name: PARAMETER_RANGES[config.algorithm][name] for name, value in self.own.items() if value}
         self.study = _study(folder)
         self.study.enqueue_trial({name: self.own[name] for name in self.bounds}, skip_if_exists=True)
 
-    def ask(self) -> int:
+    def new_trial(self) -> int:
         """Return the number of a new trial; the first has the preset's own hyper-parameters."""
         import optuna
 
         number = len(self.study.get_trials(deepcopy=False))
-        # Of the number, not of the session: a study that goes on proposes what it would have proposed.
+        # Of the number, not of the session: a study that is continued proposes what it would have proposed.
         self.study.sampler = optuna.samplers.TPESampler(
             seed=self.config.seed * 100_003 + number, constant_liar=True, n_startup_trials=2 * len(self.bounds)
         )
-        return int(self.study.ask({name: _distribution(it) for name, it in self.bounds.items()}).number)
+        return int(self.study.ask({name: _distribution(bounds) for name, bounds in self.bounds.items()}).number)
 
     def trials(self, state: str = "") -> "list[FrozenTrial]":
         """Return the trials in their order, those of a state if one is named."""
         known = self.study.get_trials(deepcopy=False)
-        return [it for it in known if it.state.name == state or (not state and it.state.name != "WAITING")]
+        return [trial for trial in known if trial.state.name == state or (not state and trial.state.name != "WAITING")]
 
     def work(self, number: int) -> TrialWork:
-        """Return what a trial is to do."""
+        """Return a trial to run."""
         trial = self.study.get_trials(deepcopy=False)[number]
         config = with_parameters(self.config, self._values(trial))
         reached = min(trial.intermediate_values.values(), default=math.nan)
@@ -343,16 +342,16 @@ class StudyFolder:
 
     def _to_beat(self) -> dict[int, float]:
         """Return the median of what the finished trials had reached by each validation, once there are some."""
-        done = [it.intermediate_values for it in self.trials("COMPLETE")]
+        done = [trial.intermediate_values for trial in self.trials("COMPLETE")]
         numbers = set[int]().union(*done) if len(done) >= MIN_EARLIER_TRIALS else ()
         return {
-            number: median(it[number] for it in done if number in it)
+            number: median(values[number] for values in done if number in values)
             for number in numbers
             if number >= MIN_EARLIER_TRIALS
         }
 
     def note(self, number: int, ended: TrialResult) -> None:
-        """Keep what came of a trial; one that was stopped goes on later.
+        """Record the result of a trial; one that was stopped is continued later.
 
         Raises:
             InputError: If it was refused, as all others would be.
@@ -370,20 +369,20 @@ class StudyFolder:
         if ended.state == "finished" and math.isfinite(ended.percent):
             self.study.tell(number, ended.percent)
         else:
-            self.study.tell(number, state=states.PRUNED if ended.state == "left" else states.FAIL)
+            self.study.tell(number, state=states.PRUNED if ended.state == "pruned" else states.FAIL)
 
     def tuned(self, *, finished: bool) -> Tuned:
-        """Return how the study stands, and write down the best trial's hyper-parameters."""
-        told = tuple(self._told(it) for it in self.trials())
-        done = [it for it in told if it.state == "finished" and it.percent is not None]
-        best = min(done, key=lambda it: (it.percent, it.number)) if done else None
+        """Return the state of the study, and write the best trial's hyper-parameters."""
+        trials = tuple(self._reported(trial) for trial in self.trials())
+        done = [trial for trial in trials if trial.state == "finished" and trial.percent is not None]
+        best = min(done, key=lambda trial: (trial.percent, trial.number)) if done else None
         if best is not None:
             with replacing(self.folder / BEST) as part:
                 part.write_text(json.dumps(best.parameters, indent=1) + "\n")
-        return Tuned(self.folder, told, best, finished)
+        return Tuned(self.folder, trials, best, finished)
 
-    def _told(self, trial: "FrozenTrial") -> Trial:
-        state = {"COMPLETE": "finished", "PRUNED": "left", "FAIL": "failed"}.get(trial.state.name, "running")
+    def _reported(self, trial: "FrozenTrial") -> Trial:
+        state = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}.get(trial.state.name, "running")
         reached = min(trial.intermediate_values.values(), default=None)
         percent = trial.value if state == "finished" else reached
         folder = self.folder / f"trial-{trial.number:03d}"
@@ -391,18 +390,23 @@ class StudyFolder:
 
 
 def tune(
-    config: TrainingConfig, logdir: Path, runner: Callable[[], TrialRunner], say: Say, *, trials: int, jobs: int,
+    config: TrainingConfig, logdir: Path, runner: Callable[[], TrialRunner], report: Report, *, trials: int, jobs: int,
     sizes: Sizes = DEFAULT_SIZES,
 ) -> Tuned:  # fmt: skip
-    """Search for hyper-parameters until a study has so many trials, or go on where it was stopped.
+    """Search for hyper-parameters until a study has a number of trials, or continue where it was stopped.
+
+    1. Open the study, whose first trial has the preset's own hyper-parameters.
+    2. Keep `jobs` trials running: those that were stopped, then new ones that Optuna proposes.
+    3. Record each result; a trial that is worse than the median of the others at a validation is pruned.
+    4. Write the hyper-parameters of the best trial.
 
     Ctrl-C or SIGTERM ends the trials after their updates in progress and keeps everything.
 
     Args:
         config: Of the runs, but for the hyper-parameters.
         logdir: Folder of runs; the study's own goes there.
-        runner: Makes who runs trials.
-        say: Called with a line whenever a trial begins or ends.
+        runner: Makes what runs trials.
+        report: Called with a line whenever a trial starts or ends.
         trials: In all.
         jobs: Trials at once.
         sizes: Of the runs.
@@ -413,42 +417,44 @@ def tune(
     """
     folder = logdir / f"tune-{config.name}"
     _check(config, folder)
-    say("drawing workloads")
+    report("drawing workloads")
     PRESETS[config.preset].build(
         problem_request(config, sizes)
     )  # refused before anything is compiled or any trial begins
     make_folder(folder, "--logdir")
-    (folder / ASKED).write_text(config.as_text())
+    (folder / CONFIG).write_text(config.as_text())
     study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
     stop.interrupted = False
     with interruptible(stop, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
         try:
-            _run(study_folder, found, stop, say, trials=trials, jobs=jobs)
+            _run(study_folder, found, stop, report, trials=trials, jobs=jobs)
             interrupted = stop.interrupted
         except BaseException:
-            stop.interrupted = True  # the others stop soon, and go on with the study
+            stop.interrupted = True  # the other trials stop soon, and are continued with the study
             raise
     stop.interrupted = False
     return study_folder.tuned(finished=not interrupted)._replace(interrupted_by=interruption.number)
 
 
-def _run(study_folder: StudyFolder, runner: TrialRunner, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:
-    """Run trials until there are so many, or they are to stop and have stopped."""
-    left_over = [it.number for it in study_folder.trials("RUNNING")]
-    begun: dict[Any, int] = {}
+def _run(
+    study_folder: StudyFolder, runner: TrialRunner, stop: StopFile, report: Report, *, trials: int, jobs: int
+) -> None:
+    """Run trials until there are enough, or all have stopped."""
+    stopped = [trial.number for trial in study_folder.trials("RUNNING")]
+    running: dict[Any, int] = {}
     while True:
-        while not stop.interrupted and len(begun) < jobs and (left_over or len(study_folder.trials()) < trials):
-            number = left_over.pop(0) if left_over else study_folder.ask()
+        while not stop.interrupted and len(running) < jobs and (stopped or len(study_folder.trials()) < trials):
+            number = stopped.pop(0) if stopped else study_folder.new_trial()
             work = study_folder.work(number)
             parameters = study_folder.tuned(finished=False).trials[number].parameters
-            say(f"trial {number} of {trials} begins: {text_of(parameters)}")
-            begun[runner.start(work)] = number
-        if not begun:
+            report(f"trial {number} of {trials} begins: {text_of(parameters)}")
+            running[runner.start(work)] = number
+        if not running:
             return
-        for one, ended in runner.ended(begun):
-            number = begun.pop(one)
+        for handle, ended in runner.wait(running):
+            number = running.pop(handle)
             study_folder.note(number, ended)
-            say(f"trial {number} {_text(ended)}{_best_text(study_folder.tuned(finished=False))}")
+            report(f"trial {number} {_text(ended)}{_best_text(study_folder.tuned(finished=False))}")
 
 
 def text_of(parameters: Mapping[str, float]) -> str:
@@ -459,7 +465,8 @@ def text_of(parameters: Mapping[str, float]) -> str:
 def _text(ended: TrialResult) -> str:
     percent = "" if math.isnan(ended.percent) else f" at {ended.percent:+.2f} %"
     problem = f": {ended.problem}" if ended.problem else ""
-    return f"has {ended.state}{problem}{percent}" if ended.state != "left" else f"is left{percent}"
+    verb = "is" if ended.state == "pruned" else "has"
+    return f"{verb} {ended.state}{problem}{percent}"
 
 
 def _best_text(tuned: Tuned) -> str:
@@ -492,10 +499,12 @@ def _check(config: TrainingConfig, folder: Path) -> None:
     """
     if find_spec("optuna") is None:
         raise InputError("Optuna, which proposes hyper-parameters, is not installed", "pip install 'longshore[tune]'")
-    kept = folder / ASKED
+    kept = folder / CONFIG
     if kept.exists() and not _is_of(config, kept):
         raise InputError(
-            "this study was asked for something else", "take another --logdir or --seed, or remove it", path=folder
+            "this folder has a study of another configuration",
+            "take another --logdir or --seed, or remove it",
+            path=folder,
         )
 
 

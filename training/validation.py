@@ -50,7 +50,7 @@ class Score(NamedTuple):
 class Validation:
     """Scenarios to validate on, with every heuristic of the same actions already run.
 
-    If none is asked for, the objective is the makespan if all jobs are there from the start, and else the mean JCT.
+    The default objective is the makespan if all jobs are submitted at the start, and else the mean JCT.
 
     Args:
         problems: What is run. The score is the mean over them.
@@ -58,22 +58,22 @@ class Validation:
     """
 
     def __init__(self, *problems: Problem, weighting: Weighting | None = None) -> None:
-        self._rivalries = [ProblemValidation(problem, weighting) for problem in problems]
-        self.weighting = self._rivalries[0].weighting
-        self.best = ", ".join(dict.fromkeys(it.best for it in self._rivalries))
+        self._problems = [ProblemValidation(problem, weighting) for problem in problems]
+        self.weighting = self._problems[0].weighting
+        self.best = ", ".join(dict.fromkeys(problem.best for problem in self._problems))
         self.scenarios = sum(problem.scenarios.jobs.size for problem in problems)
 
-    def told(self, score: Score) -> tuple[str, float]:
-        """Return the mean of the objective as figures of a run tell it, with its name: times in hours."""
+    def reported_mean(self, score: Score) -> tuple[str, float]:
+        """Return the name and the mean of the objective as metrics report it: times in hours."""
         name = self.weighting.field.removesuffix("_s")
         return (f"{name}_h", score.mean_s / 3600.0) if self.weighting.is_time else (name, score.mean_s)
 
     def score(self, policy: Policy) -> Score:
         """Run a policy and compare it with the best heuristic of each problem, paired by scenario."""
-        found = [it.score(policy) for it in self._rivalries]
-        mean_s, percent = (float(np.mean([getattr(it, name) for it in found])) for name in ("mean_s", "percent"))
+        scores = [problem.score(policy) for problem in self._problems]
+        mean_s, percent = (float(np.mean([getattr(score, name) for score in scores])) for name in ("mean_s", "percent"))
         # The problems' draws are independent of each other.
-        return Score(mean_s, percent, float(np.linalg.norm([it.half_width for it in found])) / len(found))
+        return Score(mean_s, percent, float(np.linalg.norm([score.half_width for score in scores])) / len(scores))
 
 
 class ProblemValidation:
@@ -81,7 +81,7 @@ class ProblemValidation:
 
     Args:
         problem: What is run.
-        weighting: The objective; what is usual for the problem if None.
+        weighting: The objective; None: the usual one of the problem.
     """
 
     def __init__(self, problem: Problem, weighting: Weighting | None = None) -> None:
@@ -120,13 +120,13 @@ def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weight
 LATER = "later.json"
 CONFIDENCE = 0.95
 COMPARED_WINDOWS = 24  # of each trace, as `longshore evaluate` takes
-LATER_SEED, TUNING_SEED = VALIDATION_SEED + 1000, VALIDATION_SEED + 2000  # draws that no training meets
-MEAN_JCT = alone("mean-jct")  # what is usual where jobs arrive over time
+LATER_SEED, TUNING_SEED = VALIDATION_SEED + 1000, VALIDATION_SEED + 2000  # draws that no training uses
+MEAN_JCT = alone("mean-jct")  # the usual objective where jobs arrive over time
 EACH_BEST = "the best of each trace"
 
 
 class Later(NamedTuple):
-    """A policy against `patient`, or against the best of all, on windows that no training met."""
+    """A policy against `patient`, or against the best of all, on windows that no training used."""
 
     where: str  # the trace, and the order regime
     windows: int
@@ -144,16 +144,16 @@ class Later(NamedTuple):
         return f"{self.where}{against}: {self.percent:+.1f} % ({ends}; {self.windows} windows)"
 
 
-def compare_later(asked: ProblemRequest, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
+def compare_later(request: ProblemRequest, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
     """Compare a policy with `patient` on later windows of each trace and under each regime, and over all of them.
 
-    By an objective that a user asks for, the policy is also compared with the best of all orders and heuristics.
+    By the objective of a user, the policy is also compared with the best of all orders and heuristics.
     """
     by = weighting or MEAN_JCT
     found, logs = [], []
-    for number, path in enumerate(asked.traces):
-        alone = asked._replace(traces=(path,))
-        for regime in asked.regimes:
+    for number, path in enumerate(request.traces):
+        alone = request._replace(traces=(path,))
+        for regime in request.regimes:
             tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
             later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
             rival = tuned_patient(window_problems(alone, regime, tuned, (TRACE_LOAD,)), by)
@@ -162,23 +162,23 @@ def compare_later(asked: ProblemRequest, policy: Policy, weighting: Weighting | 
             found.append(_later(f"{path.name}, {regime.order}", logs[-1], rival.patience))
     if len(found) > 1:
         found.append(_later("all of these", np.concatenate(logs), float("nan")))
-    return tuple(found) if weighting is None else (*found, *_against_best(asked, policy, weighting))
+    return tuple(found) if weighting is None else (*found, *_against_best(request, policy, weighting))
 
 
-def _against_best(asked: ProblemRequest, policy: Policy, by: Weighting) -> list[Later]:
+def _against_best(request: ProblemRequest, policy: Policy, by: Weighting) -> list[Later]:
     """Compare a policy with the order and the heuristic that do best on what was trained on, on the same windows."""
     found, logs = [], []
-    for number, path in enumerate(asked.traces):
-        alone = asked._replace(traces=(path,))
+    for number, path in enumerate(request.traces):
+        alone = request._replace(traces=(path,))
         tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
         later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
-        best = best_pair(window_problems(alone, asked.regimes[0], tuned, (TRACE_LOAD,)), by)
-        for regime in asked.regimes:
+        best = best_pair(window_problems(alone, request.regimes[0], tuned, (TRACE_LOAD,)), by)
+        for regime in request.regimes:
             problem = window_problems(alone, regime, later, (TRACE_LOAD,))
             logs.append(_logs_against(problem, policy, best, by))
             found.append(_later(f"{path.name}, {regime.order}", logs[-1], math.nan, str(best)))
     if len(found) > 1:
-        rival = found[0].rival if len({it.rival for it in found}) == 1 else EACH_BEST
+        rival = found[0].rival if len({later.rival for later in found}) == 1 else EACH_BEST
         found.append(_later("all of these", np.concatenate(logs), math.nan, rival))
     return found
 
@@ -225,15 +225,17 @@ def _logs_against(problem: Problem, policy: Policy, best: Pair, by: Weighting) -
 
 
 def write_later(folder: Path, found: tuple[Later, ...]) -> None:
-    """Keep what was found beside the policy."""
+    """Write the comparisons to the folder of the policy."""
     with replacing(folder / LATER) as part:
-        part.write_text(json.dumps([plain(it) for it in found], indent=1, allow_nan=False) + "\n")
+        part.write_text(json.dumps([plain(later) for later in found], indent=1, allow_nan=False) + "\n")
 
 
 def plain(found: Later) -> dict[str, object]:
-    """Return what is written of a comparison: what is no number is null, as JSON has nothing else for it."""
+    """Return a comparison for JSON, with null for what is not finite."""
     values = {name: value for name, value in found._asdict().items() if name != "rival" or value}
-    return {name: None if isinstance(it, float) and not math.isfinite(it) else it for name, it in values.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
 
 
 def verdict(found: tuple[Later, ...], by: Weighting = MEAN_JCT) -> str:

@@ -41,9 +41,9 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_answer_fits_the_window_and_folds_the_rest_out(browser: Browser, page_path: Path, width: int) -> None:
-    said: list[str] = []
+    console: list[str] = []
     page = browser.new_page(viewport={"width": width, "height": 900})
-    page.on("console", lambda message: said.append(message.text))
+    page.on("console", lambda message: console.append(message.text))
     page.goto(page_path.as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width  # tables scroll in their own boxes
     assert page.locator("h2").first.inner_text() == "What to run"
@@ -53,7 +53,7 @@ def test_the_answer_fits_the_window_and_folds_the_rest_out(browser: Browser, pag
     assert not hidden.first.is_visible()
     page.locator("summary").click()
     assert hidden.first.is_visible()
-    assert said == []
+    assert console == []
     page.close()
 
 

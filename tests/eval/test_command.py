@@ -48,10 +48,10 @@ def untrained(path: Path, *, waiting: bool = False) -> Path:
     return path
 
 
-def test_what_is_left_out_is_said_and_why() -> None:
-    said = answer(ASKED)
-    assert "3 scenarios of 64 jobs, 11 policies" in said
-    assert "not run: consolidate, eft-wait, patient" in said
+def test_heuristics_that_are_not_run_are_listed_with_the_reason() -> None:
+    printed = answer(ASKED)
+    assert "3 scenarios of 64 jobs, 11 policies" in printed
+    assert "not run: consolidate, eft-wait, patient" in printed
     waiting = answer(replace(ASKED, regime=Regime(waiting=True), workloads=1))
     assert "14 policies" in waiting
     assert "not run" not in waiting
@@ -102,7 +102,7 @@ def named(*names: str) -> list[str]:
     return [policy.name for policy in with_distinct_names([(name, find_policy(name)) for name in names])]
 
 
-def test_checkpoints_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_checkpoints_of_one_name_get_the_names_of_their_folders(tmp_path: Path) -> None:
     def best(*folders: str) -> str:
         tmp_path.joinpath(*folders).mkdir(parents=True, exist_ok=True)
         return str(untrained(tmp_path.joinpath(*folders, "best.zip")))
@@ -126,7 +126,7 @@ def test_one_checkpoint_by_two_paths_is_refused(tmp_path: Path, monkeypatch: pyt
         answer(replace(ASKED, policies=("mine.zip", "./mine.zip")))
 
 
-def test_a_use_that_differs_from_the_training_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_use_that_differs_from_the_training_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     alone = replace(ASKED, policies=(str(CHECKPOINTS / "hetero64.zip"),), heuristics=False, workloads=1)
     answer(replace(alone, regime=Regime(oracle=True)))  # as it was trained
     assert "trained under" not in caplog.text
@@ -172,17 +172,17 @@ def test_every_preset_that_can_be_trained_on_has_a_name_here() -> None:
         assert preset.needs_trace == (NAMED[name].draw is None and name != "history")
 
 
-def test_a_short_trace_is_run_whole_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_trace_is_run_whole_and_that_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     request = replace(
         ASKED, trace=short_trace(tmp_path), cluster=HETERO64, runs=2, policies=("pack", "eft"), heuristics=False
     )
-    said = answer(request)
-    assert "2 scenarios of 40 jobs" in said
+    printed = answer(request)
+    assert "2 scenarios of 40 jobs" in printed
     assert "only 40 jobs, too few" in caplog.text
-    assert "no intervals" in said  # one window only, however often it is drawn
+    assert "no intervals" in printed  # one window only, however often it is drawn
 
 
-def test_fewer_windows_than_asked_for_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fewer_windows_than_requested_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace = tmp_path / "long.csv"  # 300 jobs in its last 30 %: 3 windows of 96
     rows = "".join(f"j{i},{1 + i % 8},{3600 + i},{i * 60}\n" for i in range(1000))
     trace.write_text("id,gpus,work_s,submit_s\n" + rows)
@@ -274,9 +274,9 @@ def test_what_no_memory_holds_is_refused_before_it_is_made(changes: dict[str, An
 
 @pytest.mark.full
 def test_pictures_of_the_report_are_files_of_their_own(tmp_path: Path) -> None:
-    said = answer(replace(ASKED, pictures=tmp_path / "new" / "pictures"))
+    printed = answer(replace(ASKED, pictures=tmp_path / "new" / "pictures"))
     written = {path.name: path.read_bytes() for path in (tmp_path / "new" / "pictures").iterdir()}
-    assert "pictures" in said
+    assert "pictures" in printed
     assert written.keys() == {"differences.svg", "workloads.svg", "jct.svg", "use.svg", "gantt.png"}
     assert written["gantt.png"].startswith(b"\x89PNG")
     assert all(b"<svg" in data for name, data in written.items() if name.endswith(".svg"))

@@ -1,4 +1,4 @@
-"""`longshore evaluate` without --order, as somebody calls it who never trains anything."""
+"""`longshore evaluate` without --order: every order with every heuristic."""
 
 import math
 import re
@@ -30,12 +30,13 @@ PHILLY = DATA / "traces" / "philly_vc_2869ce.muri.csv"
 def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_path: Path) -> None:
     answer = Answer(longshore, tmp_path, "--trace", trace(tmp_path, 800), "--cluster", SMALL, "--runs", 2, page=True)
     figures = answer.figures
-    said = figures["answer"]
-    begin = f"Run order {said['order']} with policy {said['policy']}, with an ageing bound of 7 days: the mean JCT is "
-    assert said["headline"].startswith(begin)
-    assert said["headline"] in answer.page
+    recommended = figures["answer"]
+    pair = f"order {recommended['order']} with policy {recommended['policy']}"
+    begin = f"Run {pair}, with an ageing bound of 7 days: the mean JCT is "
+    assert recommended["headline"].startswith(begin)
+    assert recommended["headline"] in answer.page
     # What is gained stands first; what was run comes after it.
-    assert " ".join(answer.out.split()).startswith(said["headline"])
+    assert " ".join(answer.out.split()).startswith(recommended["headline"])
     assert "scenarios of 96 jobs" in answer.out
     # Every order with every policy, waiting ones too; best first.
     pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
@@ -43,8 +44,8 @@ def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_
     means = [row["mean"]["mean_jct_s"] for row in figures["ranking"] if row["ended"]]
     assert means == sorted(means)
     # Windows that chose are not those that are reported.
-    assert said["chosen_on_other_windows"]
-    assert (said["windows"], said["windows_reported"]) == (8, 4)
+    assert recommended["chosen_on_other_windows"]
+    assert (recommended["windows"], recommended["windows_reported"]) == (8, 4)
     assert "which the choice did not use" in answer.out
     # Nobody is below what is possible.
     assert figures["bound"]["mean_jct_s"] > 0
@@ -53,12 +54,12 @@ def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_
     # The figures of a month, and where it loses.
     assert figures["saved_hours"]["monthly"]
     assert "job-hours" in answer.out
-    assert re.search(r"It loses to easy \+ pack in \d of 4 windows", answer.out) or said["order"] == "easy"
+    assert re.search(r"It loses to easy \+ pack in \d of 4 windows", answer.out) or recommended["order"] == "easy"
     assert {part["what"] for part in figures["parts"]} >= {"mean number of jobs waiting", "mean GPUs of a job"}
     # What stood in the figures of one order stands there still, for the order that is recommended.
     assert figures["objective"] == "mean_jct_s"
-    assert said["policy"] in figures["policies"]
-    assert figures["facts"]["order"].startswith(f"{said['order']}, ageing bound 168 h; policies may wait")
+    assert recommended["policy"] in figures["policies"]
+    assert figures["facts"]["order"].startswith(f"{recommended['order']}, ageing bound 168 h; policies may wait")
     assert "windows come from all of it" in figures["facts"]["part of the trace"]
     assert "Run times were known exactly" in answer.out
 
@@ -95,7 +96,7 @@ def test_a_batch_is_ranked_by_makespan_and_saves_by_workload(longshore: Command,
     assert "mean JCT is" in answer.out
 
 
-def test_nobody_waits_where_that_is_forbidden(longshore: Command, tmp_path: Path) -> None:
+def test_no_policy_waits_where_that_is_forbidden(longshore: Command, tmp_path: Path) -> None:
     options = ("--trace", trace(tmp_path, 400), "--cluster", SMALL, "--runs", 1, "--no-waiting", "--ageing", "12h")
     answer = Answer(longshore, tmp_path, *options)
     assert not {row["policy"] for row in answer.figures["ranking"]} & {"patient", "eft-wait", "consolidate"}
@@ -104,7 +105,7 @@ def test_nobody_waits_where_that_is_forbidden(longshore: Command, tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_single_window_is_said_to_make_nothing_sure(longshore: Command, tmp_path: Path) -> None:
+def test_a_single_window_makes_nothing_sure(longshore: Command, tmp_path: Path) -> None:
     answer = Answer(longshore, tmp_path, "--trace", trace(tmp_path, 60), "--cluster", SMALL, "--runs", 2, page=True)
     assert "One window gives no interval: nothing is sure." in answer.out
     assert "That flatters it" in answer.out
@@ -169,7 +170,7 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
     assert "common today" in section_of(found, math.inf)
 
 
-def test_an_order_that_a_package_breaks_is_left_out_and_told(
+def test_an_order_that_a_package_breaks_is_logged_and_skipped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(order_table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
@@ -178,11 +179,11 @@ def test_an_order_that_a_package_breaks_is_left_out_and_told(
 
 
 def test_what_was_asked_for_holds_under_every_order() -> None:
-    asked = Regime("fifo", ageing_s=60.0, waiting=True, oracle=True, turns=True)
-    assert {field.name for field in fields(Regime) if getattr(asked, field.name) == field.default} == {"order"}
-    regimes = every_order(asked)
-    assert [regime.order for regime in regimes] == list(registered("orders"))
-    assert {replace(regime, order="fifo") for regime in regimes} == {asked}
+    regime = Regime("fifo", ageing_s=60.0, waiting=True, oracle=True, turns=True)
+    assert {field.name for field in fields(Regime) if getattr(regime, field.name) == field.default} == {"order"}
+    regimes = every_order(regime)
+    assert [each.order for each in regimes] == list(registered("orders"))
+    assert {replace(each, order="fifo") for each in regimes} == {regime}
 
 
 def test_where_nothing_ends_that_is_an_error(tmp_path: Path) -> None:
@@ -202,8 +203,8 @@ def test_words_fit_what_is_common_today(tmp_path: Path) -> None:
     assert ("ageing" in headline(found, 3600.0)) == (found.chosen.order != "fifo")
     for against in found.against:
         lower = -float(against.percent.value[found.row])
-        told = f"{lower:.0f} % lower than under {against.rival}" in headline(found, 3600.0)
-        assert told == (against.rival in COMMON and lower >= 0.5)
+        is_in_headline = f"{lower:.0f} % lower than under {against.rival}" in headline(found, 3600.0)
+        assert is_in_headline == (against.rival in COMMON and lower >= 0.5)
     if found.chosen in COMMON:
         assert "Many clusters run this already" in headline(found, math.inf)
     assert str(Candidate("easy", "pack")) == "easy + pack"

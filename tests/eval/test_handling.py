@@ -36,19 +36,21 @@ def test_ratios_are_of_sums_and_draws_of_one_window_are_one_unit() -> None:
 
 
 @pytest.mark.parametrize("handling", ["handling: switch, spares: 0.1", "handling: restart"])
-def test_a_cluster_on_which_gpus_fail_is_told_what_switching_saves(handling: str, tmp_path: Path) -> None:
+def test_where_gpus_fail_the_gain_of_switching_is_reported(handling: str, tmp_path: Path) -> None:
     cluster, out = tmp_path / "c.yaml", tmp_path / "o.json"
     cluster.write_text(FILE.replace("HANDLING", handling))
     request = replace(ASKED, cluster=cluster, policies=("pack",), heuristics=False, json_out=out)
-    said = answer(request)
-    told = json.loads(out.read_text())["restart_or_switch"]
-    assert "restart or switch: under pack, jobs that switch lose" in said
-    assert told["switch"]["gpu_hours_lost"] < told["restart"]["gpu_hours_lost"]
-    assert told["lost_ratio"][0] == pytest.approx(told["switch"]["gpu_hours_lost"] / told["restart"]["gpu_hours_lost"])
-    assert told["restart"]["switches"] == 0.0 < told["switch"]["switches"]
+    printed = answer(request)
+    figures = json.loads(out.read_text())["restart_or_switch"]
+    assert "restart or switch: under pack, jobs that switch lose" in printed
+    assert figures["switch"]["gpu_hours_lost"] < figures["restart"]["gpu_hours_lost"]
+    assert figures["lost_ratio"][0] == pytest.approx(
+        figures["switch"]["gpu_hours_lost"] / figures["restart"]["gpu_hours_lost"]
+    )
+    assert figures["restart"]["switches"] == 0.0 < figures["switch"]["switches"]
 
 
-def test_a_cluster_on_which_nothing_fails_is_told_nothing(tmp_path: Path) -> None:
+def test_where_nothing_fails_no_gain_of_switching_is_reported(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(QUIET)
     assert read_cluster(tmp_path / "c.yaml").rules.switching
     request = replace(ASKED, cluster=tmp_path / "c.yaml", policies=("pack",), heuristics=False)
@@ -60,20 +62,20 @@ SLOW = FILE.replace("2e-6", "0").replace(
 )
 
 
-def test_a_cluster_whose_nodes_become_slow_is_told_what_backups_save(tmp_path: Path) -> None:
+def test_where_nodes_become_slow_the_gain_of_backups_is_reported(tmp_path: Path) -> None:
     cluster, out = tmp_path / "c.yaml", tmp_path / "o.json"
     cluster.write_text(SLOW.replace("BACKUPS", "2"))
-    said = answer(replace(ASKED, cluster=cluster, policies=("pack",), heuristics=False, json_out=out))
-    told = json.loads(out.read_text())["what_backups_save"]
-    assert "what backups save: under pack, backups for up to 2 GPUs of a job change the mean JCT by -" in said
-    assert told["jct_change_percent"][0] < 0.0
-    assert told["jct_change_percent"][0] == pytest.approx(
-        100.0 * (told["mean_jct_s"]["with"] / told["mean_jct_s"]["without"] - 1.0)
+    printed = answer(replace(ASKED, cluster=cluster, policies=("pack",), heuristics=False, json_out=out))
+    figures = json.loads(out.read_text())["what_backups_save"]
+    assert "what backups save: under pack, backups for up to 2 GPUs of a job change the mean JCT by -" in printed
+    assert figures["jct_change_percent"][0] < 0.0
+    assert figures["jct_change_percent"][0] == pytest.approx(
+        100.0 * (figures["mean_jct_s"]["with"] / figures["mean_jct_s"]["without"] - 1.0)
     )
-    assert told["backups"] > 0.0 < told["backup_gpu_hours"]
+    assert figures["backups"] > 0.0 < figures["backup_gpu_hours"]
 
 
-def test_a_cluster_without_backups_is_told_nothing_of_them(tmp_path: Path) -> None:
+def test_without_backups_no_gain_of_them_is_reported(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(SLOW.replace("BACKUPS", "0"))
     request = replace(ASKED, cluster=tmp_path / "c.yaml", policies=("pack",), heuristics=False)
     assert "backups" not in answer(request)

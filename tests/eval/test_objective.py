@@ -1,4 +1,4 @@
-"""`longshore evaluate --objective`: what ranks, what is tuned for it, and what is said of it."""
+"""`longshore evaluate --objective`: what ranks, what is tuned for it, and what is reported."""
 
 import re
 from dataclasses import replace
@@ -40,12 +40,12 @@ def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
     pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
     each = [(order, policy) for order in registered("orders") for policy in HEURISTICS]
     assert sorted(pairs) == sorted([*each, *tuned.items()])
-    # Nothing of the past that it was tuned on is run; said in the answer, the report and JSON.
+    # Nothing of the past that it was tuned on is run; the answer says so, and the report and JSON.
     assert "windows come from all of it" not in str(figures["facts"])
-    said = f"Objective: {title}. Tuned for it: {figures['facts']['tuned']}."
-    assert said in figures["answer"]["sentences"]
-    assert all(said in " ".join(text.split()) for text in (answer.out, answer.page))
-    # What nobody can be below is known of makespan and mean JCT only.
+    sentence = f"Objective: {title}. Tuned for it: {figures['facts']['tuned']}."
+    assert sentence in figures["answer"]["sentences"]
+    assert all(sentence in " ".join(text.split()) for text in (answer.out, answer.page))
+    # Lower bounds are known of makespan and mean JCT only.
     assert figures["bound"] == {field: None}
     assert figures["ranking"][0]["above_bound_percent"] is None
     assert "is not known" in " ".join(answer.out.split())
@@ -86,8 +86,8 @@ def test_a_short_trace_has_no_past_to_tune_on(longshore: Command, tmp_path: Path
 def test_a_mistyped_objective_is_refused_in_one_line(longshore: Command) -> None:
     done = longshore("evaluate", "--objective", "meanjct")
     assert done.status == 2
-    told = "longshore: --objective: there is no objective 'meanjct'; did you mean 'mean-jct'?"
-    assert done.err.splitlines()[-1] == told
+    expected = "longshore: --objective: there is no objective 'meanjct'; did you mean 'mean-jct'?"
+    assert done.err.splitlines()[-1] == expected
 
 
 @pytest.mark.full
@@ -99,8 +99,8 @@ def test_a_policy_that_is_no_heuristic_is_compared_with_the_best_that_is_one(tmp
     early = ~grid.reporting
     costs = dict(zip(grid.candidates, grid.cost[:, early].mean(axis=1), strict=True))
     assert found.heuristic == min((one for one in costs if one.policy == "pack"), key=costs.__getitem__)
-    told = f"Of heuristics alone, {found.heuristic} was the best: mean JCT of the choice against it "
-    assert (told in " ".join(sentences(found))) == (found.heuristic not in COMMON)
+    expected = f"Of heuristics alone, {found.heuristic} was the best: mean JCT of the choice against it "
+    assert (expected in " ".join(sentences(found))) == (found.heuristic not in COMMON)
     for changed in (taught._replace(is_users_objective=False), taught._replace(heuristics=grid.heuristics)):
         assert advice(changed, problem).heuristic is None
 
@@ -113,10 +113,10 @@ def test_an_objective_that_is_no_column_becomes_the_first(text: str) -> None:
     assert found.policies == ("ppo", "pack")
     assert (found.objective, found.ranked_by.name, found.ranked_by.title) == (0, weighting.field, weighting.title)
     alike = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective="p99_jct_s")
-    asked = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective=weighting_of("p99-jct"))
-    assert [it.name for it in asked.metrics] == [it.name for it in alike.metrics]
-    assert asked.objective == alike.objective
-    assert np.array_equal(asked.values, alike.values)
+    weighted = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective=weighting_of("p99-jct"))
+    assert [metric.name for metric in weighted.metrics] == [metric.name for metric in alike.metrics]
+    assert weighted.objective == alike.objective
+    assert np.array_equal(weighted.values, alike.values)
 
 
 def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
@@ -128,7 +128,7 @@ def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
 
 
 @pytest.mark.full
-def test_a_heuristic_stays_one_with_another_factor_and_nobody_else_becomes_one() -> None:
+def test_a_heuristic_stays_one_with_another_factor_and_no_other_policy_becomes_one() -> None:
     assert all(map(is_heuristic, (*HEURISTICS.values(), patient_of(0.7))))
     assert not is_heuristic(replace(PATIENT, name="theirs"))
     assert not is_heuristic(untrained_candidates(waiting=True))

@@ -53,33 +53,34 @@ def test_changes_are_of_sums_over_windows() -> None:
     assert "of 384 jobs 300 have plans, and 40 run by another one" in layouts_in_words(found)
 
 
-def test_a_trace_with_plans_is_told_what_they_save(tmp_path: Path) -> None:
+def test_the_gain_of_plans_is_reported_for_a_trace_with_plans(tmp_path: Path) -> None:
     out, report = tmp_path / "o.json", tmp_path / "o.html"
     request = replace(
         REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), json_out=out, report=report,
         estimates="log-normal",
     )  # fmt: skip
-    said = answer(request)
-    told = json.loads(out.read_text())["what_planning_saves"]
-    assert "what planning saves: under pack, with the best plan of each job" in said
+    printed = answer(request)
+    figures = json.loads(out.read_text())["what_planning_saves"]
+    assert "what planning saves: under pack, with the best plan of each job" in printed
     assert "what planning saves" in report.read_text()
-    assert told["best"]["gpu_hours_planned"] < told["fixed"]["gpu_hours_planned"]
-    assert told["best"]["gpu_hours_held"] < told["fixed"]["gpu_hours_held"]
-    assert told["best"]["mean_jct_s"] < told["fixed"]["mean_jct_s"]
-    change = 100.0 * (told["best"]["mean_jct_s"] / told["fixed"]["mean_jct_s"] - 1.0)
-    assert told["jct_change_percent"][0] == pytest.approx(change)
-    assert told["changed"] == told["planned"] > 0
+    assert figures["best"]["gpu_hours_planned"] < figures["fixed"]["gpu_hours_planned"]
+    assert figures["best"]["gpu_hours_held"] < figures["fixed"]["gpu_hours_held"]
+    assert figures["best"]["mean_jct_s"] < figures["fixed"]["mean_jct_s"]
+    change = 100.0 * (figures["best"]["mean_jct_s"] / figures["fixed"]["mean_jct_s"] - 1.0)
+    assert figures["jct_change_percent"][0] == pytest.approx(change)
+    assert figures["changed"] == figures["planned"] > 0
 
 
-def test_a_trace_with_plans_that_put_state_away_is_told_what_that_saves(tmp_path: Path) -> None:
+def test_the_gain_of_offload_is_reported_where_plans_put_state_away(tmp_path: Path) -> None:
     out = tmp_path / "o.json"
     cell = SLOW + "|1x4x1 work_s=3600 compute_s=2 edge_bytes=1e8 away_bytes=1e10"
     trace, cluster = planned_trace(tmp_path, cell=cell), cluster_file(tmp_path)
-    said = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
-    told = json.loads(out.read_text())
-    planning, offload = told["what_planning_saves"], told["what_offload_saves"]
+    printed = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
+    figures = json.loads(out.read_text())
+    planning, offload = figures["what_planning_saves"], figures["what_offload_saves"]
     assert (
-        "what offload saves: under pack, with the best plan of each job, which may put state away, in place of" in said
+        "what offload saves: under pack, with the best plan of each job, which may put state away, in place of"
+        in printed
     )
     assert offload["best"] == planning["best"]
     assert offload["offload"]["gpu_hours_planned"] < offload["best"]["gpu_hours_planned"]
@@ -93,19 +94,19 @@ def test_plans_that_no_node_has_room_for_stop_no_evaluation_by_others(tmp_path: 
     out = tmp_path / "o.json"
     trace = planned_trace(tmp_path, cell=SLOW + "|1x4x1 work_s=3600 compute_s=2 edge_bytes=1e8 away_bytes=1e10")
     cluster = cluster_file(tmp_path, FILE.replace("hazard_per_s", "host_memory_bytes: 16e9, hazard_per_s"))
-    said = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
-    assert "what planning saves: under pack" in said
-    assert "what offload saves: unknown: the nodes of this cluster have no room for some of the plans" in said
+    printed = answer(replace(REQUEST, trace=trace, cluster=cluster, json_out=out))
+    assert "what planning saves: under pack" in printed
+    assert "what offload saves: unknown: the nodes of this cluster have no room for some of the plans" in printed
     assert json.loads(out.read_text())["what_offload_saves"] == {}
     with pytest.raises(InputError, match="of host memory each, and the cluster has 0 of these"):
         setting_of(replace(REQUEST, trace=trace, cluster=cluster, plans="offload"))
 
 
-def test_offload_is_not_told_of_where_no_plan_puts_state_away(tmp_path: Path) -> None:
+def test_no_gain_of_offload_is_reported_where_no_plan_puts_state_away(tmp_path: Path) -> None:
     request = replace(REQUEST, trace=planned_trace(tmp_path), cluster=cluster_file(tmp_path), plans="offload")
-    said = answer(request)
-    assert "what planning saves" in said
-    assert "offload saves" not in said
+    printed = answer(request)
+    assert "what planning saves" in printed
+    assert "offload saves" not in printed
 
 
 def test_both_layouts_meet_the_same_arrivals_faults_and_errors_of_estimates(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_both_layouts_meet_the_same_arrivals_faults_and_errors_of_estimates(tmp_
     assert setting.facts["plans of jobs"] == "best"
 
 
-def test_a_trace_without_plans_is_told_nothing_of_them(tmp_path: Path) -> None:
+def test_no_gain_of_plans_is_reported_for_a_trace_without_plans(tmp_path: Path) -> None:
     request = replace(REQUEST, trace=planned_trace(tmp_path, cell=""), cluster=cluster_file(tmp_path))
     assert setting_of(request).layouts == {}
     assert setting_of(request).problem.scenarios.pipeline.size == 0

@@ -76,7 +76,7 @@ def test_the_page_shows_the_same_cells_as_the_terminal(source: str) -> None:
     assert all(metric.meaning in text for metric in comparison(12).metrics)
 
 
-def test_the_page_says_what_was_run_and_where_the_policy_loses(source: str) -> None:
+def test_the_page_shows_what_was_run_and_where_the_policy_loses(source: str) -> None:
     text = Page(source).text
     assert all(name in text and value in text for name, value in FACTS.items())
     assert "Pack & <i>ppo</i>" in text
@@ -99,7 +99,7 @@ def test_large_clusters_are_drawn_node_by_node(nodes: int) -> None:
     assert picture.caption.startswith("Scenario 3 of 7. ")
 
 
-def test_colours_tell_the_learned_policies_and_the_best_heuristic_from_the_rest() -> None:
+def test_learned_policies_and_the_best_heuristic_have_colours_of_their_own() -> None:
     colours = policy_colours(comparison(3))
     assert len(set(colours.values())) == 3
 

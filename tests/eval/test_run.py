@@ -25,8 +25,8 @@ def test_scenarios_run_in_chunks_end_as_those_run_at_once(chunk: int) -> None:
             assert np.array_equal(one, other), name
 
 
-def test_each_chunk_is_told_before_it_is_run() -> None:
-    told: list[tuple[str, int]] = []
+def test_each_chunk_is_reported_before_it_is_run() -> None:
+    reported: list[tuple[str, int]] = []
     policies = [HEURISTICS["pack"], HEURISTICS["eft"]]
-    run_all(small_problem(7), policies, lambda *stand: told.append(stand), chunk=3)
-    assert told == [(name, run) for name in ("pack", "eft") for run in (0, 3, 6)]
+    run_all(small_problem(7), policies, lambda *stand: reported.append(stand), chunk=3)
+    assert reported == [(name, run) for name in ("pack", "eft") for run in (0, 3, 6)]

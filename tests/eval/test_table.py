@@ -65,7 +65,7 @@ def test_times_are_shown_in_a_unit_that_suits_them(scale: float, unit: str) -> N
     assert rows(found)[0].cells[0].text == "10.0 ±0.0"
 
 
-def test_the_caption_says_which_intervals_there_are() -> None:
+def test_the_caption_names_the_kind_of_intervals() -> None:
     assert "no intervals" in caption(comparison(1))
     assert "means with 95 % t-intervals." in caption(comparison(9))
     assert "means with 95 % bootstrap intervals." in caption(comparison(10))

@@ -22,7 +22,7 @@ def shown(submit_s: list[float]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("submit_s", [[0.0], [0.0, 0.0], [5.0, 5.0, 5.0]])
-def test_a_batch_is_said_to_come_at_once_and_no_figure_is_shown_that_it_has_not(submit_s: list[float]) -> None:
+def test_a_batch_arrives_at_once_and_has_no_load(submit_s: list[float]) -> None:
     rows = shown(submit_s)
     assert rows["arrivals"] == "all at once"
     assert not [text for text in rows.values() if "nan" in text or "inf" in text]

@@ -1,4 +1,4 @@
-"""Batches whose optimum is known, and which only looking ahead reaches."""
+"""Batches whose optimum is known, and which only a policy with foresight reaches."""
 
 import numpy as np
 

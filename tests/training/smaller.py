@@ -1,4 +1,4 @@
-"""Runs of the usual commands on less than is usual, where what is looked at does not depend on how much."""
+"""Smaller runs of the usual commands, for what does not depend on their size."""
 
 from dataclasses import replace
 from pathlib import Path

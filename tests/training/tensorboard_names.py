@@ -1,4 +1,4 @@
-"""Names of figures: those that a run has written for TensorBoard, and those that docs/training.md tells."""
+"""Names of figures: those that a run has written for TensorBoard, and those of docs/training.md."""
 
 from pathlib import Path
 

@@ -157,7 +157,7 @@ def test_what_the_state_foresees_is_taken_off_once_it_was_learned() -> None:
     earned = (gap * weights[problem]).sum(axis=1)
     baseline = CreditBaseline(2, 5)
     assert np.array_equal(baseline.subtract(earned, gap, problem), earned)  # nothing is known at first
-    # Weights are held back, so that of features that tell nothing of each other about half is taken off.
+    # Weights are held back, so that of independent features about half is subtracted.
     assert baseline.subtract(earned, gap, problem).var() < 0.3 * earned.var()
 
 

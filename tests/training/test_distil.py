@@ -1,4 +1,4 @@
-"""Distillation: what rollouts find becomes what the network tells."""
+"""Distillation: the network learns the labels of rollouts."""
 
 import signal
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ from longshore.training.candidates.distil import (
     DistilLearner,
     Labels,
     LabelTask,
-    _judged,
     _LabelTensors,
+    _on_held_out,
     distil_loss,
     label,
     label_run,
@@ -170,7 +170,7 @@ def test_a_label_weighs_as_much_as_noise_and_prior_leave_of_it() -> None:
 
 def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_candidates_that_were_tried() -> None:
     parameters = DistilParameters(distil_prior=0.5, distil_temperature=2.0)
-    logits = torch.tensor([[3.0, 1.0, 4.0, 99.0]])  # so -2 and 1 are told, and the last has no label
+    logits = torch.tensor([[3.0, 1.0, 4.0, 99.0]])  # so -2 and 1 are predicted, and the last has no label
     gain, error = torch.tensor([[0.0, -1.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.0, 0.0]])
     regression, cost = distil_loss(logits, torch.tensor([3]), gain, error, parameters)
     assert regression.item() == pytest.approx(0.5 * (0.5 * (1.0 / 0.5) ** 2 + 1.0 * (1.0 / 0.5) ** 2))
@@ -180,26 +180,26 @@ def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_candidates_
 
 
 def test_what_is_judged_is_relative_to_the_chosen_candidate() -> None:
-    # The second candidate is chosen; the others are told to gain 0.2 and 0.1 less, and gain 0.3 and 0.2 less.
+    # The second candidate is chosen; the others are predicted to gain 0.2 and 0.1 less, and gain 0.3 and 0.2 less.
     predicted_gains = torch.tensor([[0.1, 0.3, 0.2]])
-    lessons = _LabelTensors(
+    tasks = _LabelTensors(
         observations=torch.zeros(1, 1), listed=torch.tensor([3]), tried=torch.tensor([3]),
         gain=torch.tensor([[0.0, 0.3, 0.1]]), error=torch.tensor([[0.0, 0.05, 0.05]]), to_go=torch.tensor([2.0]),
     )  # fmt: skip
-    regret, value_error, spread = _judged(lambda observations: (predicted_gains, torch.tensor([1.5])), lessons)  # type: ignore[arg-type]
+    regret, value_error, spread = _on_held_out(lambda observations: (predicted_gains, torch.tensor([1.5])), tasks)  # type: ignore[arg-type]
     assert regret == pytest.approx(0.0)
     assert value_error == pytest.approx(0.5)
     assert spread == pytest.approx((2 * 0.1**2 - 2 * 0.05**2) / (0.2 + 0.1))
-    worse = lessons._replace(gain=torch.tensor([[0.0, 0.3, 0.4]]))
-    assert _judged(lambda observations: (predicted_gains, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
+    worse = tasks._replace(gain=torch.tensor([[0.0, 0.3, 0.4]]))
+    assert _on_held_out(lambda observations: (predicted_gains, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
 
 
 def test_the_share_of_lessons_that_the_teachers_base_runs_itself_is_as_asked() -> None:
-    problem, lessons = small_problem(waiting=True), [LabelTask(number % 8, number, 0.0) for number in range(64)]
+    problem, tasks = small_problem(waiting=True), [LabelTask(number % 8, number, 0.0) for number in range(64)]
     for own in (0.0, 0.75, 1.0):
         teacher, other = Noted(PATIENT), Noted(PATIENT)
         with ThreadPoolExecutor(1) as pool:
-            label_runs(lessons, workers_of(problem, "makespan", Search(), [teacher], other), own, pool)
+            label_runs(tasks, workers_of(problem, "makespan", Search(), [teacher], other), own, pool)
         assert teacher.placed / (teacher.placed + other.placed) == pytest.approx(own, abs=0.1)
 
 
@@ -220,9 +220,9 @@ def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Pa
     sim = learner._workers[0].sim
     policy = CandidatePolicy("own", schema(), learner.network)
     rollout = Rollout(policy, Search(2, 15), "makespan")
-    lessons = [learner._lesson(number) for number in range(4, 8)]
-    visited = np.concatenate([label_run(rollout, policy, sim, lesson).observations for lesson in lessons])
-    by_heuristic = np.concatenate([label_run(rollout, PATIENT, sim, lesson).observations for lesson in lessons])
+    tasks = [learner._lesson(number) for number in range(4, 8)]
+    visited = np.concatenate([label_run(rollout, policy, sim, task).observations for task in tasks])
+    by_heuristic = np.concatenate([label_run(rollout, PATIENT, sim, task).observations for task in tasks])
     assert (learner._labels[-1].observations == visited).all()
     assert visited.shape != by_heuristic.shape or (visited != by_heuristic).any()
 
@@ -233,8 +233,8 @@ def same_labels(one: Labels, other: Labels) -> bool:
 
 def test_labels_depend_on_the_seed_of_a_lesson_and_not_on_those_before() -> None:
     worker = workers_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
-    lessons = [LabelTask(3, 7, 0.5), LabelTask(1, 2, 0.5), LabelTask(3, 8, 0.5), LabelTask(3, 7, 0.5)]
-    first, _, other, again = (label_run(worker.teacher, worker.others, worker.sim, lesson) for lesson in lessons)
+    tasks = [LabelTask(3, 7, 0.5), LabelTask(1, 2, 0.5), LabelTask(3, 8, 0.5), LabelTask(3, 7, 0.5)]
+    first, _, other, again = (label_run(worker.teacher, worker.others, worker.sim, task) for task in tasks)
     assert first.tried.size > 2
     assert same_labels(first, again)
     assert first.gain.shape != other.gain.shape or (first.gain != other.gain).any()
@@ -293,7 +293,7 @@ def test_tensorboard_shows_every_name_that_is_documented_for_the_algorithm(algor
     assert shown(folder, "train/") == set()
 
 
-def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:
+def test_a_run_that_lost_labels_is_refused(tmp_path: Path) -> None:
     folder = train(config(40), tmp_path).folder
     (folder / "labels" / "00000.npz").unlink()
     with pytest.raises(CheckpointError, match=r"00000\.npz is damaged or of another run"):
@@ -321,7 +321,7 @@ def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tm
         with pytest.raises(CheckpointError, match=r"00000\.npz is damaged or of another run: "):
             train(config(200), tmp_path)
     np.savez(path, allow_pickle=False, **{name: array[1:] for name, array in sound.items()})
-    with pytest.raises(CheckpointError, match="the snapshot says"):
+    with pytest.raises(CheckpointError, match="decisions, the snapshot"):
         train(config(200), tmp_path)
 
 

@@ -308,7 +308,7 @@ def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
     assert np.sqrt((off**2).mean()) < 0.3 * record.to_go.std()
 
 
-def test_a_checkpoint_tells_of_which_objective_its_value_is_the_time_to_go(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_objective_of_its_value(tmp_path: Path) -> None:
     best = train(config(10), tmp_path).best
     assert load_policy(best).schema.time_to_go == "makespan"
 

@@ -108,10 +108,10 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived
         mirror.due()
         units.append(float(time_unit_s(mirror.sim, ROW)))
         mirror.follow([decision])
-    assert [it.unit_s for it in history.past.seen] == pytest.approx(units)
+    assert [seen.unit_s for seen in history.past.observed] == pytest.approx(units)
     finish_s, submit_s = lived.twin.backend.sim.state.finish_s[0], lived.twin.backend.sim.scenarios.submit_s[0]
     known = 0
-    for seen in history.past.seen:
+    for seen in history.past.observed:
         left_s = (finish_s - seen.now_s)[(submit_s <= seen.now_s) & (finish_s > seen.now_s)]
         to_go = to_go_of(history.stays, seen)
         assert math.isnan(to_go) or to_go * seen.unit_s == pytest.approx(left_s.mean())
@@ -120,8 +120,8 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived
 
 
 def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(lived: Lived) -> None:
-    asked = ProblemRequest(0, (Regime(),), history=lived.file)
-    trained, validated = (problems[0] for problems in history_problems(asked))
+    request = ProblemRequest(0, (Regime(),), history=lived.file)
+    trained, validated = (problems[0] for problems in history_problems(request))
     later = later_problem(read_history(lived.file))
     works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (trained, validated, later)]
     assert not works[0] & works[1]
@@ -167,7 +167,7 @@ def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:
     assert (logged.log_probability[several] < 0.0).all()
 
 
-def test_what_nobody_drew_teaches_the_value_alone(lived: Lived) -> None:
+def test_what_no_policy_drew_teaches_the_value_alone(lived: Lived) -> None:
     logged = live_decisions(lived.file)
     network = load_policy(lived.checkpoint).network
     assert isinstance(network, CandidateNetwork)
@@ -196,11 +196,11 @@ def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
 
 
 @pytest.mark.full
-def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived: Lived, tmp_path: Path) -> None:
+def test_what_follows_a_gap_is_ignored_until_a_line_has_the_state_of_the_cluster(lived: Lived, tmp_path: Path) -> None:
     lines = lived.file.read_text().splitlines()
     (tmp_path / "gap.jsonl").write_text("\n".join(lines[:60] + lines[70:]) + "\n")
     past = ClusterPast(tmp_path / "gap.jsonl")
-    assert len(past.seen) == 60
+    assert len(past.observed) == 60
     whole = ClusterPast(lived.file)
     assert all(past.work_s[job] == whole.work_s[job] for job in past.work_s)
 
@@ -209,8 +209,8 @@ def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "no decision says where the cluster stood"),
-        ("{}", "no decision"),
+        ("", "no decision has the state of the cluster"),
+        ("{}", "not a decision"),
         (
             '{"job_id": "a", "explanation": {}, "past": {"number": 0, "calls": [["begin", "soon"]]}}',
             "cannot have happened",
@@ -218,7 +218,7 @@ def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived:
         (None, "too few"),
     ],
 )
-def test_a_file_that_tells_too_little_is_refused(text: str | None, problem: str, lived: Lived, tmp_path: Path) -> None:
+def test_a_file_that_holds_too_little_is_refused(text: str | None, problem: str, lived: Lived, tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     first = lived.file.read_text().splitlines()[0]
     file.write_text(first + "\n" if text is None else text)
@@ -290,7 +290,7 @@ def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any
 @pytest.mark.parametrize(
     ("option", "words"), [("--order", ("--order", "easy")), ("--algo", ("--algo", "distil")), ("--trace", ())]
 )
-def test_what_a_history_says_itself_is_no_option(
+def test_what_a_history_decides_is_no_option(
     option: str, words: tuple[str, ...], lived: Lived, tmp_path: Path, longshore: Command
 ) -> None:
     more = words or ("--trace", lived.file)

@@ -1,4 +1,4 @@
-"""Masked PPO on batches whose optimum is known, and which only looking ahead reaches."""
+"""Masked PPO on batches whose optimum is known, and which only a policy with foresight reaches."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A stranger's network is one file and one registration: it is trained, loaded, compared, and obeyed by a scheduler."""
+"""A plug-in's network is one file and one registration: it is trained, loaded, compared, and served by a scheduler."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("actions", "options"), [(NODES, ()), (NODES, ("--action", "gpu")), (LISTS, ("--action", "candidate", "--waiting"))]
 )
-def test_a_strangers_network_goes_all_the_way(
+def test_a_plug_ins_network_is_trained_loaded_compared_and_served(
     actions: tuple[str, ...], options: tuple[str, ...], longshore: Command, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -70,25 +70,25 @@ def test_a_strangers_network_goes_all_the_way(
     assert starts == simulated(case, find_policy(str(checkpoint)))
 
 
-def test_without_the_package_a_checkpoint_says_what_to_install(
+def test_without_the_package_the_error_of_a_checkpoint_names_what_to_install(
     longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as installed:
         install_network(tmp_path / "package", installed, with_actions(NODES))
         longshore("train", "--network", "theirs", "--steps", "256", "--threads", "1", "--logdir", tmp_path)
     (checkpoint,) = tmp_path.glob("*/best.zip")
-    told = (
+    expected = (
         "there is no network 'theirs', only candidates, layers, mlp, set; install the package that registers it under"
     )
-    with pytest.raises(CheckpointError, match=f"{checkpoint}: {told} longshore.networks"):
+    with pytest.raises(CheckpointError, match=f"{checkpoint}: {expected} longshore.networks"):
         load_policy(checkpoint)
     done = longshore("evaluate", "--policy", checkpoint)
     assert done.status == 2
-    assert done.err.splitlines()[-1] == f"longshore: {checkpoint}: {told} longshore.networks"
+    assert done.err.splitlines()[-1] == f"longshore: {checkpoint}: {expected} longshore.networks"
 
 
 @pytest.mark.parametrize(
-    ("actions", "options", "told"),
+    ("actions", "options", "expected"),
     [
         (NODES, ("--action", "candidate"), "--network: the network 'theirs' has no candidate actions; add --action "),
         (LISTS, (), "--network: the network 'theirs' has no node actions; add --action candidate"),
@@ -97,13 +97,13 @@ def test_without_the_package_a_checkpoint_says_what_to_install(
     ],
 )
 def test_what_a_network_cannot_do_is_refused_before_it_is_trained(
-    actions: tuple[str, ...], options: tuple[str, ...], told: str, longshore: Command, tmp_path: Path,
+    actions: tuple[str, ...], options: tuple[str, ...], expected: str, longshore: Command, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     install_network(tmp_path / "package", monkeypatch, with_actions(actions))
     done = longshore("train", "--network", "theirs", *options, "--logdir", tmp_path / "runs")
     assert done.status == 2
-    assert told in done.err
+    assert expected in done.err
     assert not (tmp_path / "runs").exists()
 
 

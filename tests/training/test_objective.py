@@ -85,8 +85,8 @@ def test_validation_and_the_margin_go_by_the_objective(objective: str, name: str
     )
     assert score.mean_s == pytest.approx(cost.mean())
     assert score.percent == pytest.approx(100.0 * (cost.mean() / best.mean() - 1.0))
-    told, value = found.told(score)
-    assert told == name
+    reported, value = found.reported_mean(score)
+    assert reported == name
     assert value == pytest.approx(cost.mean() / (3600.0 if name.endswith("_h") else 1.0))
     assert f"`validation/{name}`" in PAGE.read_text(encoding="utf-8")
     assert log_cost(policy, [problem], 0.5, weighting) == pytest.approx(np.log(cost).mean())
@@ -108,7 +108,7 @@ def test_a_configuration_keeps_its_objective_and_older_ones_have_none() -> None:
 
 
 @pytest.mark.full
-def test_a_run_by_an_objective_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+def test_a_continued_run_by_an_objective_ends_the_same(tmp_path: Path) -> None:
     sizes = Sizes(64, 16)
     by = config(2500, objective="p99-jct")
     whole = run.train(by, tmp_path / "whole", sizes=sizes)

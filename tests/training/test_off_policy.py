@@ -135,7 +135,7 @@ def test_advantages_are_centred_under_the_present_policy() -> None:
     assert standardised(advantages, ratio) == pytest.approx(np.array([-1.0, 2.0, -2.0]) / math.sqrt(2.0), abs=1e-5)
 
 
-def test_weights_tell_how_many_samples_count_and_how_far_the_policy_moved() -> None:
+def test_metrics_of_weights_have_the_samples_that_count_and_the_distance_of_the_policy() -> None:
     assert effective_share(np.array([1.0, 1.0, 1.0, 1.0], np.float32)) == 1.0
     assert effective_share(np.array([4.0, 0.0, 0.0, 0.0], np.float32)) == 0.25
     assert variation(np.array([1.2, 0.8, 1.0, 1.4], np.float32)) == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""A policy that goes on learning from the scheduler that it serves: when it is published, and how."""
+"""A policy that learns from the scheduler that it serves: when it is published, and how."""
 
 import os
 import shutil
@@ -64,17 +64,17 @@ def config_for(history: Path, served: Path, steps: int = 4000) -> TrainingConfig
 
 @contextmanager
 def silent() -> Iterator[OnProgress]:
-    def tell(progress: Progress) -> None:
+    def ignore(progress: Progress) -> None:
         del progress
 
-    yield tell
+    yield ignore
 
 
 def learned(
-    folder: Path, history: Path, served: Path, say: Callable[[str], None] = print,
-    telling: Callable[[], AbstractContextManager[OnProgress]] = silent, rounds: int = 1, steps: int = 4000,
+    folder: Path, history: Path, served: Path, report: Callable[[str], None] = print,
+    show_progress: Callable[[], AbstractContextManager[OnProgress]] = silent, rounds: int = 1, steps: int = 4000,
 ) -> list[Round]:  # fmt: skip
-    asked = OnlineRequest(config_for(history, served, steps), served, folder / "runs", telling, say)
+    asked = OnlineRequest(config_for(history, served, steps), served, folder / "runs", show_progress, report)
     return learn_online(asked, rounds=rounds).rounds
 
 
@@ -83,13 +83,13 @@ def served_in(folder: Path, checkpoint: Path) -> Path:
 
 
 def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived, tmp_path: Path) -> None:
-    served, said = served_in(tmp_path, lived.checkpoint), list[str]()
+    served, reported = served_in(tmp_path, lived.checkpoint), list[str]()
     before = digest_of(served)
-    (found,) = learned(tmp_path, lived.file, served, said.append)
-    assert found.later.high < 0.0, said
+    (found,) = learned(tmp_path, lived.file, served, reported.append)
+    assert found.later.high < 0.0, reported
     assert found.published
-    assert "published" in said[-1]
-    assert "not published" not in said[-1]
+    assert "published" in reported[-1]
+    assert "not published" not in reported[-1]
     (new,) = (tmp_path / "runs").glob("online-*/round-000/history-*/best.zip")
     assert digest_of(served) == digest_of(new) != before
     load_policy(served)
@@ -98,7 +98,7 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
     assert digest_of(round_folder / "serving.zip") == before  # to go back to
     assert not (round_folder / PAST).exists()
 
-    # The same round once more, as it stood before it was judged: meanwhile somebody else puts another version there.
+    # The same round again, as it was before the comparison: another process publishes a version in the meantime.
     (round_folder / ROUND).unlink()
     shutil.copyfile(lived.file, round_folder / PAST)
     shutil.copyfile(lived.checkpoint, served)
@@ -109,10 +109,10 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
         shutil.copyfile(theirs, served)
         yield lambda _: None
 
-    (again,) = learned(tmp_path, lived.file, served, said.append, replacing_it)
+    (again,) = learned(tmp_path, lived.file, served, reported.append, replacing_it)
     assert again.later == found.later
     assert not again.published
-    assert "another version is served by now" in said[-1]
+    assert "another version is served now" in reported[-1]
     assert digest_of(served) == digest_of(theirs)
 
 
@@ -120,17 +120,17 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_pat
     schema = schema_of(
         algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=True, node_gpus=(1,) * 64
     )
-    served, said = tmp_path / "policy.zip", list[str]()
+    served, reported = tmp_path / "policy.zip", list[str]()
     save_policy(served, schema, network_of(schema))
     config = config_of(
         preset=None, algorithm="ppo", steps=64, seed=0, network=None, action=None, observation=None, reward=None,
         waiting=None, threads=1, history=lived.file, init=served,
     )  # fmt: skip
     config = config.model_copy(update={"hyperparameters": Hyperparameters(rows=4, steps=16, minibatch=64, epochs=1)})
-    asked = OnlineRequest(config, served, tmp_path / "runs", silent, said.append, Sizes(validations=1))
+    asked = OnlineRequest(config, served, tmp_path / "runs", silent, reported.append, Sizes(validations=1))
     (found,) = learn_online(asked, rounds=1).rounds
     assert found.later.windows >= 1
-    assert said[-1].startswith("round 0")
+    assert reported[-1].startswith("round 0")
     (new,) = (tmp_path / "runs").glob("online-*/round-000/history-*/best.zip")
     assert load_policy(new).schema.network == load_policy(served).schema.network == "mlp"
 
@@ -141,11 +141,11 @@ def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
     past = lived_through(easy_case(jobs=80), tmp_path)
     served, policy = tmp_path / "policy.zip", untrained_candidates(waiting=True)
     save_policy(served, policy.schema.model_copy(update={"margin": MAX_MARGIN}), policy.network)
-    before, said = served.read_bytes(), list[str]()
-    (found,) = learned(tmp_path, past.file, served, said.append)
+    before, reported = served.read_bytes(), list[str]()
+    (found,) = learned(tmp_path, past.file, served, reported.append)
     assert not found.published
     assert not found.later.high < 0.0
-    assert "not published: not shown to be better" in said[-1]
+    assert "not published: not shown to be better" in reported[-1]
     assert served.read_bytes() == before
 
 
@@ -156,17 +156,17 @@ def test_a_round_begins_once_more_jobs_have_ended(lived: Lived, tmp_path: Path) 
     history.write_text("".join(lines[:3]))
 
     def grow(line: str) -> None:
-        said.append(line)
-        share = {1: 0.4, 2: 0.6}.get(len(said))
+        reported.append(line)
+        share = {1: 0.4, 2: 0.6}.get(len(reported))
         if share is not None:
             _written(tmp_path / "next", lines[: int(share * len(lines))]).replace(history)
 
-    said = list[str]()
+    reported = list[str]()
     first, second = learned(tmp_path, history, served, grow, rounds=2, steps=500)
-    assert said[0].startswith("waiting: ")
-    assert "too few" in said[0]
+    assert reported[0].startswith("waiting: ")
+    assert "too few" in reported[0]
     assert first.jobs < second.jobs == read_history(history).workload.jobs
-    assert [it.split(",")[0] for it in said[1:]] == ["round 0", "round 1"]
+    assert [it.split(",")[0] for it in reported[1:]] == ["round 0", "round 1"]
 
 
 def _written(path: Path, lines: list[str]) -> Path:
@@ -174,7 +174,7 @@ def _written(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def test_whoever_reads_while_it_is_published_finds_one_version_whole(lived: Lived, tmp_path: Path) -> None:
+def test_a_reader_finds_one_version_whole_while_another_is_published(lived: Lived, tmp_path: Path) -> None:
     versions = [lived.checkpoint, CHECKPOINTS / "hetero64-wait-1.zip"]
     whole = {path.read_bytes() for path in versions}
     served, ends, seen = served_in(tmp_path, versions[0]), threading.Event(), set[bytes]()
@@ -218,18 +218,18 @@ def test_a_damaged_checkpoint_is_refused_at_once(lived: Lived, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_train_goes_on_online_until_it_is_asked_to_end(lived: Lived, tmp_path: Path) -> None:
+def test_train_learns_online_until_it_is_interrupted(lived: Lived, tmp_path: Path) -> None:
     served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
     history.write_text("".join(lived.file.read_text().splitlines(keepends=True)[:3]))
     line: list[str | Path] = [sys.executable, "-m", "longshore", "train", "--history", history]
     line += ["--online", served, "--logdir", tmp_path]
     with processes.start(line, stdout=processes.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
+        reported = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         process.wait()
-    assert said.startswith("waiting: ")
-    assert "too few" in said
+    assert reported.startswith("waiting: ")
+    assert "too few" in reported
     assert process.returncode == 128 + signal.SIGTERM
 
 

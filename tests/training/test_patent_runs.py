@@ -77,7 +77,7 @@ def rates_of(folder: Path) -> list[float]:
 @pytest.mark.parametrize(("variant", "observation", "replay"), [
     ("", "patent-literal", "literal"), ("-ours", "patent", "dynamic"),
 ])  # fmt: skip
-def test_the_presets_of_the_patent_train_its_method_if_nothing_else_is_said(
+def test_the_presets_of_the_patent_train_its_method_by_default(
     gpus: int, algorithm: str, variant: str, observation: str, replay: str
 ) -> None:
     preset = f"patent{gpus}{variant}"
@@ -122,7 +122,7 @@ def test_rollouts_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None
         train(config, tmp_path)
 
 
-def test_what_is_said_goes_before_the_preset() -> None:
+def test_options_override_the_preset() -> None:
     config = asked(action="node", network="set", reward="dt", replay="off")
     assert (config.action, config.observation, config.network) == ("node", "full", "set")
     assert (config.reward, config.replay, config.name) == (

@@ -41,7 +41,7 @@ def test_trials_run_on_ray_and_their_runs_are_kept(ray_cluster: RayCluster, tmp_
     assert [path.parent.parent.name for path in runs] == ["trial-000"]
 
 
-def test_where_no_ray_answers_one_line_says_so(tmp_path: Path, longshore: Command) -> None:
+def test_where_no_ray_answers_the_error_is_one_line(tmp_path: Path, longshore: Command) -> None:
     for needed in ("optuna", "ray"):
         pytest.importorskip(needed, reason=f"no {needed} here; pip install -e '.[dev]'")
     jobs = trace(tmp_path / "jobs.csv", 1, jobs=200)

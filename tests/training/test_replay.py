@@ -30,7 +30,7 @@ def figures(model: MaskablePPO) -> dict[str, Any]:
     return dict(model.logger.name_to_value)
 
 
-def test_the_oldest_rollouts_fall_out_and_a_sample_takes_the_memory_that_is_told() -> None:
+def test_the_oldest_rollouts_are_dropped_and_a_sample_takes_the_computed_memory() -> None:
     model, replay = model_of(GePPO, kept=3)
     learned(model, replay, 5)
     assert [int(rollout.update) for rollout in replay.rollouts] == [2, 3, 4]
@@ -74,20 +74,20 @@ def test_the_dynamic_batch_has_as_many_samples_as_the_period_drawn_from_all_that
         ages.append(sum(sample in known for sample in drawn) / SAMPLES)
     assert sum(ages) >= 1.0
     assert ages == pytest.approx([0.25] * 4, abs=0.1)
-    told = figures(model)
-    assert told["replay/age"] == pytest.approx(1.5, abs=0.2)
-    assert 0.3 < told["replay/effective_sample_size"] <= 1.0
-    assert told["replay/total_variation"] > 0.0
+    metrics = figures(model)
+    assert metrics["replay/age"] == pytest.approx(1.5, abs=0.2)
+    assert 0.3 < metrics["replay/effective_sample_size"] <= 1.0
+    assert metrics["replay/total_variation"] > 0.0
 
 
 def test_with_a_learning_rate_of_0_all_ratios_are_1_and_nothing_is_clipped() -> None:
     model, replay = model_of(GePPO, kept=4, learning_rate=0.0)
     learned(model, replay, 5)
-    told = figures(model)
-    assert told["train/clip_fraction"] == told["replay/clip_fraction"] == 0.0
-    assert told["replay/effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
+    metrics = figures(model)
+    assert metrics["train/clip_fraction"] == metrics["replay/clip_fraction"] == 0.0
+    assert metrics["replay/effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
     for name in ("replay/total_variation", "replay/step_variation", "train/approx_kl"):
-        assert told[name] == pytest.approx(0.0, abs=1e-5)
+        assert metrics[name] == pytest.approx(0.0, abs=1e-5)
     assert replay.slowing == 1.0
     weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert np.stack(weighted.ratio) == pytest.approx(np.ones((4, STEPS, ROWS)), abs=1e-4)

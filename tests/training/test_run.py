@@ -183,7 +183,7 @@ def test_a_damaged_snapshot_is_refused(whole: TrainingResult, tmp_path: Path) ->
 
 
 def with_counts(state: NDArray[Any], left: int, following: int) -> NDArray[Any]:
-    """Return a state of torch's random numbers with so many left and another one next."""
+    """Return a state of torch's random numbers with a count left and a next one."""
     state = state.copy()
     state[8:12] = np.array([left], dtype=np.int32).view(np.uint8)
     state[16:24] = np.array([following], dtype=np.uint64).view(np.uint8)
@@ -283,7 +283,7 @@ def test_tensorboard_shows_every_documented_name(longer: TrainingResult) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"preset": "hetero46"}, "did you mean 'hetero64'"),
         ({"preset": "philly"}, "--trace"),
@@ -302,12 +302,12 @@ def test_tensorboard_shows_every_documented_name(longer: TrainingResult) -> None
         ({"steps": float("nan")}, "--steps"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_its_option(changes: dict[str, object], told: str) -> None:
+def test_what_cannot_be_trained_is_refused_by_its_option(changes: dict[str, object], expected: str) -> None:
     asked: dict[str, object] = {
         "preset": "hetero64", "algorithm": "ppo", "steps": 1e6, "seed": 0, "network": "set", "action": "node",
         "observation": "full", "reward": None, "waiting": False, "threads": 1,
     }  # fmt: skip
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=expected):
         config_of(**(asked | changes))  # type: ignore[arg-type]
 
 
@@ -323,7 +323,7 @@ def test_the_order_regime_is_kept_named_and_left_out_where_it_is_the_default() -
     assert TrainingConfig.model_validate_json(ordered.model_dump_json()) == ordered
 
 
-def test_fault_rates_are_estimated_unless_told_otherwise_and_runs_that_do_not_say_were_made_by_the_true_ones() -> None:
+def test_fault_rates_are_estimated_by_default_and_older_runs_know_the_true_ones() -> None:
     asked: dict[str, object] = {
         "preset": "hetero64", "algorithm": "ppo", "steps": 1e6, "seed": 0, "network": "set", "action": "node",
         "observation": "full", "reward": None, "waiting": False, "threads": 1,

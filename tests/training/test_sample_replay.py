@@ -27,7 +27,7 @@ from tests.training.replayed import ROWS, SAMPLES, learned, model_of, spoilings
 
 
 def samples(first: int, count: int) -> Samples:
-    """Return samples that tell their number, from `first` on."""
+    """Return samples whose fields are their number, from `first` on."""
     numbers = np.arange(first, first + count)
     wide = numbers[:, None].astype(np.float32)
     flat = numbers.astype(np.float32)
@@ -36,16 +36,16 @@ def samples(first: int, count: int) -> Samples:
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(1, 40))
 def test_the_oldest_samples_fall_out_and_no_others(sizes: list[int], most: int) -> None:
-    held, told = samples(0, 0), 0
+    held, count = samples(0, 0), 0
     for size in sizes:
-        held = held.followed_by(samples(told, size), most)
-        told += size
-    expected = list(range(told))[-most:]
+        held = held.followed_by(samples(count, size), most)
+        count += size
+    expected = list(range(count))[-most:]
     assert all(part.ravel().tolist() == expected for part in (held.actions, held.values, held.update))
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand(*, at_once: bool) -> None:
+def test_the_memory_of_learning_from_a_whole_buffer_is_computed_beforehand(*, at_once: bool) -> None:
     size, actions, count, new = 50, 400, 20_000, 200
     model, _ = model_of(MaskablePPO, 1)
     own: Any = model.rollout_buffer
@@ -78,8 +78,8 @@ def blank(count: int, size: int, actions: int) -> Samples:
 def test_periods_are_counted_with_all_their_samples_when_they_end(steps: int, rows: int, data: st.DataObject) -> None:
     rollouts = data.draw(st.lists(st.lists(st.booleans(), min_size=steps * rows, max_size=steps * rows), max_size=5))
     open_steps, length, total = np.zeros(rows, dtype=np.int64), [0] * rows, 0
-    for told in rollouts:
-        ends = np.array(told).reshape(steps, rows)
+    for rollout in rollouts:
+        ends = np.array(rollout).reshape(steps, rows)
         for step, row in np.ndindex(steps, rows):  # by hand: a period counts in the rollout in which it ends
             length[row] += 1
             if ends[step, row]:
@@ -95,7 +95,7 @@ class Sizes(BaseCallback):
 
     def __init__(self, replay: SampleReplay) -> None:
         super().__init__()
-        self.replay, self.told = replay, list[tuple[int, int, int]]()
+        self.replay, self.batches = replay, list[tuple[int, int, int]]()
 
     def _on_step(self) -> bool:
         return True
@@ -104,7 +104,7 @@ class Sizes(BaseCallback):
         assert self.replay.samples is not None
         drawn = self.replay.batch(10**9)
         held = len(self.replay.samples.actions)
-        self.told.append((0 if drawn is None else len(drawn.actions), self.replay.period, held))
+        self.batches.append((0 if drawn is None else len(drawn.actions), self.replay.period, held))
 
 
 def literal_model(kind: type[MaskablePPO], most: int, *, takes_all: bool, **changes: Any) -> tuple[Any, SampleReplay]:
@@ -120,9 +120,9 @@ def test_an_update_gets_as_many_samples_as_the_period_or_all(*, takes_all: bool)
     model, replay = literal_model(SamplePPO, most, takes_all=takes_all)
     noted = Sizes(replay)
     model.learn(8 * SAMPLES, callback=CallbackList([replay, noted]), log_interval=NO_SB3_LOG)
-    assert [held for _, _, held in noted.told] == [SAMPLES, 2 * SAMPLES, *[most] * 6]
-    assert len({period for _, period, _ in noted.told}) > 2  # the batch is dynamic
-    for got, period, held in noted.told:
+    assert [held for _, _, held in noted.batches] == [SAMPLES, 2 * SAMPLES, *[most] * 6]
+    assert len({period for _, period, _ in noted.batches}) > 2  # the batch is dynamic
+    for got, period, held in noted.batches:
         assert got == (0 if period == 0 else held if takes_all else min(period, held))
 
 

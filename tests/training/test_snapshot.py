@@ -160,17 +160,17 @@ def test_arrays_are_read_as_they_were_written(arrays: Arrays, order: str) -> Non
 
 
 def outcome(content: bytes, folder: Path) -> str:
-    """Return what is said of a file: nothing if it can be read."""
-    path, told = folder / "a.npz", ""
+    """Return the error of a file, empty if it can be read."""
+    path, message = folder / "a.npz", ""
     path.write_bytes(content)
     try:
         with read_arrays(path) as arrays:
             assert sum(array.nbytes for array in arrays.values()) <= len(content)
     except CheckpointError as error:
-        told = str(error)
-    assert told == "" or told.startswith(f"{path} is damaged or of another run: ")
-    assert "\n" not in told
-    return told
+        message = str(error)
+    assert message == "" or message.startswith(f"{path} is damaged or of another run: ")
+    assert "\n" not in message
+    return message
 
 
 def small_file(folder: Path) -> bytes:
@@ -227,7 +227,7 @@ def shaped(shape: str, kind: str = "'<f8'") -> bytes:
 
 
 def many_entries(count: int) -> bytes:
-    """Return an archive whose list names one entry so many times."""
+    """Return an archive whose list names one entry many times."""
     content = zipped({"a.npy": SOUND})
     at, end = content.rindex(b"PK\x01\x02"), content[-22:]
     listed = content[at:-22] * count
@@ -236,7 +236,7 @@ def many_entries(count: int) -> bytes:
 
 
 def wide(listed_bytes: int) -> bytes:
-    """Return an archive with a second end, in 64 bits, that tells another length of the list."""
+    """Return an archive with a second end, in 64 bits, with another length of the list."""
     content = zipped({"a.npy": SOUND})
     at = content.rindex(b"PK\x01\x02")
     record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, listed_bytes, at)
@@ -244,7 +244,7 @@ def wide(listed_bytes: int) -> bytes:
 
 
 def claimed(at: int, kind: str, value: int) -> bytes:
-    """Return an archive of one entry whose list says something else."""
+    """Return an archive of one entry whose list has something else."""
     content = bytearray(zipped({"a.npy": SOUND}))
     struct.pack_into(kind, content, content.rindex(b"PK\x01\x02") + at, value)
     return bytes(content)

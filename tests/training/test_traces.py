@@ -1,4 +1,4 @@
-"""Training on traces that users bring: which windows, how they are mixed, and what is said in the end."""
+"""Training on traces of users: which windows, how they are mixed, and what is reported at the end."""
 
 import json
 from dataclasses import replace
@@ -178,28 +178,28 @@ def test_the_best_pair_is_the_least_of_all_by_the_objective_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "told"),
+    ("low", "high", "expected"),
     [
         (-5.0, -1.0, "The p99 JCT is 3.0 % lower than under easy + eft: run this policy"),
         (-5.0, 1.0, "not shown to be better than easy + eft"),
         (1.0, 3.0, "It is 2.0 % worse than easy + eft"),
     ],
 )
-def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: float, told: str) -> None:
+def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: float, expected: str) -> None:
     last = Later("t", 9, (low + high) / 2.0, low, high, np.nan, "easy + eft")
-    assert told in verdict((Later("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
+    assert expected in verdict((Later("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "told"),
+    ("low", "high", "expected"),
     [(-5.0, -1.0, "run this policy"), (-5.0, 1.0, "not shown"), (1.0, 2.0, "worse"), (np.nan, np.nan, "not shown")],
 )
-def test_the_verdict_follows_the_interval(low: float, high: float, told: str) -> None:
-    assert told in verdict((Later("t", 9, (low + high) / 2.0, low, high, 0.4),))
+def test_the_verdict_follows_the_interval(low: float, high: float, expected: str) -> None:
+    assert expected in verdict((Later("t", 9, (low + high) / 2.0, low, high, 0.4),))
 
 
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
-def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
+def test_train_reports_its_gain_and_continues_where_it_stopped(
     asked: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
@@ -217,7 +217,7 @@ def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
-def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
+def test_train_by_an_objective_reports_it_and_continues_by_the_same_command(
     asked: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
@@ -235,7 +235,7 @@ def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (("--objective", "p99-jtc"), "--objective: there is no objective 'p99-jtc'; did you mean 'p99-jct'?"),
         (
@@ -246,9 +246,9 @@ def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
     ],
 )
 def test_an_objective_that_cannot_be_had_is_refused_in_one_line(
-    options: tuple[str, ...], says: str, asked: ProblemRequest, tmp_path: Path, longshore: Command
+    options: tuple[str, ...], expected: str, asked: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     done = longshore("train", "--trace", asked.traces[0], "--logdir", tmp_path, *options)
     assert done.status == 2
-    assert says in done.err.splitlines()[-1]
+    assert expected in done.err.splitlines()[-1]
     assert "Traceback" not in done.err

@@ -49,7 +49,7 @@ def quiet(line: str) -> None:
     del line
 
 
-def told(tuned: Tuned) -> list[tuple[str, float | None, dict[str, float]]]:
+def summary_of(tuned: Tuned) -> list[tuple[str, float | None, dict[str, float]]]:
     return [(it.state, it.percent, dict(it.parameters)) for it in tuned.trials]
 
 
@@ -93,18 +93,18 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
     assert [it.state for it in stopped.trials] == ["finished", "running"]
     again = tune(asked(), tmp_path, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
     assert again.finished
-    assert told(again) == told(whole)
+    assert summary_of(again) == summary_of(whole)
 
 
 @pytest.mark.full
-def test_trials_run_side_by_side_and_a_larger_number_goes_on(kept: Kept, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_trials_run_side_by_side_and_a_larger_number_continues(kept: Kept, tmp_path: Path) -> None:
+    lines: list[str] = []
     short = asked().model_copy(update={"steps": 1000})
     for trials in (2, 3):
-        tuned = tune(short, tmp_path, lambda: kept, said.append, trials=trials, jobs=2, sizes=SIZES)
+        tuned = tune(short, tmp_path, lambda: kept, lines.append, trials=trials, jobs=2, sizes=SIZES)
         assert [it.number for it in tuned.trials] == list(range(trials))
         assert {it.state for it in tuned.trials} == {"finished"}
-    of_trials = [line for line in said if line.startswith("trial ")]
+    of_trials = [line for line in lines if line.startswith("trial ")]
     assert "begins" in of_trials[0]
     assert "begins" in of_trials[1]
 
@@ -115,18 +115,18 @@ def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) 
         tune(config, whole.folder.parent, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
-@pytest.mark.parametrize(("to_beat", "state"), [(-1e9, "left"), (1e9, "finished")])
+@pytest.mark.parametrize(("to_beat", "state"), [(-1e9, "pruned"), (1e9, "finished")])
 def test_a_trial_is_left_that_is_worse_than_the_others_were_by_then(to_beat: float, state: str, tmp_path: Path) -> None:
     ended = run_trial(
         TrialWork(asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), to_beat), SIZES)
     )
     assert ended.state == state
     assert min(ended.so_far) == 1
-    assert len(ended.so_far) == (3 if state == "left" else 5)
+    assert len(ended.so_far) == (3 if state == "pruned" else 5)
     assert list(ended.so_far.values()) == sorted(ended.so_far.values(), reverse=True)
 
 
-def test_a_trial_that_goes_on_counts_what_it_had_reached_before(tmp_path: Path) -> None:
+def test_a_continued_trial_counts_what_it_had_reached_before(tmp_path: Path) -> None:
     work = TrialWork(
         asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), -50.0), SIZES, reached=-60.0
     )
@@ -174,7 +174,7 @@ def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str)
 
 
 @pytest.mark.full
-def test_tune_says_what_to_run(tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_prints_the_command_to_run(tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     for make_smaller in (with_small_groups, with_few_draws, with_few_windows):
         make_smaller(monkeypatch)
@@ -183,8 +183,8 @@ def test_tune_says_what_to_run(tmp_path: Path, longshore: Command, monkeypatch: 
     done = longshore("tune", *line, "--jobs", 2, "--objective", "p99-jct:2,mean-jct")
     assert done.status == 0, done.err
     assert "trial 1 of 2 begins: group_learning_rate" in done.err
-    *_, said = done.out.splitlines()
-    words = shlex.split(said.removeprefix("Use them by: "))
+    *_, last = done.out.splitlines()
+    words = shlex.split(last.removeprefix("Use them by: "))
     assert words[:4] == ["longshore", "train", "--trace", str(jobs)]
     trained = longshore(*words[1:], "--logdir", tmp_path / "runs")
     assert trained.status == 0, trained.err
@@ -193,7 +193,7 @@ def test_tune_says_what_to_run(tmp_path: Path, longshore: Command, monkeypatch: 
     assert not list((tmp_path / "runs").glob("tune-*/trial-*/*/later.json"))  # the last part is for the end
 
 
-def test_without_optuna_one_line_says_how_to_get_it(
+def test_without_optuna_the_error_is_how_to_install_it(
     tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)

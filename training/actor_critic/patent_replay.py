@@ -149,7 +149,7 @@ class SampleReplay(BaseCallback):
             KeyError: If an array is missing.
         """
         if "replay/collected" not in arrays:
-            raise CheckpointError("the snapshot holds no replay; remove its folder to begin anew")
+            raise CheckpointError("the snapshot holds no replay; remove its folder to start again")
         self.collected = int(counts(arrays, "replay/collected", np.zeros((), dtype=np.int64)))
         if self.collected:
             rows = np.zeros(buffer.n_envs, dtype=np.int64)

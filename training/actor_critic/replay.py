@@ -430,7 +430,7 @@ class Replay(BaseCallback):
             KeyError: If an array is missing.
         """
         if "replay/slowing" not in arrays:
-            raise CheckpointError("the snapshot holds no replay; remove its folder to begin anew")
+            raise CheckpointError("the snapshot holds no replay; remove its folder to start again")
         self.slowing = float(finite(arrays, "replay/slowing", np.array(1.0)))
         if not 0.0 < self.slowing <= 1.0:
             raise ValueError(f"replay/slowing is {self.slowing:g}, expected above 0 and at most 1")

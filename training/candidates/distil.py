@@ -1,9 +1,11 @@
 """Distillation: the network `candidates` learns what rollouts find, in rounds; later rollouts use the network.
 
-By how much the base heuristic's choice is favoured: a network's small advantages may be its errors.
+A round runs scenarios, labels some of their decisions by rollouts, and fits the network to all labels so far
+(`learn_by_distillation`).
 
-A policy is trained by sampling, and then decides greedily, where a small error of a logit decides alone. So the base is
-the safe action, and another candidate has to earn it.
+The end of the file sets the margin of a policy: by how much the choice of the base heuristic is favoured, as small
+advantages of a network may be its errors. A policy is trained by sampling, and then decides greedily, so that a small
+error of a logit decides alone.
 
 Source: expert iteration (Anthony, Tian and Barber, 2017) on the states of DAgger (Ross, Gordon and Bagnell, 2011);
 docs/training.md, Distillation.
@@ -40,10 +42,9 @@ from ..initial import initial_network
 from ..presets import DistilParameters
 from ..run_folder import RunFolder
 from ..snapshot import SNAPSHOT, Arrays, counts, read_arrays, records, restore_weights, within, write_arrays
-from .group import CLOSED_LOGIT, step_in_chunks, value_loss
+from .group import CLOSED_LOGIT, OBSERVATION_SIZE, step_in_chunks, value_loss
 
-SIZE = CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT
-LABELLED, OWN = 0, 1  # second counter of what is drawn: which decisions are labelled, and who runs
+LABELLED, OWN = 0, 1  # second counter of the draws: which decisions are labelled, and which policy runs
 
 
 class Labels(NamedTuple):
@@ -51,11 +52,11 @@ class Labels(NamedTuple):
 
     observations: NDArray[np.float32]  # (decisions, size) observations
     listed: NDArray[np.int32]  # (decisions,) candidates of the list
-    tried: NDArray[np.int32]  # (decisions,) of which the first so many have a label
+    tried: NDArray[np.int32]  # (decisions,) the first ones of the list, which have a label
     gain: NDArray[
         np.float32
     ]  # (decisions, CANDIDATES) mean over imagined futures, in units of objective_unit_s; 0 beyond
-    error: NDArray[np.float32]  # (decisions, CANDIDATES) standard error of that, one for all decisions of a lesson
+    error: NDArray[np.float32]  # (decisions, CANDIDATES) standard error of that, one for all decisions of a task
     to_go: NDArray[np.float32]  # (decisions,) mean of what is still to come by the choice of the rollout's base
     scenario: NDArray[np.int32]  # (decisions,)
 
@@ -68,15 +69,15 @@ def joined(parts: Iterable[Labels]) -> Labels:
 
 def _none() -> Labels:
     counts, values = np.zeros(0, np.int32), np.zeros((0, CANDIDATES), np.float32)
-    return Labels(np.zeros((0, SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
+    return Labels(np.zeros((0, OBSERVATION_SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
 
 
 def sound_labels(arrays: Arrays, scenarios: int) -> Labels:
-    """Return labels that were read from a file, of decisions in so many scenarios.
+    """Return labels that were read from a file, of decisions in a number of scenarios.
 
     Raises:
         ValueError: If they are no labels of these.
-        KeyError: If a part is not there.
+        KeyError: If an array is missing.
     """
     found = records(arrays, "", _none())
     within("listed", found.listed, 1, CANDIDATES)
@@ -87,16 +88,16 @@ def sound_labels(arrays: Arrays, scenarios: int) -> Labels:
     return found
 
 
-class Label(NamedTuple):
-    """What rollouts tell of a decision, in units of objective_unit_s."""
+class DecisionLabel(NamedTuple):
+    """Label of one decision by rollouts, in units of objective_unit_s."""
 
     gain: NDArray[np.float64]  # (candidates,) mean gain over the first of the list, 0 for that
     variance: float  # of that, by the futures that were imagined
     to_go: float  # mean of what is still to come by the base's own choice
 
 
-def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
-    """Return what rollouts tell of a decision with a choice.
+def label(rollout: Rollout, sim: Simulation, row: int) -> DecisionLabel:
+    """Return the label of a decision with a choice.
 
     Args:
         rollout: Of at least two futures and no budget.
@@ -111,12 +112,12 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
     own = int(base.predicted_gains(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, RankingBase) else 0
     to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, objective)) / unit_s
     # Of all candidates but the first, which gains nothing over itself.
-    return Label(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)
+    return DecisionLabel(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelTask:
-    """Who runs a scenario, and which of its decisions are labelled.
+    """A scenario to run, with some of its decisions to label.
 
     Args:
         scenario: Number of the scenario.
@@ -129,14 +130,14 @@ class LabelTask:
     share: float
 
 
-def label_run(rollout: Rollout, actor: RolloutBase, sim: Simulation, lesson: LabelTask) -> Labels:
+def label_run(rollout: Rollout, actor: RolloutBase, sim: Simulation, task: LabelTask) -> Labels:
     """Run a scenario in row 0 by one policy and label decisions on its way by the rollouts of another."""
-    kept: list[tuple[NDArray[np.float32], int, Label]] = []
-    observations = np.zeros((1, SIZE), dtype=np.float32)
-    rollout.seed = lesson.seed
-    reset(sim, 0, lesson.scenario)
+    kept: list[tuple[NDArray[np.float32], int, DecisionLabel]] = []
+    observations = np.zeros((1, OBSERVATION_SIZE), dtype=np.float32)
+    rollout.seed = task.seed
+    reset(sim, 0, task.scenario)
     while advance(sim, 0):
-        if uniform(lesson.seed, LABELLED, int(sim.state.decisions[0])) < lesson.share:
+        if uniform(task.seed, LABELLED, int(sim.state.decisions[0])) < task.share:
             listed = write_candidates(sim, 0, observations, 0)
             if listed > 1:
                 kept.append((observations[0].copy(), listed, label(rollout, sim, 0)))
@@ -145,17 +146,17 @@ def label_run(rollout: Rollout, actor: RolloutBase, sim: Simulation, lesson: Lab
         else:
             undo_picks(sim, 0)
             wait(sim, 0)
-    return _labels(kept, lesson.scenario)
+    return _labels(kept, task.scenario)
 
 
-def _labels(kept: list[tuple[NDArray[np.float32], int, Label]], scenario: int) -> Labels:
+def _labels(kept: list[tuple[NDArray[np.float32], int, DecisionLabel]], scenario: int) -> Labels:
     if not kept:
         return _none()
     observations, listed, labels = zip(*kept, strict=True)
     gains, variances, to_go = zip(*labels, strict=True)
     tried = np.array([gain.size for gain in gains], dtype=np.int32)
     padded = np.stack([np.pad(gain, (0, CANDIDATES - gain.size)) for gain in gains])
-    # A few futures tell too little of the noise of one decision: without a fault in them it would seem to have none.
+    # A few futures are too few for the noise of one decision: without a fault in them it would seem to have none.
     candidates = np.arange(CANDIDATES)
     error = np.sqrt(np.mean(variances)) * ((candidates > 0) & (candidates < tried[:, None]))
     return Labels(
@@ -166,11 +167,11 @@ def _labels(kept: list[tuple[NDArray[np.float32], int, Label]], scenario: int) -
 
 
 class LabelWorker(NamedTuple):
-    """What one thread needs to run lessons."""
+    """What one thread needs to run tasks."""
 
     sim: Simulation
     teacher: Rollout  # whose base is the learner's network, once it has one
-    others: RolloutBase  # runs where the teacher's base does not
+    others: RolloutBase  # runs the scenarios that the teacher's base does not
 
 
 def workers_of(
@@ -180,34 +181,32 @@ def workers_of(
     return [LabelWorker(simulation_of(problem), Rollout(base, search, objective), others) for base in bases]
 
 
-def label_runs(
-    lessons: Iterable[LabelTask], workers: list[LabelWorker], own: float, pool: ThreadPoolExecutor
-) -> Labels:
-    """Run lessons at several workers at once; which of them runs what changes nothing.
+def label_runs(tasks: Iterable[LabelTask], workers: list[LabelWorker], own: float, pool: ThreadPoolExecutor) -> Labels:
+    """Run tasks at several workers at once; which of them runs what changes nothing.
 
     Args:
-        lessons: What is run.
+        tasks: What is run.
         workers: One for each thread.
-        own: Share of the lessons that the base of the rollouts runs itself.
+        own: Share of the tasks that the base of the rollouts runs itself.
         pool: Threads.
     """
     free: SimpleQueue[LabelWorker] = SimpleQueue()
     for worker in workers:
         free.put(worker)
 
-    def one(lesson: LabelTask) -> Labels:
+    def one(task: LabelTask) -> Labels:
         worker = free.get()
         try:
-            actor = worker.teacher.base if uniform(lesson.seed, OWN, 0) < own else worker.others
-            return label_run(worker.teacher, actor, worker.sim, lesson)
+            actor = worker.teacher.base if uniform(task.seed, OWN, 0) < own else worker.others
+            return label_run(worker.teacher, actor, worker.sim, task)
         finally:
             free.put(worker)
 
-    return joined(pool.map(one, lessons))
+    return joined(pool.map(one, tasks))
 
 
 NEAR = 0.5  # units
-HELD_OUT = 10  # every so many scenarios one is kept to judge by
+HELD_OUT = 10  # one of this number of scenarios is held out
 
 
 class Fitted(NamedTuple):
@@ -217,7 +216,7 @@ class Fitted(NamedTuple):
     epochs: int
     regret: float  # by how much its candidates fall short of the best labels, in the mean
     value_error: float  # root mean square
-    spread: float  # variance of what candidates truly gain, over the gap to the chosen one that is told, if below NEAR
+    spread: float  # variance of the true gain of candidates, over their predicted gap to the chosen one, if below NEAR
 
 
 class _LabelTensors(NamedTuple):
@@ -251,8 +250,8 @@ def distil_loss(
     """Return the regression and the expected cost of some decisions, summed, to be minimised.
 
     Args:
-        logits: What the network tells, shape (decisions, candidates).
-        tried: How many candidates have a label, shape (decisions,).
+        logits: Of the network, shape (decisions, candidates).
+        tried: Number of candidates with a label, shape (decisions,).
         gain: Labels, shape (decisions, candidates).
         error: Their standard errors, shape (decisions, candidates).
         parameters: Prior and temperature.
@@ -267,8 +266,8 @@ def distil_loss(
     return regression, cost
 
 
-def _policy_loss(logits: Tensor, lessons: _LabelTensors, parameters: DistilParameters) -> Tensor:
-    regression, cost = distil_loss(logits, lessons.tried, lessons.gain, lessons.error, parameters)
+def _policy_loss(logits: Tensor, tasks: _LabelTensors, parameters: DistilParameters) -> Tensor:
+    regression, cost = distil_loss(logits, tasks.tried, tasks.gain, tasks.error, parameters)
     return regression + parameters.distil_cost * cost
 
 
@@ -276,7 +275,7 @@ def fit_network(
     network: CandidateNetwork, labels: Labels, parameters: DistilParameters, pool: ThreadPoolExecutor,
     rng: np.random.Generator,
 ) -> Fitted:  # fmt: skip
-    """Let a network learn; the weights of the least loss on what is held out remain.
+    """Fit a network; the weights of the least loss on held-out labels remain.
 
     Args:
         network: What learns.
@@ -285,14 +284,14 @@ def fit_network(
         pool: Threads; their number changes nothing.
         rng: Draws the order of the labels.
     """
-    lessons = _LabelTensors(*map(torch.from_numpy, labels[:-1]))
+    tasks = _LabelTensors(*map(torch.from_numpy, labels[:-1]))
     is_held = labels.scenario % HELD_OUT == HELD_OUT - 1
     learned = np.flatnonzero(~is_held) if (~is_held).any() else np.arange(is_held.size)
-    held = lessons.of(torch.from_numpy(np.flatnonzero(is_held) if is_held.any() else learned))
+    held = tasks.of(torch.from_numpy(np.flatnonzero(is_held) if is_held.any() else learned))
     optimizer = torch.optim.Adam(network.parameters(), lr=parameters.distil_learning_rate)
 
     def loss(rows: Tensor) -> Tensor:
-        part = lessons.of(rows)
+        part = tasks.of(rows)
         logits, values = network(part.observations)
         return _policy_loss(logits, part, parameters) + value_loss(values, part.to_go)
 
@@ -302,18 +301,18 @@ def fit_network(
             group["lr"] = parameters.distil_learning_rate * (1.0 - epoch / parameters.distil_epochs)
         for minibatch in torch.split(torch.from_numpy(rng.permutation(learned)), parameters.distil_minibatch):
             # Chunks of decisions with equally long lists are narrow.
-            rows = minibatch[torch.argsort(lessons.listed[minibatch], stable=True)]
+            rows = minibatch[torch.argsort(tasks.listed[minibatch], stable=True)]
             step_in_chunks(network, optimizer, pool, rows, loss)
         with torch.no_grad():
             judged = float(_policy_loss(network(held.observations)[0], held, parameters)) / held.tried.numel()
         if judged < least:
             least, at, best = judged, epoch + 1, copy.deepcopy(network.state_dict())
     network.load_state_dict(best)
-    return Fitted(least, at, *_judged(network, held))
+    return Fitted(least, at, *_on_held_out(network, held))
 
 
 @torch.no_grad()
-def _judged(network: CandidateNetwork, held: _LabelTensors) -> tuple[float, float, float]:
+def _on_held_out(network: CandidateNetwork, held: _LabelTensors) -> tuple[float, float, float]:
     """Return regret, error of the value, and spread."""
     logits, values = network(held.observations)
     is_tried = torch.arange(logits.shape[1]) < held.tried[:, None]
@@ -327,11 +326,11 @@ def _judged(network: CandidateNetwork, held: _LabelTensors) -> tuple[float, floa
     return float(regret), float((values - held.to_go).square().mean().sqrt()), float(spread)
 
 
-LABELS_FOLDER = "labels"  # of a run, with a file for each block of lessons
+LABELS_FOLDER = "labels"  # of a run, with a file for each block of tasks
 
 
 class DistilLearner:
-    """A network that is taught by rollouts.
+    """A network that learns from rollouts.
 
     Args:
         problem: What is run.
@@ -346,7 +345,7 @@ class DistilLearner:
         self.network = self._initial or CandidateNetwork(layout_of(run_folder.schema))
         self.pool = ThreadPoolExecutor(config.threads)
         self.order = np.random.default_rng(config.seed).permutation(problem.scenarios.jobs.size)
-        self.steps = self.lessons = self.blocks = self.fits = 0
+        self.steps = self.tasks = self.blocks = self.fits = 0
         self._labels: list[Labels] = []
         self._workers: list[LabelWorker] = []
 
@@ -359,23 +358,23 @@ class DistilLearner:
         return min(round(share * self.run_folder.config.steps), self.run_folder.config.steps)
 
     def collect(self) -> None:
-        """Run a block of lessons, and keep what they label.
+        """Run a block of tasks, and keep what they label.
 
         Raises:
             InputError: If no scenario has a decision with a choice.
         """
-        if self.steps == 0 and self.lessons >= self.order.size:
+        if self.steps == 0 and self.tasks >= self.order.size:
             raise InputError("no decision of these scenarios has a choice", "take larger ones", field="--preset")
         if not self._workers:
             self._workers = self._new_workers()
-        numbers = range(self.lessons, self.lessons + self.parameters.distil_block)
-        lessons = [self._lesson(number) for number in numbers]
-        labels = label_runs(lessons, self._workers, self.parameters.distil_own, self.pool)
+        numbers = range(self.tasks, self.tasks + self.parameters.distil_block)
+        tasks = [self._lesson(number) for number in numbers]
+        labels = label_runs(tasks, self._workers, self.parameters.distil_own, self.pool)
         self._labels.append(labels)
         self._file(self.blocks).parent.mkdir(exist_ok=True)
         write_arrays(self._file(self.blocks), labels._asdict())
         self.blocks += 1
-        self.lessons += len(lessons)
+        self.tasks += len(tasks)
         self.steps += labels.tried.size
         self._note(labels)
 
@@ -385,7 +384,7 @@ class DistilLearner:
         return LabelTask(scenario, seed, self.parameters.distil_share)
 
     def _new_workers(self) -> list[LabelWorker]:
-        """Return a worker for each thread: the heuristic teaches first, then the network itself."""
+        """Return a worker for each thread: the base of rollouts is the heuristic first, then the network itself."""
         heuristic = HEURISTICS["patient" if self.problem.rules.waiting else "eft-hazard"]
         threads = self.run_folder.config.threads
         bases: list[RolloutBase] = [heuristic] * threads
@@ -393,7 +392,7 @@ class DistilLearner:
         if self.fits or self.run_folder.config.init:
             network = copy.deepcopy(self.network)
             bases = [CandidatePolicy("network", self.run_folder.schema, network) for _ in range(threads)]
-        if self.fits:  # the value of a checkpoint may tell something else
+        if self.fits:  # the value of a checkpoint may be of something else
             search = replace(search, horizon=self.parameters.distil_horizon)
         return workers_of(self.problem, objective_of(self.problem.scenarios.submit_s), search, bases, heuristic)
 
@@ -407,7 +406,7 @@ class DistilLearner:
         record("distil/standard_error", float(labels.error[:, 1:][is_tried[:, 1:]].mean()))
 
     def fit(self) -> CandidateNetwork:
-        """Learn anew from all labels so far; return what runs best: in the last round the mean of several networks."""
+        """Fit a network to all labels so far; in the last round return the mean of several."""
         labels = self._labels[:] = [joined(self._labels)]
         last = self.steps >= self.run_folder.config.steps
         members = []
@@ -424,23 +423,23 @@ class DistilLearner:
         return mean_of(members) if last else self.network
 
     def _unlearned(self, seed: int) -> CandidateNetwork:
-        """Return the network that learning begins with: weights that fitted fewer labels would hold it back."""
+        """Return the network that a fit begins with: weights that fitted fewer labels would hold it back."""
         if self._initial is not None:
             return copy.deepcopy(self._initial)
         torch.manual_seed(seed)
         return CandidateNetwork(self.network.layout)
 
     def save(self) -> None:
-        """Write everything that the run needs to go on, beside the labels, which are written already."""
+        """Write everything that the run needs to continue, except the labels, which are written already."""
         arrays = {f"network/{name}": tensor.numpy() for name, tensor in self.network.state_dict().items()}
-        counters = np.array([self.steps, self.lessons, self.blocks, self.fits])
+        counters = np.array([self.steps, self.tasks, self.blocks, self.fits])
         write_arrays(self.run_folder.path / SNAPSHOT, arrays | {"counters": counters})
 
     def _file(self, block: int) -> Path:
         return self.run_folder.path / LABELS_FOLDER / f"{block:05}.npz"
 
     def load(self) -> None:
-        """Go on where `save` left the run.
+        """Continue where `save` left the run.
 
         Raises:
             CheckpointError: If a file is missing, damaged or of another run.
@@ -448,20 +447,25 @@ class DistilLearner:
         with read_arrays(self.run_folder.path / SNAPSHOT) as arrays:
             restore_weights(arrays, "network", self.network)
             counters = counts(arrays, "counters", np.zeros(4, dtype=np.int64))
-            self.steps, self.lessons, self.blocks, self.fits = (int(count) for count in counters)
+            self.steps, self.tasks, self.blocks, self.fits = (int(count) for count in counters)
         for block in range(self.blocks):
             with read_arrays(self._file(block)) as arrays:
                 self._labels.append(sound_labels(arrays, self.problem.scenarios.jobs.size))
         held = sum(labels.tried.size for labels in self._labels)
         if held != self.steps:
             raise CheckpointError(
-                f"{self.run_folder.path / LABELS_FOLDER} holds {held} decisions, the snapshot says {self.steps}; "
-                "remove its folder to begin anew"
+                f"{self.run_folder.path / LABELS_FOLDER} holds {held} decisions, the snapshot {self.steps}; "
+                "remove its folder to start again"
             )
 
 
 def learn_by_distillation(problem: Problem, run_folder: RunFolder) -> int:
-    """Train until the run's decisions are labelled and learned, or it is interrupted; return how many were labelled."""
+    """Train until the run's decisions are labelled and learned, or it is interrupted; return the number of labels.
+
+    1. Label decisions by rollouts: of the heuristic in the first round, then of the network itself.
+    2. At the end of a round, fit a network to all labels so far and validate it.
+    3. Repeat until all decisions are labelled; the policy is the mean of several networks of the last round.
+    """
     learner = DistilLearner(problem, run_folder)
     if (run_folder.path / SNAPSHOT).exists():
         learner.load()
@@ -504,10 +508,10 @@ def log_cost(
     So each scenario weighs alike, whatever its jobs' lengths, as in the comparison of traces.
 
     Args:
-        policy: What runs them.
+        policy: What decides.
         problems: To validate on.
         tail: Share of the p99 of JCT in the cost where jobs arrive; the rest is the mean. A batch costs its makespan.
-        weighting: What a user asks for in place of both.
+        weighting: The objective of a user in place of both.
     """
     return float(np.mean([_log_cost(policy, problem, tail, weighting) for problem in problems]))
 

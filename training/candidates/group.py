@@ -495,7 +495,7 @@ def live_decisions(path: Path) -> LiveDecisions:
     last = max(round(TRAINED_PART[1] * history.workload.jobs) - 1, 0)
     end_s = history.begin_s + float(history.workload.submit_s[last])
     trained_on = [
-        seen for seen in history.past.seen if seen.now_s < end_s and seen.observation.size == OBSERVATION_SIZE
+        seen for seen in history.past.observed if seen.now_s < end_s and seen.observation.size == OBSERVATION_SIZE
     ]
     to_go = np.array([to_go_of(history.stays, seen) for seen in trained_on], dtype=np.float32)
     known = np.flatnonzero(np.isfinite(to_go))
