@@ -143,7 +143,7 @@ _PROGRESS_FIELDS = (
     tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
     | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
 )
-_STATE: TypeAdapter[Any] = TypeAdapter(
+_STATE_ADAPTER: TypeAdapter[Any] = TypeAdapter(
     tuple[float, list[tuple[_JOB_FIELDS, _PROGRESS_FIELDS]], list[str], list[int], tuple[int, float]]
 )
 _VALUES: dict[str, TypeAdapter[Any]] = {
@@ -217,7 +217,7 @@ def _initial_state(site: Mapping[str, Any], known: object) -> InitialState:
     cluster = sound_cluster(Cluster(**arrays, suits=everywhere))
     given = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = sound_rules(Rules(**{name: kind(given[name]) for name, kind in Rules.__annotations__.items()}))
-    now_s, jobs, _, down, estimates = _STATE.validate_python(known)
+    now_s, jobs, _, down, estimates = _STATE_ADAPTER.validate_python(known)
     return InitialState(
         cluster, rules, float(site["process"]["repair_mean_s"]), _array(site["hazard_per_s"]), now_s,
         [(SubmittedJob(*job), JobProgress(*progress)) for job, progress in jobs], down, estimates,

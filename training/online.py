@@ -116,6 +116,9 @@ class _Learner:
         self._stamp: tuple[int, int] | None = None
         self._reported = ""
 
+    def interrupt(self) -> None:
+        self.interrupted = True
+
     def _claim(self) -> None:
         """Refuse a folder that learns from another scheduler's history, or for another checkpoint.
 
@@ -234,7 +237,7 @@ def learn_online(request: OnlineRequest, *, rounds: int | None = None) -> Learne
     if request.config.algorithm in BY_CANDIDATES:
         initial_network(request.config.model_copy(update={"init": str(request.served)}))
     learner, found = _Learner(request), list[Round]()
-    with interruptible(learner, ONLINE_STOP_NOTICE) as interruption:
+    with interruptible(learner.interrupt, ONLINE_STOP_NOTICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.next()
             if one is not None:

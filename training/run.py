@@ -158,7 +158,7 @@ def learn(run: TrainingRun, on_progress: OnProgress = _silent, *, compares: bool
         validations=sizes.validations,
     )  # fmt: skip
     began = time.monotonic()
-    with interruptible(run_folder) as interruption:
+    with interruptible(run_folder.interrupt) as interruption:
         steps = LEARNERS[config.algorithm](problems, run_folder)
     validation, finished = run_folder.validation, steps >= config.steps
     score = run_folder.best_score()

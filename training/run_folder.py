@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -128,6 +128,10 @@ class RunFolder:
             with suppress(OSError, ValueError, TypeError, RecursionError):
                 self.best = Score(**json.loads(path.read_text()))
 
+    def interrupt(self) -> None:
+        """Stop the run after the update in progress."""
+        self.interrupted = True
+
     def begin(self, steps: int) -> None:
         """Begin, or continue, at a number of steps.
 
@@ -188,12 +192,6 @@ class RunFolder:
         return self.best
 
 
-class Interruptible(Protocol):
-    """A run that can be interrupted."""
-
-    interrupted: bool
-
-
 @dataclass(slots=True)
 class Interruption:
     """The signal that interrupted a run."""
@@ -202,10 +200,14 @@ class Interruption:
 
 
 @contextmanager
-def interruptible(run: Interruptible, advice: str = STOP_NOTICE) -> Iterator[Interruption]:
+def interruptible(stop: Callable[[], None], notice: str = STOP_NOTICE) -> Iterator[Interruption]:
     """Turn the first Ctrl-C or SIGTERM into a stop after the update in progress; the next is the program's own.
 
     Outside the main thread all are the program's own. A signal that is ignored stays ignored.
+
+    Args:
+        stop: Called at the first signal.
+        notice: Logged then.
     """
     found = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -218,9 +220,10 @@ def interruptible(run: Interruptible, advice: str = STOP_NOTICE) -> Iterator[Int
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del frame
-        run.interrupted, found.number = True, number
+        found.number = number
+        stop()
         restore()
-        log.warning(advice)
+        log.warning(notice)
 
     before = {number: signal.signal(number, interrupt) for number in heeded()}
     try:

@@ -51,35 +51,12 @@ if TYPE_CHECKING:
 State = Literal["finished", "pruned", "stopped", "failed", "refused"]
 
 
-class StopFile:
-    """Stops all trials, on any machine, after their updates in progress.
-
-    Args:
-        path: The file, which is there once they are to stop.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether they are to stop."""
-        return self.path.exists()
-
-    @interrupted.setter
-    def interrupted(self, stops: bool) -> None:
-        if stops:
-            self.path.touch()
-        else:
-            self.path.unlink(missing_ok=True)
-
-
 class TrialWork(NamedTuple):
     """One trial to run."""
 
     config: TrainingConfig
     folder: Path  # of its run; one that stopped there is continued
-    stop: Path
+    stop: Path  # file that stops all trials, on any machine, after their updates in progress
     to_beat: Mapping[int, float]  # by number of the validation, the most that the best so far may be
     sizes: Sizes = DEFAULT_SIZES
     reached: float = float("nan")  # its best validation before it was stopped
@@ -118,7 +95,7 @@ class _TrialMonitor:
             self.so_far[number] = self.best
             if self.best > self.work.to_beat.get(number, float("inf")):
                 raise _PrunedError
-        if StopFile(self.work.stop).interrupted and progress.steps < steps:
+        if self.work.stop.exists() and progress.steps < steps:
             raise _StoppedError
 
 
@@ -418,32 +395,29 @@ def tune(
     folder = logdir / f"tune-{config.name}"
     _check(config, folder)
     report("drawing workloads")
-    PRESETS[config.preset].build(
-        problem_request(config, sizes)
-    )  # refused before anything is compiled or any trial begins
+    # What is wrong is refused before anything is compiled or any trial begins.
+    PRESETS[config.preset].build(problem_request(config, sizes))
     make_folder(folder, "--logdir")
     (folder / CONFIG).write_text(config.as_text())
-    study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
-    stop.interrupted = False
-    with interruptible(stop, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
+    study_folder, stop = StudyFolder(config, folder, sizes), folder / STOP
+    stop.unlink(missing_ok=True)
+    with interruptible(stop.touch, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
         try:
             _run(study_folder, found, stop, report, trials=trials, jobs=jobs)
-            interrupted = stop.interrupted
+            interrupted = stop.exists()
         except BaseException:
-            stop.interrupted = True  # the other trials stop soon, and are continued with the study
+            stop.touch()  # the other trials stop soon, and are continued with the study
             raise
-    stop.interrupted = False
+    stop.unlink(missing_ok=True)
     return study_folder.tuned(finished=not interrupted)._replace(interrupted_by=interruption.number)
 
 
-def _run(
-    study_folder: StudyFolder, runner: TrialRunner, stop: StopFile, report: Report, *, trials: int, jobs: int
-) -> None:
+def _run(study_folder: StudyFolder, runner: TrialRunner, stop: Path, report: Report, *, trials: int, jobs: int) -> None:
     """Run trials until there are enough, or all have stopped."""
     stopped = [trial.number for trial in study_folder.trials("RUNNING")]
     running: dict[Any, int] = {}
     while True:
-        while not stop.interrupted and len(running) < jobs and (stopped or len(study_folder.trials()) < trials):
+        while not stop.exists() and len(running) < jobs and (stopped or len(study_folder.trials()) < trials):
             number = stopped.pop(0) if stopped else study_folder.new_trial()
             work = study_folder.work(number)
             parameters = study_folder.tuned(finished=False).trials[number].parameters

@@ -100,10 +100,6 @@ class OrderGrid(NamedTuple):
         """Which candidates ended all jobs of all scenarios, shape (candidates,)."""
         return np.asarray(self.figures.finished.all(axis=1))
 
-    def place(self, candidate: Candidate) -> int:
-        """Return the place of a candidate."""
-        return self.candidates.index(candidate)
-
 
 def every_order(regime: Regime) -> list[Regime]:
     """Return a regime under each registered order; an order that another package breaks is logged and skipped."""

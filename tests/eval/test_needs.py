@@ -25,8 +25,8 @@ def simulate(longshore: Command, folder: Path, rows: str, *options: object) -> t
     files = ("--cluster", folder / "cluster.yaml", "--trace", folder / "jobs.csv", "--events", events)
     done = longshore("simulate", *files, *options)
     lines = events.read_text().splitlines() if done.status == 0 else []
-    events = map(json.loads, lines)
-    return done.err, {event["job"]: set(event["gpus"]) for event in events if event["event"] == "start"}
+    happened = map(json.loads, lines)
+    return done.err, {event["job"]: set(event["gpus"]) for event in happened if event["event"] == "start"}
 
 
 def test_jobs_of_a_trace_run_where_their_needs_are_met(longshore: Command, tmp_path: Path) -> None:
