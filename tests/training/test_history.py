@@ -48,7 +48,7 @@ from longshore.training.problems import (
 from longshore.training.run import train
 from tests.command_line import Command
 from tests.scheduler.twin_run import learning, learning_case
-from tests.training.lived import Lived, lived_through
+from tests.training.recorded_history import RecordedHistory, record_history
 from tests.training.smaller import with_few_draws
 from tests.training.tensorboard_names import documented, shown
 
@@ -56,20 +56,20 @@ JOBS = 150
 
 
 @pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordedHistory:
     """A cluster with faults, whose scheduler draws what a network of random weights holds probable."""
-    return lived_through(learning_case(jobs=JOBS), tmp_path_factory.mktemp("lived"))
+    return record_history(learning_case(jobs=JOBS), tmp_path_factory.mktemp("recorded"))
 
 
-def test_jobs_are_rebuilt_with_the_work_that_they_had(lived: Lived) -> None:
-    workload = read_history(lived.file).workload
-    truth = lived.twin.backend.sim.scenarios
+def test_jobs_are_rebuilt_with_the_work_that_they_had(recorded: RecordedHistory) -> None:
+    workload = read_history(recorded.file).workload
+    truth = recorded.twin.backend.sim.scenarios
     jobs = [int(job) for job in workload.ids]
     assert workload.jobs >= JOBS - 5  # the last end after the last decision
     assert workload.submit_s == pytest.approx(truth.submit_s[0, jobs] - truth.submit_s[0, jobs].min(), abs=1e-6)
     assert (workload.gpus == truth.gpus[0, jobs]).all()
     assert workload.estimate_s == pytest.approx(truth.estimate_s[0, jobs])
-    assert lived.twin.backend.sim.state.stops[0].sum() > 0  # also that of jobs which faults have stopped
+    assert recorded.twin.backend.sim.state.stops[0].sum() > 0  # also that of jobs which faults have stopped
     assert workload.work_s == pytest.approx(truth.work_s[0, jobs], rel=1e-6)
 
 
@@ -81,8 +81,8 @@ def test_jobs_are_rebuilt_also_where_schedulers_took_over_from_each_other(tmp_pa
     assert not np.isinf(history.stays.leave_s[:50]).any()
 
 
-def test_faults_come_as_often_as_they_were_met(lived: Lived) -> None:
-    past, sim = ClusterPast(lived.file), lived.twin.backend.sim
+def test_faults_come_as_often_as_they_were_met(recorded: RecordedHistory) -> None:
+    past, sim = ClusterPast(recorded.file), recorded.twin.backend.sim
     assert sum(past.gpu_faults.values()) + sum(past.node_faults.values()) > 5
     rates = fault_rates_per_s(past)
     gpus = sim.cluster.gpu_node.size
@@ -94,11 +94,11 @@ def test_faults_come_as_often_as_they_were_met(lived: Lived) -> None:
     assert min(past.repairs_s) >= 0.0
 
 
-def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived) -> None:
+def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(recorded: RecordedHistory) -> None:
     """Oracle: the scheduler's own arrays, and the ends of jobs in the simulation."""
-    history = read_history(lived.file)
+    history = read_history(recorded.file)
     mirror, units = None, []
-    for line in read_decisions(lived.file):
+    for line in read_decisions(recorded.file):
         past = decode(line["past"])
         if past.opening is not None:
             mirror = ClusterMirror(*past.opening)
@@ -109,7 +109,7 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived
         units.append(float(time_unit_s(mirror.sim, ROW)))
         mirror.follow([decision])
     assert [seen.unit_s for seen in history.past.observed] == pytest.approx(units)
-    finish_s, submit_s = lived.twin.backend.sim.state.finish_s[0], lived.twin.backend.sim.scenarios.submit_s[0]
+    finish_s, submit_s = recorded.twin.backend.sim.state.finish_s[0], recorded.twin.backend.sim.scenarios.submit_s[0]
     known = 0
     for seen in history.past.observed:
         left_s = (finish_s - seen.now_s)[(submit_s <= seen.now_s) & (finish_s > seen.now_s)]
@@ -119,10 +119,10 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived
     assert known > 0.7 * len(units)
 
 
-def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(lived: Lived) -> None:
-    request = ProblemRequest(0, (Regime(),), history=lived.file)
+def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(recorded: RecordedHistory) -> None:
+    request = ProblemRequest(0, (Regime(),), history=recorded.file)
     trained, validated = (problems[0] for problems in history_problems(request))
-    later = later_problem(read_history(lived.file))
+    later = later_problem(read_history(recorded.file))
     works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (trained, validated, later)]
     assert not works[0] & works[1]
     assert not works[0] & works[2]
@@ -151,9 +151,9 @@ def test_users_of_a_past_take_turns_at_each_priority_by_itself(jobs: list[tuple[
     assert all((line[i] == line[j]) == (jobs[i] == jobs[j]) for i in range(len(jobs)) for j in range(len(jobs)))
 
 
-def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:
-    logged = live_decisions(lived.file)
-    network = load_policy(lived.checkpoint).network
+def test_what_was_drawn_is_weighed_by_its_probability(recorded: RecordedHistory) -> None:
+    logged = live_decisions(recorded.file)
+    network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     assert logged.chosen.size > 20
     lesson, size = draw_live(logged, network, np.random.default_rng(0), 1000)
@@ -167,9 +167,9 @@ def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:
     assert (logged.log_probability[several] < 0.0).all()
 
 
-def test_what_no_policy_drew_teaches_the_value_alone(lived: Lived) -> None:
-    logged = live_decisions(lived.file)
-    network = load_policy(lived.checkpoint).network
+def test_what_no_policy_drew_teaches_the_value_alone(recorded: RecordedHistory) -> None:
+    logged = live_decisions(recorded.file)
+    network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     greedy = LiveDecisions(*logged)._replace(log_probability=np.full_like(logged.log_probability, np.nan))
     lesson, size = draw_live(greedy, network, np.random.default_rng(0), 8)
@@ -179,9 +179,9 @@ def test_what_no_policy_drew_teaches_the_value_alone(lived: Lived) -> None:
     assert torch.isfinite(lesson.to_go).all()
 
 
-def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(lived: Lived) -> None:
-    logged = live_decisions(lived.file)
-    network = load_policy(lived.checkpoint).network
+def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(recorded: RecordedHistory) -> None:
+    logged = live_decisions(recorded.file)
+    network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     with torch.no_grad():
         network.score.weight.mul_(1e4)
@@ -196,12 +196,14 @@ def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
 
 
 @pytest.mark.full
-def test_what_follows_a_gap_is_ignored_until_a_line_has_the_state_of_the_cluster(lived: Lived, tmp_path: Path) -> None:
-    lines = lived.file.read_text().splitlines()
+def test_what_follows_a_gap_is_ignored_until_a_line_has_the_state_of_the_cluster(
+    recorded: RecordedHistory, tmp_path: Path
+) -> None:
+    lines = recorded.file.read_text().splitlines()
     (tmp_path / "gap.jsonl").write_text("\n".join(lines[:60] + lines[70:]) + "\n")
     past = ClusterPast(tmp_path / "gap.jsonl")
     assert len(past.observed) == 60
-    whole = ClusterPast(lived.file)
+    whole = ClusterPast(recorded.file)
     assert all(past.work_s[job] == whole.work_s[job] for job in past.work_s)
 
 
@@ -218,9 +220,11 @@ def test_what_follows_a_gap_is_ignored_until_a_line_has_the_state_of_the_cluster
         (None, "too few"),
     ],
 )
-def test_a_file_that_holds_too_little_is_refused(text: str | None, problem: str, lived: Lived, tmp_path: Path) -> None:
+def test_a_file_that_holds_too_little_is_refused(
+    text: str | None, problem: str, recorded: RecordedHistory, tmp_path: Path
+) -> None:
     file = tmp_path / "d.jsonl"
-    first = lived.file.read_text().splitlines()[0]
+    first = recorded.file.read_text().splitlines()[0]
     file.write_text(first + "\n" if text is None else text)
     with pytest.raises(InputError, match=problem):
         read_history(file)
@@ -228,12 +232,12 @@ def test_a_file_that_holds_too_little_is_refused(text: str | None, problem: str,
 
 @pytest.mark.full
 def test_a_run_on_a_history_begins_with_the_serving_policy_and_learns_from_what_it_did(
-    lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: RecordedHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_few_draws(monkeypatch)
     config = config_of(
         preset=None, algorithm=None, steps=3000, seed=0, network=None, action=None, observation=None, reward=None,
-        waiting=None, threads=1, history=lived.file, init=lived.checkpoint,
+        waiting=None, threads=1, history=recorded.file, init=recorded.checkpoint,
     )  # fmt: skip
     config = config.model_copy(update={"group": GroupParameters(groups=4, runs=4, group_horizon=4.0)})
     result = train(config, tmp_path)
@@ -259,18 +263,18 @@ def learning_of(history: Path, **changes: Any) -> TrainingConfig:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any_kind(
-    algorithm: str, lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, recorded: RecordedHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_few_draws(monkeypatch)
     patents = {"action": "gpu", "observation": "patent-literal", "network": "mlp"}
     first = train(
-        learning_of(lived.file, algorithm=algorithm, **patents), tmp_path, sizes=Sizes(validations=1), compares=False
+        learning_of(recorded.file, algorithm=algorithm, **patents), tmp_path, sizes=Sizes(validations=1), compares=False
     )
     policy = load_policy(first.best)
     assert (policy.schema.action, policy.schema.network, policy.schema.gpus) == ("gpu", "mlp", 64)
     assert policy.schema.waiting  # as the scheduler's rules allow
 
-    config = learning_of(lived.file, init=first.best, seed=1)
+    config = learning_of(recorded.file, init=first.best, seed=1)
     assert (config.algorithm, config.action, config.observation, config.network) == ("ppo", *patents.values())
     begun = actor_critic_of(config, policy.schema)
     assert begun is not None
@@ -279,7 +283,7 @@ def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any
     again = train(config, tmp_path, sizes=Sizes(validations=1), compares=False)
     shorter = policy.schema.model_copy(update={"waiting": False})  # as policies of the patent's presets are
     save_policy(tmp_path / "patent.zip", shorter, network_of(shorter))
-    never_waits = learning_of(lived.file, init=tmp_path / "patent.zip")
+    never_waits = learning_of(recorded.file, init=tmp_path / "patent.zip")
     stays = train(never_waits, tmp_path, sizes=Sizes(validations=1), compares=False)
     assert not load_policy(stays.best).schema.waiting
     learned = load_policy(again.folder / "policy.zip").network.state_dict()
@@ -291,13 +295,13 @@ def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any
     ("option", "words"), [("--order", ("--order", "easy")), ("--algo", ("--algo", "distil")), ("--trace", ())]
 )
 def test_what_a_history_decides_is_no_option(
-    option: str, words: tuple[str, ...], lived: Lived, tmp_path: Path, longshore: Command
+    option: str, words: tuple[str, ...], recorded: RecordedHistory, tmp_path: Path, longshore: Command
 ) -> None:
-    more = words or ("--trace", lived.file)
-    done = longshore("train", "--history", lived.file, *more, "--logdir", tmp_path)
+    more = words or ("--trace", recorded.file)
+    done = longshore("train", "--history", recorded.file, *more, "--logdir", tmp_path)
     assert done.status == 2
     assert done.err.splitlines()[-1].startswith(f"longshore: {option}: ")
 
 
-def test_ids_of_jobs_are_those_of_the_scheduler(lived: Lived) -> None:
-    assert set(read_history(lived.file).workload.ids) <= {id_of(job) for job in range(JOBS)}
+def test_ids_of_jobs_are_those_of_the_scheduler(recorded: RecordedHistory) -> None:
+    assert set(read_history(recorded.file).workload.ids) <= {id_of(job) for job in range(JOBS)}

@@ -27,7 +27,7 @@ from tests.scheduler.served import until
 from tests.scheduler.twin_run import learning_case
 from tests.strategies import Case
 from tests.support import processes
-from tests.training.lived import Lived, lived_through
+from tests.training.recorded_history import RecordedHistory, record_history
 from tests.training.smaller import with_few_draws, with_short_windows
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
@@ -40,8 +40,8 @@ def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    return lived_through(learning_case(jobs=480), tmp_path_factory.mktemp("online"))
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordedHistory:
+    return record_history(learning_case(jobs=480), tmp_path_factory.mktemp("online"))
 
 
 def easy_case(jobs: int) -> Case:
@@ -82,10 +82,10 @@ def served_in(folder: Path, checkpoint: Path) -> Path:
     return Path(shutil.copy(checkpoint, folder / "policy.zip"))
 
 
-def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived, tmp_path: Path) -> None:
-    served, reported = served_in(tmp_path, lived.checkpoint), list[str]()
+def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(recorded: RecordedHistory, tmp_path: Path) -> None:
+    served, reported = served_in(tmp_path, recorded.checkpoint), list[str]()
     before = digest_of(served)
-    (found,) = learned(tmp_path, lived.file, served, reported.append)
+    (found,) = learned(tmp_path, recorded.file, served, reported.append)
     assert found.later.high < 0.0, reported
     assert found.published
     assert "published" in reported[-1]
@@ -100,8 +100,8 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
 
     # The same round again, as it was before the comparison: another process publishes a version in the meantime.
     (round_folder / ROUND).unlink()
-    shutil.copyfile(lived.file, round_folder / PAST)
-    shutil.copyfile(lived.checkpoint, served)
+    shutil.copyfile(recorded.file, round_folder / PAST)
+    shutil.copyfile(recorded.checkpoint, served)
     theirs = CHECKPOINTS / "hetero64-wait-1.zip"
 
     @contextmanager
@@ -109,14 +109,14 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
         shutil.copyfile(theirs, served)
         yield lambda _: None
 
-    (again,) = learned(tmp_path, lived.file, served, reported.append, replacing_it)
+    (again,) = learned(tmp_path, recorded.file, served, reported.append, replacing_it)
     assert again.later == found.later
     assert not again.published
     assert "another version is served now" in reported[-1]
     assert digest_of(served) == digest_of(theirs)
 
 
-def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_path: Path) -> None:
+def test_a_policy_of_the_patents_kind_learns_online_by_ppo(recorded: RecordedHistory, tmp_path: Path) -> None:
     schema = schema_of(
         algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=True, node_gpus=(1,) * 64
     )
@@ -124,7 +124,7 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_pat
     save_policy(served, schema, network_of(schema))
     config = config_of(
         preset=None, algorithm="ppo", steps=64, seed=0, network=None, action=None, observation=None, reward=None,
-        waiting=None, threads=1, history=lived.file, init=served,
+        waiting=None, threads=1, history=recorded.file, init=served,
     )  # fmt: skip
     config = config.model_copy(update={"hyperparameters": Hyperparameters(rows=4, steps=16, minibatch=64, epochs=1)})
     asked = OnlineRequest(config, served, tmp_path / "runs", silent, reported.append, Sizes(validations=1))
@@ -138,7 +138,7 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(lived: Lived, tmp_pat
 @pytest.mark.full
 def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
     # Each job runs alone on GPUs that are all alike, and the policy starts it at once.
-    past = lived_through(easy_case(jobs=80), tmp_path)
+    past = record_history(easy_case(jobs=80), tmp_path)
     served, policy = tmp_path / "policy.zip", untrained_candidates(waiting=True)
     save_policy(served, policy.schema.model_copy(update={"margin": MAX_MARGIN}), policy.network)
     before, reported = served.read_bytes(), list[str]()
@@ -150,9 +150,9 @@ def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_round_begins_once_more_jobs_have_ended(lived: Lived, tmp_path: Path) -> None:
-    served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
-    lines = lived.file.read_text().splitlines(keepends=True)
+def test_a_round_begins_once_more_jobs_have_ended(recorded: RecordedHistory, tmp_path: Path) -> None:
+    served, history = served_in(tmp_path, recorded.checkpoint), tmp_path / "decisions.jsonl"
+    lines = recorded.file.read_text().splitlines(keepends=True)
     history.write_text("".join(lines[:3]))
 
     def grow(line: str) -> None:
@@ -174,8 +174,8 @@ def _written(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def test_a_reader_finds_one_version_whole_while_another_is_published(lived: Lived, tmp_path: Path) -> None:
-    versions = [lived.checkpoint, CHECKPOINTS / "hetero64-wait-1.zip"]
+def test_a_reader_finds_one_version_whole_while_another_is_published(recorded: RecordedHistory, tmp_path: Path) -> None:
+    versions = [recorded.checkpoint, CHECKPOINTS / "hetero64-wait-1.zip"]
     whole = {path.read_bytes() for path in versions}
     served, ends, seen = served_in(tmp_path, versions[0]), threading.Event(), set[bytes]()
 
@@ -193,8 +193,8 @@ def test_a_reader_finds_one_version_whole_while_another_is_published(lived: Live
 
 
 @pytest.mark.full
-def test_what_cannot_be_published_leaves_what_is_served(lived: Lived, tmp_path: Path) -> None:
-    served = served_in(tmp_path, lived.checkpoint)
+def test_what_cannot_be_published_leaves_what_is_served(recorded: RecordedHistory, tmp_path: Path) -> None:
+    served = served_in(tmp_path, recorded.checkpoint)
     before = served.read_bytes()
     with pytest.raises(InputError, match="cannot be published"):
         publish(tmp_path / "nothing.zip", served)
@@ -202,25 +202,25 @@ def test_what_cannot_be_published_leaves_what_is_served(lived: Lived, tmp_path: 
 
 
 @pytest.mark.full
-def test_a_link_to_what_is_served_stays_one(lived: Lived, tmp_path: Path) -> None:
-    served, link = served_in(tmp_path, lived.checkpoint), tmp_path / "link.zip"
+def test_a_link_to_what_is_served_stays_one(recorded: RecordedHistory, tmp_path: Path) -> None:
+    served, link = served_in(tmp_path, recorded.checkpoint), tmp_path / "link.zip"
     link.symlink_to(served)
     publish(CHECKPOINTS / "hetero64-wait-1.zip", link)
     assert link.is_symlink()
     assert digest_of(served) == digest_of(CHECKPOINTS / "hetero64-wait-1.zip")
 
 
-def test_a_damaged_checkpoint_is_refused_at_once(lived: Lived, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_at_once(recorded: RecordedHistory, tmp_path: Path) -> None:
     served = tmp_path / "policy.zip"
-    served.write_bytes(lived.checkpoint.read_bytes()[:100])
+    served.write_bytes(recorded.checkpoint.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="policy"):
-        learned(tmp_path, lived.file, served)
+        learned(tmp_path, recorded.file, served)
 
 
 @pytest.mark.full
-def test_train_learns_online_until_it_is_interrupted(lived: Lived, tmp_path: Path) -> None:
-    served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
-    history.write_text("".join(lived.file.read_text().splitlines(keepends=True)[:3]))
+def test_train_learns_online_until_it_is_interrupted(recorded: RecordedHistory, tmp_path: Path) -> None:
+    served, history = served_in(tmp_path, recorded.checkpoint), tmp_path / "decisions.jsonl"
+    history.write_text("".join(recorded.file.read_text().splitlines(keepends=True)[:3]))
     line: list[str | Path] = [sys.executable, "-m", "longshore", "train", "--history", history]
     line += ["--online", served, "--logdir", tmp_path]
     with processes.start(line, stdout=processes.PIPE, text=True) as process:
@@ -241,9 +241,9 @@ def test_options_of_learning_online_go_together(more: tuple[str, ...], longshore
 
 
 def test_decisions_are_written_again_and_again_and_always_whole(
-    lived: Lived, tmp_path: Path, longshore: Command
+    recorded: RecordedHistory, tmp_path: Path, longshore: Command
 ) -> None:
-    file, store = tmp_path / "d.jsonl", lived.file.parent / "store.db"
+    file, store = tmp_path / "d.jsonl", recorded.file.parent / "store.db"
 
     def interrupt_once_it_is_there() -> None:
         until(file.exists)
@@ -255,4 +255,4 @@ def test_decisions_are_written_again_and_again_and_always_whole(
     waiting.join()
     assert done.status == 130
     assert f"decisions in {file}" in done.out
-    assert file.read_text() == lived.file.read_text()
+    assert file.read_text() == recorded.file.read_text()

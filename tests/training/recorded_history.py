@@ -1,4 +1,4 @@
-"""What a scheduler has been through, with a policy that draws what it does, and the truth about it."""
+"""The recorded decisions of a scheduler whose policy draws its actions, with the simulation behind them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,15 +16,15 @@ from tests.strategies import Case
 PATIENCE_S = 120.0  # far more than anything here takes
 
 
-class Lived(NamedTuple):
-    """What a scheduler has been through, and the truth about it."""
+class RecordedHistory(NamedTuple):
+    """Decisions of a scheduler, and the simulation behind them."""
 
     file: Path  # of its decisions
     twin: Twin
     checkpoint: Path  # of the policy that decided, of random weights
 
 
-def lived_through(case: Case, folder: Path) -> Lived:
+def record_history(case: Case, folder: Path) -> RecordedHistory:
     """Let a scheduler whose policy has random weights place the jobs of a case."""
     policy, checkpoint, file = untrained_candidates(waiting=True), folder / "serving.zip", folder / "decisions.jsonl"
     save_policy(checkpoint, policy.schema, policy.network)
@@ -37,4 +37,4 @@ def lived_through(case: Case, folder: Path) -> Lived:
     twin.scheduler.close()
     file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
     store.close()
-    return Lived(file, twin, checkpoint)
+    return RecordedHistory(file, twin, checkpoint)
