@@ -92,7 +92,7 @@ def test_without_the_package_the_error_of_a_checkpoint_names_what_to_install(
     [
         (NODES, ("--action", "candidate"), "--network: the network 'theirs' has no candidate actions; add --action "),
         (LISTS, (), "--network: the network 'theirs' has no node actions; add --action candidate"),
-        (LISTS, ("--algo", "group"), "--network: group teaches the network `candidates`; leave --network out"),
+        (LISTS, ("--algo", "group"), "--network: group teaches the network `candidates`"),
         (NODES, ("--algo", "distil", "--action", "node"), "--action: distil learns to choose among candidates"),
     ],
 )

@@ -111,7 +111,7 @@ def test_trials_run_side_by_side_and_a_larger_number_continues(kept: Kept, tmp_p
 
 def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) -> None:
     config = asked().model_copy(update={"steps": STEPS + 1})
-    with pytest.raises(InputError, match="asked for something else"):
+    with pytest.raises(InputError, match="another --logdir or --seed"):
         tune(config, whole.folder.parent, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
