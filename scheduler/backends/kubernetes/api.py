@@ -1,6 +1,6 @@
 """Calls to a Kubernetes API server, each with a deadline, and copies of objects kept up to date by watches.
 
-Source: SPEC R8; where the copy may be old it says so, and nothing is started or freed by it.
+Source: SPEC R8; a copy that may be old raises an error, and nothing is started or freed by it.
 """
 
 import json
@@ -24,12 +24,12 @@ Json = dict[str, Any]
 Method = Callable[..., Any]  # of the official client
 
 
-class AnswerError(BackendError):
+class ApiStatusError(BackendError):
     """An answer of the API server that is an error.
 
     Args:
         code: HTTP status.
-        message: What it said.
+        message: Of the answer.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -37,15 +37,15 @@ class AnswerError(BackendError):
         self.code = code
 
 
-class Api:
-    """The official client, told to hand out JSON and to give up at a deadline.
+class KubernetesApi:
+    """The official client, with plain JSON as answers and a deadline on each call.
 
     Args:
         kubeconfig: How to reach the cluster; the one that this runs in if None.
         deadline_s: Of a call.
 
     Raises:
-        InputError: If the client is not installed, or there is no such cluster.
+        InputError: If the client is not installed, or the cluster does not exist.
     """
 
     def __init__(self, kubeconfig: Path | None, deadline_s: float) -> None:
@@ -61,7 +61,7 @@ class Api:
                 config.load_kube_config(str(kubeconfig), client_configuration=configuration)
         except config.ConfigException as error:
             raise InputError(str(error), "name a kubeconfig, or run it in a pod", path=kubeconfig) from error
-        configuration.retries = False  # A deadline is one, and not one for each of several tries.
+        configuration.retries = False  # The deadline is for the call, not for each of several tries.
         configuration.connection_pool_maxsize = 16
         self.deadline_s = deadline_s
         self._client = client.ApiClient(configuration)
@@ -70,10 +70,10 @@ class Api:
         self.coordination = client.CoordinationV1Api(self._client)
 
     def call(self, method: Method, *args: object, **options: object) -> Json:
-        """Make a call and return the object that is answered.
+        """Make a call and return the object in the answer.
 
         Raises:
-            AnswerError: If the answer is an error.
+            ApiStatusError: If the answer is an error.
             BackendError: If there is no answer before the deadline, so that nothing is known.
         """
         content = self.read(method, *args, **options)
@@ -86,17 +86,17 @@ class Api:
         return found
 
     def read(self, method: Method, *args: object, **options: object) -> bytes:
-        """Make a call and return the bytes that are answered; the errors are those of `call`."""
+        """Make a call and return the bytes of the answer; the errors are those of `call`."""
         content, whole = self.read_some(method, *args, **options)
         if not whole:
-            raise BackendError(f"the API server did not answer whole within {self.deadline_s:g} s")
+            raise BackendError(f"the API server did not answer in full within {self.deadline_s:g} s")
         return content
 
     def read_some(self, method: Method, *args: object, **options: object) -> tuple[bytes, bool]:
-        """Make a call and return what was answered before the deadline, and whether that is all.
+        """Make a call and return what came before the deadline, and whether that is all.
 
         Raises:
-            AnswerError: If the answer is an error.
+            ApiStatusError: If the answer is an error.
             BackendError: If there is none.
         """
         until_s = time.monotonic() + self.deadline_s
@@ -119,7 +119,7 @@ class Api:
             options: For it.
 
         Raises:
-            AnswerError: If the answer is an error.
+            ApiStatusError: If the answer is an error.
             BackendError: If no answer comes, or it breaks off.
         """
         import urllib3
@@ -133,7 +133,7 @@ class Api:
         except ApiException as error:
             if not error.status:
                 raise BackendError(f"the API server cannot be reached: {error.reason}") from error
-            raise AnswerError(error.status, _message(error)) from error
+            raise ApiStatusError(error.status, _message(error)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise BackendError(f"no answer of the API server: {error}") from error
         finally:
@@ -146,20 +146,20 @@ class Api:
 
 
 def _message(error: Any) -> str:
-    """Return what an error answer says, in one line."""
+    """Return the message of an error answer, in one line."""
     try:
-        said = json.loads(error.body)["message"]
+        text = json.loads(error.body)["message"]
     except (KeyError, TypeError, ValueError):
-        said = error.reason
-    return " ".join(str(said).split())
+        text = error.reason
+    return " ".join(str(text).split())
 
 
 log = logging.getLogger(__name__)
 
-_PAGE = 500  # objects of a list that are asked for at once
+_PAGE = 500  # objects of a page of a list
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a failure, doubled each time
 _GONE = 410  # the version is too old to watch from
-_MOST_LINE_BYTES = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 
 
 class _Object(Protocol):
@@ -173,7 +173,7 @@ class _Object(Protocol):
 ObjectT = TypeVar("ObjectT", bound=_Object)
 
 
-class View(Generic[ObjectT]):
+class ObjectView(Generic[ObjectT]):
     """Follows the objects of one kind in a thread of its own.
 
     Args:
@@ -186,26 +186,32 @@ class View(Generic[ObjectT]):
     """
 
     def __init__(
-        self, api: Api, kind: str, lister: Method, model: type[ObjectT], args: Iterable[str] = (), selector: str = ""
+        self,
+        api: KubernetesApi,
+        kind: str,
+        lister: Method,
+        model: type[ObjectT],
+        args: Iterable[str] = (),
+        selector: str = "",
     ) -> None:
         self._api, self._kind, self._lister, self._model = api, kind, lister, model
         self._args, self._selector = tuple(args), selector
         self._lock = threading.Lock()
         self._objects: dict[str, ObjectT] = {}
-        self._learned: list[ObjectT] = []  # since the list that is being made was asked for
+        self._learned: list[ObjectT] = []  # since the request for the list in progress
         self._version = ""  # of the whole copy
-        self._why = "they are being listed"  # it is not up to date, if it is not
+        self._stale_reason = "they are being listed"  # why it is not up to date, if so
         self._repeats = Repeats()
         self._fresh, self._ends = threading.Event(), threading.Event()
         self._response: Any = None
         self._thread = threading.Thread(target=self._run, name=f"kubernetes {kind}", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start to follow."""
         self._thread.start()
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop to follow."""
         self._ends.set()
         response = self._response
         if response is not None:
@@ -213,23 +219,23 @@ class View(Generic[ObjectT]):
                 response.shutdown()
         self._thread.join()
 
-    def wait(self, most_s: float) -> None:
-        """Wait until it is up to date, but not longer than that."""
-        self._fresh.wait(most_s)
+    def wait(self, limit_s: float) -> None:
+        """Wait until it is up to date, or until the limit."""
+        self._fresh.wait(limit_s)
 
     def objects(self) -> dict[str, ObjectT]:
         """Return all objects by name.
 
         Raises:
-            BackendError: If they may be other ones by now.
+            BackendError: If they may be out of date.
         """
         with self._lock:
             if not self._fresh.is_set():
-                raise BackendError(f"{self._kind} of the cluster cannot be seen at the moment: {self._why}")
+                raise BackendError(f"{self._kind} of the cluster cannot be read at the moment: {self._stale_reason}")
             return dict(self._objects)
 
     def learn(self, value: Json) -> None:
-        """Take in what a write has answered, which the stream of changes may tell only later."""
+        """Apply the answer to a write, which the stream of changes may have only later."""
         read = self._model.model_validate(value)
         with self._lock:
             self._take(read)  # type: ignore[arg-type]
@@ -246,20 +252,20 @@ class View(Generic[ObjectT]):
                 while not self._ends.is_set():
                     self._watch()
             except Exception as error:
-                # Whatever it was: without this thread nothing would ever be seen again.
-                self._why = str(error) or type(error).__name__
+                # After any error: without this thread the copy would never be up to date again.
+                self._stale_reason = str(error) or type(error).__name__
                 self._fresh.clear()
                 if self._ends.is_set():
                     return
-                level = logging.INFO if isinstance(error, AnswerError) and error.code == _GONE else logging.WARNING
+                level = logging.INFO if isinstance(error, ApiStatusError) and error.code == _GONE else logging.WARNING
                 is_bug = not isinstance(error, BackendError)
-                if told := self._repeats.message(self._why, time.monotonic()):
+                if told := self._repeats.message(self._stale_reason, time.monotonic()):
                     log.log(level, "%s are listed anew: %s", self._kind, told, exc_info=is_bug)
                 self._ends.wait(pause_s)
                 pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)
 
     def _list(self) -> None:
-        """Read all objects anew, without a version: what a restored server tells is what counts."""
+        """Read all objects anew, without a version: the state of a restored server counts."""
         with self._lock:
             self._learned.clear()
         found: dict[str, ObjectT] = {}
@@ -279,25 +285,25 @@ class View(Generic[ObjectT]):
             self._fresh.set()
 
     def _watch(self) -> None:
-        """Follow the changes for a while; their end after that time is the server's sign of life."""
+        """Follow the changes for a while; the end after that time proves that the server lives."""
         while_s, before = max(round(2.0 * self._api.deadline_s), 1), self._version
         with self._api.stream(
             self._lister, *self._args, watch=True, resource_version=before, allow_watch_bookmarks=True,
-            timeout_seconds=while_s, read_s=while_s + self._api.deadline_s, **self._selecting(),
+            timeout_seconds=while_s, read_s=while_s + self._api.deadline_s, **self._selector_options(),
         ) as response:  # fmt: skip
             self._response = response
             if self._ends.is_set():  # `close` may have come too early to see this response.
                 return
             for line in _lines(response):
-                self._hear(json.loads(line))
+                self._apply(json.loads(line))
         if self._version == before and not self._ends.is_set():
-            # A restored server is silent about a version that it has not reached: asked for it, it says so.
+            # A restored server sends nothing about a version that it has not reached, but refuses a request for it.
             self._call(limit=1, resource_version=before)
 
-    def _hear(self, event: Json) -> None:
+    def _apply(self, event: Json) -> None:
         kind, value = event["type"], event["object"]
         if kind == "ERROR":
-            raise AnswerError(int(value.get("code", 500)), str(value.get("message", "")))
+            raise ApiStatusError(int(value.get("code", 500)), str(value.get("message", "")))
         with self._lock:
             self._version = value["metadata"]["resourceVersion"]
             if kind == "BOOKMARK":
@@ -316,9 +322,9 @@ class View(Generic[ObjectT]):
             self._objects[read.metadata.name] = read
 
     def _call(self, **options: Any) -> Json:
-        return self._api.call(self._lister, *self._args, **options, **self._selecting())
+        return self._api.call(self._lister, *self._args, **options, **self._selector_options())
 
-    def _selecting(self) -> dict[str, str]:
+    def _selector_options(self) -> dict[str, str]:
         return {"label_selector": self._selector} if self._selector else {}
 
 
@@ -333,7 +339,7 @@ def _lines(response: Any) -> Iterator[bytes]:
     for piece in response.stream(1 << 16):
         *whole, rest = (rest + piece).split(b"\n")
         yield from (line for line in whole if line)
-        if len(rest) > _MOST_LINE_BYTES:
-            raise BackendError(f"the API server sent a line of over {_MOST_LINE_BYTES} bytes")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise BackendError(f"the API server sent a line of over {_MAX_LINE_BYTES} bytes")
     if rest:
         raise BackendError("the stream of changes was cut in the middle of a line")

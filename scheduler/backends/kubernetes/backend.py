@@ -11,8 +11,8 @@ from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
 from ..protocol import Attempt, Backend, Capabilities, GpuView, NodeView
-from .api import Api, View
-from .launching import LEAD_TIMES, Launch, Lead, LeadTimes
+from .api import KubernetesApi, ObjectView
+from .launching import LEASE_TIMES, Launch, LeaseTimes, NamespaceLease
 from .objects import (
     ATTEMPT,
     FIRST_RANK,
@@ -30,9 +30,9 @@ from .objects import (
 )
 from .output import Output
 from .pods import pod_name
-from .reading import Removal, Unbound, status_of
+from .reading import AvoidedNodes, Removal, status_of
 from .records import Records
-from .settings import KubernetesSettings, unborne
+from .settings import KubernetesSettings, blocking_taint
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class KubernetesBackend(Backend):
     """Runs each attempt as pods that this backend creates, places, watches and removes.
 
     Pods and their status are what is known of an attempt, so that any scheduler of the cluster finds them; a
-    finalizer keeps them until they are forgotten. The folder holds logs and wishes.
+    finalizer keeps them until they are forgotten. The folder holds logs, and records of requests.
 
     Args:
         folder: Where records and logs of attempts are; created if missing.
         nodes: GPUs of each node, in cluster-file order; the names are those of the cluster.
         settings: What was chosen.
-        lead_times: Of the lease of its namespace.
+        lease_times: Of the lease of its namespace.
 
     Raises:
         InputError: If the client is not installed, or the cluster's address is not known.
@@ -64,59 +64,59 @@ class KubernetesBackend(Backend):
 
     def __init__(
         self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings, *,
-        lead_times: LeadTimes = LEAD_TIMES,
+        lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:  # fmt: skip
         exact = settings.gpus == "claims"
         self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
         self.settings, self._sizes = settings, dict(nodes)
         self._records = Records(folder / "kubernetes")
-        self._api = api = Api(settings.kubeconfig, settings.deadline_s)
+        self._api = api = KubernetesApi(settings.kubeconfig, settings.deadline_s)
         namespace = (settings.namespace,)
-        self._pods = View(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
-        self._nodes = View(api, "nodes", api.core.list_node, Node)
-        self._slices = View(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
-        self._lead = Lead(api, settings.namespace, self._records.installation(), lead_times)
-        self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lead)
-        self._left = Unbound(len(self._sizes))
-        self._removal = Removal(api, settings, self._records, self._left)
+        self._pods = ObjectView(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
+        self._nodes = ObjectView(api, "nodes", api.core.list_node, Node)
+        self._slices = ObjectView(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
+        self._lease = NamespaceLease(api, settings.namespace, self._records.installation(), lease_times)
+        self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lease)
+        self._avoided = AvoidedNodes(len(self._sizes))
+        self._removal = Removal(api, settings, self._records, self._avoided)
         self._output = Output(api, settings.namespace, self._records)
         self._order = self._records.gpus()
-        self._shut: dict[str, str] = {}  # nodes that take no jobs, and why, as it was last logged
-        self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
+        self._shut: dict[str, str] = {}  # nodes that take no jobs, and why, as last logged
+        self._silent: frozenset[str] = frozenset()  # nodes that did not answer at the last poll
         for view in self._views:
             view.start()
         for view in self._views:
             view.wait(settings.deadline_s)
 
     def close(self) -> None:
-        """Look at the cluster no more, and let others have its namespace; jobs run on."""
+        """Stop to follow the cluster, and release its namespace; jobs continue."""
         try:
-            self._lead.give_up()
+            self._lease.release()
         except BackendError as error:
-            log.warning("the lease is not given up, and ends by itself: %s", error)
+            log.warning("the lease is not released, and ends by itself: %s", error)
         for view in self._views:
             view.close()
         self._api.close()
 
     def observe(self) -> tuple[NodeView, ...]:
-        """Return all nodes: a GPU is healthy if its driver offers it without a taint, or says nothing.
+        """Return all nodes: a GPU is healthy if its driver offers it without a taint, or does not answer.
 
         A node that is cordoned or silent, has a taint that pods do not tolerate, or lately did not take a pod takes no
         jobs; none does without the lease of the namespace.
 
         Raises:
-            BackendError: If the cluster cannot be seen at the moment.
+            BackendError: If the cluster cannot be read at the moment.
         """
         known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
-        leads = self._lead.keep()
+        leads = self._lease.keep()
         self._silent = self._silent_of(known, offers)
         gpus, seen, shut = self._gpus(offers), [], self._shut_of(known)
         for node, size in self._sizes.items():
             silent = node in self._silent
             at_s = _silent_since_s(known.get(node)) if silent else now_s
-            told = [GpuView(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
+            views = [GpuView(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
             takes_jobs = leads and not silent and node not in shut
-            seen.append(NodeView(node, tuple(told), at_s, takes_jobs=takes_jobs))
+            seen.append(NodeView(node, tuple(views), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
@@ -124,12 +124,12 @@ class KubernetesBackend(Backend):
 
         Raises:
             CannotHonourError: If these GPUs cannot be given.
-            RefusedError: If it will never be started, as its image cannot be had.
+            RefusedError: If it will never be started, as its image cannot be pulled.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
         _check_name(attempt.name)
         gpus = self._gpus(self._offers())
-        self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
+        self._nodes.objects()  # Nothing is started while the nodes cannot be read.
         self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
 
     def status(self, name: str) -> Status:
@@ -150,7 +150,7 @@ class KubernetesBackend(Backend):
         except BackendError as error:
             return {name: Status(Run.UNREACHABLE, words=str(error)) for name in names}
         found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
-        # What other installations have in the namespace is left alone.
+        # Pods of other installations in the namespace stay.
         own = {name: pods for name, pods in by_attempt.items() if name in found or self._records.knows(name)}
         self._removal.tend(own)
         return found
@@ -167,7 +167,7 @@ class KubernetesBackend(Backend):
             try:
                 self._removal.delete(self._pods_of(name))
             except BackendError as error:
-                log.warning("%s is not cancelled yet: %s", name, error)  # `statuses` goes on with it.
+                log.warning("%s is not cancelled yet: %s", name, error)  # `statuses` tries again.
 
     def released(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone; False where that is not known."""
@@ -177,29 +177,29 @@ class KubernetesBackend(Backend):
         except BackendError:
             return False
 
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+    def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
         Raises:
-            BackendError: If there is no such rank, or its output cannot be had at the moment.
+            BackendError: If there is no such rank, or its output cannot be read at the moment.
             ValueError: If the offset or the size is negative.
         """
         _check_name(name)
-        if offset < 0 or most < 0:
-            raise ValueError(f"offset {offset} and most {most} must not be negative")
+        if offset < 0 or max_bytes < 0:
+            raise ValueError(f"offset {offset} and max_bytes {max_bytes} must not be negative")
         pods = self._pods_of(name)
         pod = next((pod for pod in pods if 0 <= rank - pod.count(FIRST_RANK) < pod.count(RANKS)), None)
         if pod is None:
-            return self._output.read(name, rank, offset, most, exists=False)
+            return self._output.read(name, rank, offset, max_bytes, exists=False)
         try:
             self._output.fetch(name, pod)
         except BackendError:
-            # What was copied before can be read whatever has become of the node.
-            content, end = self._output.read(name, rank, offset, most, exists=True)
+            # What was copied before can be read without the node.
+            content, end = self._output.read(name, rank, offset, max_bytes, exists=True)
             if not content:
                 raise
             return content, end
-        return self._output.read(name, rank, offset, most, exists=True)
+        return self._output.read(name, rank, offset, max_bytes, exists=True)
 
     def forget(self, name: str) -> None:
         """Delete the pods of an attempt that ended, after copying their logs.
@@ -221,7 +221,7 @@ class KubernetesBackend(Backend):
         self._removal.remove(pods)
 
     @property
-    def _views(self) -> tuple[View[Pod] | View[Node] | View[ResourceSlice], ...]:
+    def _views(self) -> tuple[ObjectView[Pod] | ObjectView[Node] | ObjectView[ResourceSlice], ...]:
         followed = (self._pods, self._nodes)
         return (*followed, self._slices) if self.capabilities.exact_gpus else followed
 
@@ -237,12 +237,12 @@ class KubernetesBackend(Backend):
             return None
         order = learned(self._order, offers)
         if order != self._order:
-            self._records.keep_gpus(order)
+            self._records.store_gpus(order)
             self._order = order
         return by_index(order, offers)
 
     def _silent_of(self, known: Mapping[str, Node], offers: Offers | None) -> frozenset[str]:
-        """Return the nodes that do not answer, that the cluster does not have, or whose driver says nothing."""
+        """Return the nodes that do not answer, that the cluster lacks, or whose driver publishes nothing."""
         answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
         if offers is not None:
             answers &= set(offers)
@@ -250,11 +250,11 @@ class KubernetesBackend(Backend):
 
     def _shut_of(self, known: Mapping[str, Node]) -> dict[str, str]:
         """Return the nodes that pods cannot or should not go to, and why."""
-        shut = dict.fromkeys(self._left.now(time.monotonic()), "it did not take a pod in time")
+        shut = dict.fromkeys(self._avoided.at(time.monotonic()), "it did not take a pod in time")
         tolerations = self.settings.tolerations()
         for name in self._sizes:
             spec = known[name].spec if name in known else NodeSpec()
-            taint = unborne(spec.taints, tolerations)
+            taint = blocking_taint(spec.taints, tolerations)
             if spec.unschedulable:
                 shut[name] = "it is cordoned"
             elif taint is not None:
@@ -277,7 +277,7 @@ class KubernetesBackend(Backend):
         if pods:
             cancelled = any(pod.is_deleted for pod in pods) and self._records.has(name, "cancelled")
             status = status_of(name, pods, silent, cancelled=cancelled)
-            # Its pods go one after the other: what they told when all were there stands.
+            # Its pods are deleted one after the other: the status of all of them stays.
             return self._records.end(name) or status if status.run in (Run.EXITED, Run.LOST) else status
         return self._records.status(name)
 
@@ -299,6 +299,6 @@ def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
 
 
 def _silent_since_s(node: Node | None) -> float:
-    """Return when a node was last heard of as far as that is told, 0 if it is not."""
+    """Return when a node last answered if that is known, else 0."""
     changed = None if node is None or node.ready is None else node.ready.last_transition_time
     return 0.0 if changed is None else changed.timestamp()

@@ -1,9 +1,8 @@
 """Pods of an attempt: created behind gates, then placed and released all together, by one installation alone.
 
-The Lease object of a namespace: only one installation starts pods there.
-
-Who leads among the schedulers of one store is said by the store. This keeps those of two stores apart, which know
-nothing of each other, and tells `kubectl get leases` who schedules.
+`NamespaceLease` is the Lease object of a namespace: only one installation starts pods there. The store elects a leader
+among the schedulers of one store; the lease keeps those of two stores apart, which do not know each other, and shows
+in `kubectl get leases` which one schedules.
 
 Source: SPEC K7; the rules are those of client-go's leader election.
 """
@@ -20,34 +19,34 @@ from pydantic import Field
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_placement, refuse_texts
-from .api import APPLY, JSON_PATCH, MANAGER, AnswerError, Api, Json, View
+from .api import APPLY, JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi, ObjectView
 from .objects import ATTEMPT, SPEC, Gpu, Pod, Read
-from .pods import Part, claim_manifest, digest_of, lifting, pod_manifest
+from .pods import PodPart, claim_manifest, digest_of, lifting, pod_manifest
 from .records import Records
 from .settings import KubernetesSettings
 
 log = logging.getLogger(__name__)
 
-NAME = "longshore"
-HOLD_S = 15  # for which a lease is good
+LEASE_NAME = "longshore"
+HOLD_S = 15  # for which a lease holds
 RENEW_S = 5.0  # after which it is renewed
 _MISSING = 404
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 @dataclass(frozen=True, slots=True)
-class LeadTimes:
+class LeaseTimes:
     """Of a lease."""
 
     hold_s: int = HOLD_S
     renew_s: float = RENEW_S
 
 
-LEAD_TIMES = LeadTimes()
+LEASE_TIMES = LeaseTimes()
 
 
 class _Spec(Read):
-    """Who holds the lease."""
+    """The holder of the lease."""
 
     holder_identity: str = ""
     lease_duration_seconds: int = Field(default=HOLD_S, ge=1)
@@ -64,88 +63,92 @@ class _Spec(Read):
             return None
 
 
-class Lead:
-    """Holds the lease while somebody looks at the cluster through this backend.
+class NamespaceLease:
+    """Holds the lease while a scheduler uses this backend.
 
     Args:
         api: Where it is.
         namespace: Of the pods.
-        installation: What all schedulers with this folder have in common, and no others.
-        times: For how long it is good, and when it is renewed.
+        installation: Id of this folder's schedulers.
+        times: How long it holds, and when it is renewed.
     """
 
-    def __init__(self, api: Api, namespace: str, installation: str, times: LeadTimes = LEAD_TIMES) -> None:
+    def __init__(self, api: KubernetesApi, namespace: str, installation: str, times: LeaseTimes = LEASE_TIMES) -> None:
         self._api, self._namespace, self._installation, self._times = api, namespace, installation, times
-        self._held_s = self._asked_s = float("-inf")  # by the monotonic clock
-        self._seen, self._seen_s = _Spec(), 0.0  # what others wrote last, and when that was noticed
-        self._told = ""  # why it is not held, as it was last logged
+        self._held_s = self._tried_s = float("-inf")  # by the monotonic clock
+        self._seen, self._seen_s = _Spec(), 0.0  # the last value by others, and when it was read
+        self._logged = ""  # why it is not held, as last logged
         self._wrote = _Spec()  # by this process, the last time
 
     def keep(self) -> bool:
-        """Take or renew the lease if it is time to, and say whether it is held; why not is logged once."""
-        if time.monotonic() >= self._asked_s + self._times.renew_s:
+        """Take or renew the lease if that is due, and return whether it is held; log once why not."""
+        if time.monotonic() >= self._tried_s + self._times.renew_s:
             try:
                 self._take()
-                self._told = ""
+                self._logged = ""
             except BackendError as error:
-                if str(error) != self._told:
+                if str(error) != self._logged:
                     log.warning("no pod is started: %s", error)
-                self._told = str(error)
-            self._asked_s = time.monotonic()  # A call that hangs is not made again at once.
+                self._logged = str(error)
+            self._tried_s = time.monotonic()  # A call that hangs is not made again at once.
         return time.monotonic() < self._held_s + self._times.hold_s
 
     def hold(self) -> None:
-        """Make sure that the lease is held.
+        """Take the lease, or check that it is held.
 
         Raises:
-            BackendError: If it is another's, or that is not known.
+            BackendError: If another installation holds it, or that is not known.
         """
         if time.monotonic() > self._held_s + self._times.renew_s:
             self._take()
 
-    def give_up(self) -> None:
-        """Let others have the lease at once, unless somebody else has renewed it: of this installation or another.
+    def release(self) -> None:
+        """Release the lease at once, unless another scheduler has renewed it.
 
         Raises:
-            BackendError: If nobody knows whether others have it.
+            BackendError: If it is not known whether others hold it.
         """
         api = self._api
         if time.monotonic() >= self._held_s + self._times.hold_s:
             return
         self._held_s = float("-inf")
-        lease = api.call(api.coordination.read_namespaced_lease, NAME, self._namespace)
+        lease = api.call(api.coordination.read_namespaced_lease, LEASE_NAME, self._namespace)
         found = _Spec.model_validate(lease.get("spec") or {})
         if (found.holder_identity, found.renewed) == (self._wrote.holder_identity, self._wrote.renewed):
             now = datetime.now(UTC).strftime(_TIME)
             lease["spec"] |= {"leaseDurationSeconds": 1, "acquireTime": now, "renewTime": now}
             del lease["spec"]["holderIdentity"]
-            api.call(api.coordination.replace_namespaced_lease, NAME, self._namespace, lease, field_manager=MANAGER)
+            api.call(
+                api.coordination.replace_namespaced_lease, LEASE_NAME, self._namespace, lease, field_manager=MANAGER
+            )
 
     def _take(self) -> None:
         api, begin_s = self._api, time.monotonic()
         try:
-            lease = api.call(api.coordination.read_namespaced_lease, NAME, self._namespace)
-        except AnswerError as error:
+            lease = api.call(api.coordination.read_namespaced_lease, LEASE_NAME, self._namespace)
+        except ApiStatusError as error:
             if error.code != _MISSING:
                 raise
-            lease = {"metadata": {"name": NAME}, "spec": self._ours(_Spec())}
+            lease = {"metadata": {"name": LEASE_NAME}, "spec": self._ours(_Spec())}
             api.call(api.coordination.create_namespaced_lease, self._namespace, lease, field_manager=MANAGER)
         else:
             seen = _Spec.model_validate(lease.get("spec") or {})
             if not self._is_ours(seen) and self._lasts(seen):
                 raise BackendError(
-                    f"namespace {self._namespace} is that of {seen.holder_identity}: it can be of one installation only"
+                    f"namespace {self._namespace} belongs to {seen.holder_identity}: it can be of one installation only"
                 )
-            # With the version that was just read: whoever was faster has it.
+            # With the version that was just read: a faster writer wins.
             lease["spec"] = self._ours(seen)
-            api.call(api.coordination.replace_namespaced_lease, NAME, self._namespace, lease, field_manager=MANAGER)
+            api.call(
+                api.coordination.replace_namespaced_lease, LEASE_NAME, self._namespace, lease, field_manager=MANAGER
+            )
         self._held_s, self._wrote = begin_s, _Spec.model_validate(lease["spec"])
 
     def _is_ours(self, spec: _Spec) -> bool:
         return spec.holder_identity.endswith(f"_{self._installation}")
 
     def _lasts(self, spec: _Spec) -> bool:
-        """Return whether another's lease still counts, by how long ago we saw it change: clocks differ."""
+        """Return whether another's lease still counts, by the time since its last change here: clocks differ."""
         if spec != self._seen:
             self._seen, self._seen_s = spec, time.monotonic()
         return bool(spec.holder_identity) and time.monotonic() < self._seen_s + spec.lease_duration_seconds
@@ -163,39 +166,46 @@ class Lead:
 
 
 _EXISTS = 409
-_REFUSED = (400, 413, 422)  # what is wrong with the object itself
+_REFUSED = (400, 413, 422)  # the object itself is wrong
 _FORBIDDEN = 403
-# Words of what is forbidden at the moment: it may be granted, or room be made for it, while the attempt waits. All else
-# that is forbidden concerns the pod as the settings made it, such as a volume that Pod Security does not allow.
+# In messages of what is forbidden at the moment: it may be allowed while the attempt waits. All else that is forbidden
+# concerns the pod as the settings made it, such as a volume that Pod Security does not allow.
 _MAY_CHANGE = ("exceeded quota", "cannot create resource", "cannot patch resource", "because it is being terminated")
 _BROKEN = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-_NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})  # it may only be slow, or its registry be away for a moment
+_NO_IMAGE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff"}
+)  # the pull may only be slow, or its registry be down for a moment
 
 
 class Launch:
-    """Creates and starts pods, so that doing it again after any crash does only what is left to do.
+    """Creates and starts pods; after any crash, another call does only what is left to do.
 
     Args:
         api: The cluster.
         settings: Of the backend.
         records: Of attempts.
-        view: Of pods; it learns of those that are made.
+        view: Of pods; it gets those that are created.
         sizes: GPUs of each node.
-        lead: Without which nothing is created or let go.
+        lease: Without it nothing is created or started.
     """
 
     def __init__(
-        self, api: Api, settings: KubernetesSettings, records: Records, view: View[Pod], sizes: Mapping[str, int],
-        lead: Lead,
+        self, api: KubernetesApi, settings: KubernetesSettings, records: Records, view: ObjectView[Pod],
+        sizes: Mapping[str, int], lease: NamespaceLease,
     ) -> None:  # fmt: skip
         self._api, self._settings, self._records, self._view, self._sizes = api, settings, records, view, sizes
-        self._lead = lead
+        self._lease = lease
 
     def launch(
         self, attempt: Attempt, placement: Placement, known: Sequence[Pod], gpus: Mapping[str, Sequence[Gpu]] | None
     ) -> None:
-        """Take an attempt as far as it goes towards its start.
+        """Start an attempt as far as possible.
+
+        1. Refuse GPUs that do not exist, a changed attempt, and images that cannot be pulled.
+        2. Record that it is launched, unless its pods could have started before.
+        3. Create its pods behind scheduling gates, and claim their devices.
+        4. Record that the gates are lifted, and lift them all.
 
         Args:
             attempt: What is to run.
@@ -217,24 +227,24 @@ class Launch:
         ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
         if ended or (len(known) == len(placement) and not any(pod.is_gated for pod in known)):
             return
-        self._lead.hold()
+        self._lease.hold()
         manifests = [pod_manifest(attempt, placement, part, self._settings) for part in parts]
         self._records.note(name, "launched", digest)
         lost = self._records.has(name, "lifted") and len(known) < len(placement)
         if lost or self._records.has(name, "cancelled"):
-            return  # What could have started and is gone is not started again.
+            return  # A pod that could have started and is gone is not started again.
         pods = [self._create(manifest) for manifest in manifests]
         for pod, part in zip(pods, parts, strict=True):
             if part.gpus and _is_gated(pod):
                 self._claim(pod, part)
-        self._lead.hold()  # The pods of a large gang take a while.
+        self._lease.hold()  # The pods of a large gang take a while.
         if not self._records.has(name, "cancelled"):
             self._records.note(name, "lifted", digest)
             for pod, part in zip(pods, parts, strict=True):
                 if _is_gated(pod):
                     self._lift(pod, part)
 
-    def _parts(self, attempt: Attempt, placement: Placement, gpus: Mapping[str, Sequence[Gpu]] | None) -> list[Part]:
+    def _parts(self, attempt: Attempt, placement: Placement, gpus: Mapping[str, Sequence[Gpu]] | None) -> list[PodPart]:
         refuse_placement(attempt, placement, self._sizes)
         refuse_texts(attempt)
         parts, first = [], 0
@@ -244,17 +254,17 @@ class Launch:
                 raise CannotHonourError(
                     f"{self._settings.device_class} offers {len(devices)} GPUs on node {share.node}, not {share.gpus}"
                 )
-            parts.append(Part(number, share, first, tuple(devices[gpu] for gpu in share.gpus) if devices else ()))
+            parts.append(PodPart(number, share, first, tuple(devices[gpu] for gpu in share.gpus) if devices else ()))
             first += len(share.gpus)
         return parts
 
     def _create(self, manifest: Json) -> Json:
-        """Create a pod; one that is there is ours if it is for the same."""
+        """Create a pod; an existing one is ours if its labels and digest are the same."""
         name, namespace = manifest["metadata"]["name"], self._settings.namespace
         api = self._api
         try:
             pod = api.call(api.core.create_namespaced_pod, namespace, manifest, field_manager=MANAGER)
-        except AnswerError as error:
+        except ApiStatusError as error:
             if error.code != _EXISTS:
                 raise _refusal(name, error) from error
             pod = api.call(api.core.read_namespaced_pod, name, namespace)
@@ -267,8 +277,8 @@ class Launch:
         self._view.learn(pod)
         return pod
 
-    def _claim(self, pod: Json, part: Part) -> None:
-        """Apply the claim of a pod: what is there already and the same stays."""
+    def _claim(self, pod: Json, part: PodPart) -> None:
+        """Apply the claim of a pod; an equal one stays."""
         name, namespace, api = pod["metadata"]["name"], self._settings.namespace, self._api
         manifest = claim_manifest(pod, part, self._settings)
         try:
@@ -276,12 +286,12 @@ class Launch:
                 api.resource.patch_namespaced_resource_claim, name, namespace, manifest,
                 _content_type=APPLY, field_manager=MANAGER,
             )  # fmt: skip
-        except AnswerError as error:
+        except ApiStatusError as error:
             raise _refusal(f"claim {name}", error) from error
         if claim["metadata"].get("ownerReferences") != manifest["metadata"]["ownerReferences"]:
             raise BackendError(f"there is another claim {name} in {namespace}")
 
-    def _lift(self, pod: Json, part: Part) -> None:
+    def _lift(self, pod: Json, part: PodPart) -> None:
         meta = pod["metadata"]
         api = self._api
         patch = lifting(meta["uid"], part.share.node)
@@ -294,7 +304,7 @@ class Launch:
 
 
 def _refuse_containers(pods: Sequence[Pod], patience_s: float) -> None:
-    """Refuse an attempt whose image is not to be had, at once or after so long on the node, and tell other troubles."""
+    """Refuse an attempt whose image cannot be pulled in time; raise an error for other failures of containers."""
     for pod in pods:
         waiting, placed = pod.state.waiting, pod.condition("PodScheduled")
         bound = None if placed is None else placed.last_transition_time
@@ -307,8 +317,8 @@ def _refuse_containers(pods: Sequence[Pod], patience_s: float) -> None:
             raise BackendError(f"{pod.metadata.name}: {waiting.reason}: {waiting.message}")
 
 
-def _refusal(name: str, error: AnswerError) -> BackendError:
-    """Return what an error answer to a creation means."""
+def _refusal(name: str, error: ApiStatusError) -> BackendError:
+    """Return the error that an error answer to a creation means."""
     if error.code in _REFUSED:
         return RefusedError(f"{name}: {error}")
     if error.code == _FORBIDDEN and not any(words in str(error) for words in _MAY_CHANGE):

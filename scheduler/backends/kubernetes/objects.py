@@ -16,13 +16,13 @@ SPEC = "longshore.io/spec"  # annotation: digest of what was to be run
 FIRST_RANK = "longshore.io/first-rank"  # annotation
 RANKS = "longshore.io/ranks"  # annotation: how many the pod has
 GPUS = "longshore.io/gpus"  # annotation: their indices on its node
-NODE = "longshore.io/node"  # annotation: the one that it is to run on
+NODE = "longshore.io/node"  # annotation: its node
 DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
 GATE = "longshore.io/placement"
 
 
 class Read(BaseModel):
-    """Part of an object; the server may tell more, and null for nothing."""
+    """Part of an object; the server may send more, and null for nothing."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
 
@@ -33,7 +33,7 @@ class Read(BaseModel):
 
 
 class Metadata(Read):
-    """Who an object is."""
+    """The identity of an object."""
 
     name: str
     uid: str
@@ -45,7 +45,7 @@ class Metadata(Read):
 
 
 class Condition(Read):
-    """What is the case, or not, or not known."""
+    """A condition: true, false or unknown."""
 
     type: str
     status: str
@@ -78,7 +78,7 @@ class Terminated(Read):
 
     @property
     def is_made_up(self) -> bool:
-        """Whether nothing is known of its end: a kubelet calls that an exit code of 137, and containerd one of 255."""
+        """Whether its end is unknown: a kubelet reports exit code 137 then, and containerd 255."""
         return self.reason in ("ContainerStatusUnknown", "Unknown")
 
     @property
@@ -101,13 +101,13 @@ class ContainerState(Read):
 
 
 class ContainerStatus(Read):
-    """What the node says of a container."""
+    """The node's report of a container."""
 
     state: ContainerState = ContainerState()
 
 
 class PodStatus(Read):
-    """What the node says of a pod."""
+    """The node's report of a pod."""
 
     phase: str = "Pending"
     reason: str = ""
@@ -117,7 +117,7 @@ class PodStatus(Read):
 
 
 class SchedulingGate(Read):
-    """What keeps a pod from being placed."""
+    """A gate that keeps a pod from being placed."""
 
     name: str
 
@@ -149,27 +149,27 @@ class Pod(Read):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it is on its way out."""
+        """Whether it is being deleted."""
         return bool(self.metadata.deletion_timestamp)
 
     @property
     def never_ran(self) -> bool:
-        """Whether it can never run: no node is bound to a pod that is on its way out."""
+        """Whether it can never run: a pod that is being deleted is bound to no node."""
         return self.is_deleted and not self.spec.node_name
 
     @property
     def is_over(self) -> bool:
-        """Whether all its processes are proven gone: its node says so, it never had a node, or its node is gone."""
+        """Whether all its processes are proven gone: by its node's report, or as it has no node, or no longer."""
         if self.status.phase not in ("Succeeded", "Failed"):
             return self.never_ran
         disrupted = self.condition("DisruptionTarget")
-        # What is collected had a node that was deleted, or that somebody marked as out of service; its last word stays.
+        # A collected pod had a node that was deleted or marked as out of service; its last status stays.
         collected = disrupted is not None and disrupted.reason == "DeletionByPodGC"
         return collected or self.state.running is None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is over, and not well."""
+        """Whether it is over, and failed."""
         return self.is_over and self.status.phase != "Succeeded"
 
     def annotation(self, name: str) -> str:
@@ -195,13 +195,13 @@ class Taint(Read):
 
 
 class NodeStatus(Read):
-    """What is said of a node."""
+    """The status of a node."""
 
     conditions: tuple[Condition, ...] = ()
 
 
 class NodeSpec(Read):
-    """What an administrator wants of a node."""
+    """The settings of a node."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
@@ -216,12 +216,12 @@ class Node(Read):
 
     @property
     def ready(self) -> Condition | None:
-        """What is known of its answering."""
+        """Its condition Ready."""
         return next((condition for condition in self.status.conditions if condition.type == "Ready"), None)
 
 
 class Attribute(Read):
-    """A value of one of four types, of which one is read."""
+    """A value of one of four types; only strings are read."""
 
     string: str = ""
 
@@ -235,7 +235,7 @@ class Device(Read):
 
 
 class Pool(Read):
-    """Where a slice's devices belong."""
+    """The pool of a slice's devices."""
 
     name: str
     generation: int = 0
@@ -243,7 +243,7 @@ class Pool(Read):
 
 
 class SliceSpec(Read):
-    """What a slice offers."""
+    """The devices of a slice."""
 
     driver: str
     pool: Pool
@@ -260,7 +260,7 @@ class ResourceSlice(Read):
 
 _STOPS = frozenset({"NoSchedule", "NoExecute"})
 
-Order = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
+GpuOrder = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
 
 
 class Gpu(NamedTuple):
@@ -274,7 +274,7 @@ Offers = Mapping[str, tuple[Gpu, ...]]  # GPUs of each node
 
 
 def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
-    """Return the GPUs of each node whose driver has published all of them, as CUDA counts them: by their PCI bus ids.
+    """Return the GPUs of each node whose driver has published all of them, in CUDA's order: by PCI bus id.
 
     Args:
         slices: All that the cluster has.
@@ -295,16 +295,16 @@ def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
     }
 
 
-def learned(order: Order, now: Offers) -> Order:
-    """Return the order of GPUs with what nodes offer now taken in.
+def learned(order: GpuOrder, now: Offers) -> GpuOrder:
+    """Return the order of GPUs, updated with what nodes offer now.
 
-    A GPU that is lost does not move the others up: a node keeps its order until it offers as many GPUs again.
+    A lost GPU does not shift the others: a node keeps its order until it offers as many GPUs again.
     """
     uuids = {node: tuple(gpu.uuid for gpu in gpus) for node, gpus in now.items()}
     return {**order, **{node: found for node, found in uuids.items() if len(found) >= len(order.get(node, ()))}}
 
 
-def by_index(order: Order, now: Offers) -> Offers:
+def by_index(order: GpuOrder, now: Offers) -> Offers:
     """Return the GPUs of each node by index, with those that are not offered now."""
     usable = {gpu.uuid for gpus in now.values() for gpu in gpus if gpu.usable}
     return {node: tuple(Gpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}
@@ -320,7 +320,7 @@ def _gpu(device: Device) -> Gpu:
 
 
 def _bus_id(device: Device) -> str:
-    """Return where a device is on the bus: by the name that all drivers share, or by one that drivers made up."""
+    """Return the bus id of a device: by the standard name, or by a driver's own."""
     names = ("resource.kubernetes.io/pciBusID", "pcieBusID", "pciBusID")  # NVIDIA's says pcieBusID
     return next((text for name in names if (text := _text(device, name))), "").lower()
 

@@ -1,9 +1,7 @@
 """The output of ranks: copied from the cluster into files of the scheduler, by rank and offset, and read there.
 
-The output of ranks: what the cluster still has of it is copied into files of the scheduler, by rank and offset.
-
-The log of a container has no offsets to ask for; its lines bear them, see `launcher`. So a copy continues where it
-ended, and has holes where the node gave up the oldest output before it was asked for.
+The log of a container cannot be read from an offset; its lines have offsets, see `launcher`. So a copy continues where
+it ended, and has holes where the node dropped the oldest output before it was copied.
 """
 
 import logging
@@ -16,13 +14,13 @@ from typing import NamedTuple
 from ....cluster.files.durable import is_there, open_file
 from ..local.ranks import drop_beginning, log_name, read_log
 from ..protocol import NoLogError
-from .api import AnswerError, Api
+from .api import ApiStatusError, KubernetesApi
 from .objects import FIRST_RANK, RANKS, Pod
 from .records import Records
 
 _LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
 _KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most
-_BACK_S = 2.0  # asked for again: the server rounds to seconds, and its clock is not ours
+_BACK_S = 2.0  # read again: the server rounds to seconds, and its clock is not ours
 
 
 class Piece(NamedTuple):
@@ -44,7 +42,7 @@ def pieces_of(content: bytes, ranks: range) -> tuple[list[Piece], float]:
     for line in content.split(b"\n")[:-1]:
         found = _LINE.match(line)
         if found is None or int(found["rank"]) not in ranks:
-            continue  # The runtime's words, or a line without its beginning.
+            continue  # Output of the runtime, or a line without its beginning.
         end = b"\n" if found["mark"] == b" " else b""
         pieces.append(Piece(int(found["rank"]), int(found["offset"]), line[found.end() :] + end))
         last_s = _seconds(found["time"]) or last_s
@@ -52,12 +50,12 @@ def pieces_of(content: bytes, ranks: range) -> tuple[list[Piece], float]:
 
 
 def since_s(last_s: float, now_s: float) -> int | None:
-    """Return how many seconds of a log to ask for; None for all of it."""
+    """Return how many seconds of a log to read; None for all of it."""
     return None if last_s == 0.0 else max(int(now_s - last_s + _BACK_S), 1)
 
 
 def store_pieces(folder: int, pieces: list[Piece]) -> None:
-    """Write pieces into the files of their ranks; what is there already is left as it is.
+    """Write pieces into the files of their ranks; existing content stays.
 
     Args:
         folder: Descriptor of the attempt's folder.
@@ -88,8 +86,8 @@ def _seconds(text: bytes | None) -> float:
 
 log = logging.getLogger(__name__)
 
-_WAITING = 400  # the container has not started
-_MOST_BYTES = 64 << 20  # of a log that are asked for at once; nodes keep 10 MiB unless told otherwise
+_NOT_STARTED = 400  # the container has not started
+_MAX_LOG_BYTES = 64 << 20  # of a log, read at once; nodes keep 10 MiB by default
 
 
 class Output:
@@ -101,29 +99,29 @@ class Output:
         records: Whose folders the copies are in.
     """
 
-    def __init__(self, api: Api, namespace: str, records: Records) -> None:
+    def __init__(self, api: KubernetesApi, namespace: str, records: Records) -> None:
         self._api, self._namespace, self._records = api, namespace, records
         self._last_s: dict[str, float] = {}  # time of the last line that was copied, by uid of the pod
         self._whole: set[str] = set()  # uids of pods that are over and copied
 
     def fetch(self, attempt: str, pod: Pod) -> None:
-        """Copy what a pod has printed since the last time, as much of it as comes before the deadline.
+        """Copy what a pod has printed since the last call, as far as it comes before the deadline.
 
         Raises:
-            BackendError: If it cannot be had at the moment.
+            BackendError: If it cannot be read at the moment.
         """
         never_ran = pod.state.running is None and pod.state.terminated is None
         if never_ran or pod.metadata.uid in self._whole:
             return
         api, uid = self._api, pod.metadata.uid
-        asked = {"since_seconds": since_s(self._last_s.get(uid, 0.0), time.time())}
+        options = {"since_seconds": since_s(self._last_s.get(uid, 0.0), time.time())}
         try:
             content, whole = api.read_some(
                 api.core.read_namespaced_pod_log, pod.metadata.name, self._namespace, timestamps=True,
-                limit_bytes=_MOST_BYTES, **{name: value for name, value in asked.items() if value is not None},
+                limit_bytes=_MAX_LOG_BYTES, **{name: value for name, value in options.items() if value is not None},
             )  # fmt: skip
-        except AnswerError as error:
-            if error.code == _WAITING:
+        except ApiStatusError as error:
+            if error.code == _NOT_STARTED:
                 return
             raise
         pieces, last_s = pieces_of(content, range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS)))
@@ -137,7 +135,7 @@ class Output:
         """Copy the end of a pod's output if its node still has it.
 
         Raises:
-            BackendError: If the cluster does not answer, so that it may be had later.
+            BackendError: If the cluster does not answer, so that a later call may read it.
         """
         uid = pod.metadata.uid
         try:
@@ -145,20 +143,20 @@ class Output:
             while uid not in self._whole and self._last_s.get(uid, 0.0) > before_s:
                 before_s = self._last_s.get(uid, 0.0)
                 self.fetch(attempt, pod)
-        except AnswerError as error:
+        except ApiStatusError as error:
             log.warning("%s: the rest of its output is lost: %s", pod.metadata.name, error)
         self._last_s.pop(uid, None)
         self._whole.discard(uid)
 
-    def read(self, attempt: str, rank: int, offset: int, most: int, *, exists: bool) -> tuple[bytes, int]:
+    def read(self, attempt: str, rank: int, offset: int, max_bytes: int, *, exists: bool) -> tuple[bytes, int]:
         """Return what has been copied of a rank's output, and the offset after it.
 
         Args:
             attempt: Its name.
             rank: Which one.
             offset: Where to begin.
-            most: Bytes at most.
-            exists: Whether there is such a rank, so that it may just not have printed anything.
+            max_bytes: What to read at most.
+            exists: Whether there is such a rank, which then may not have printed anything.
 
         Raises:
             NoLogError: If there is no such rank.
@@ -168,7 +166,7 @@ class Output:
             if folder is not None and rank >= 0 and is_there(folder, log_name(rank)):
                 log_file = open_file(folder, log_name(rank))
                 try:
-                    return read_log(log_file, offset, most)
+                    return read_log(log_file, offset, max_bytes)
                 finally:
                     os.close(log_file)
         if not exists:

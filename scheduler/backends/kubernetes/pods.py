@@ -1,4 +1,4 @@
-"""From an attempt and its placement to pods and claims, as the cluster is asked for them."""
+"""From an attempt and its placement to the manifests of pods and claims."""
 
 import hashlib
 import inspect
@@ -15,17 +15,17 @@ from .api import Json
 from .objects import ATTEMPT, FIRST_RANK, GATE, GPUS, NODE, PODS, RANKS, SPEC, Gpu
 from .settings import KubernetesSettings
 
-PORT = 29500  # where ranks meet, the one that PyTorch takes; each pod has an address of its own
+PORT = 29500  # rendezvous port of ranks, PyTorch's default; each pod has an address of its own
 LABELS = {"app.kubernetes.io/managed-by": "longshore"}  # by which the service and the policies find pods
-END_S = 10  # that a launcher has after the grace to see the last process gone and tell how the ranks ended
+END_S = 10  # for a launcher, after the grace, to wait for the last process and report how the ranks ended
 _HOME = "/longshore"
 _MESSAGE = "/dev/termination-log"
 
 
-_MOST_BYTES = 128 << 10  # of one argument of a program: MAX_ARG_STRLEN of Linux, the final 0 included
+_MAX_ARGUMENT_BYTES = 128 << 10  # of one argument of a program: MAX_ARG_STRLEN of Linux, the final 0 included
 
 
-class Part(NamedTuple):
+class PodPart(NamedTuple):
     """One pod of an attempt."""
 
     number: int  # in the order of the placement
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def digest_of(attempt: Attempt, placement: Placement) -> str:
-    """Return what tells an attempt from every other one that could bear its name."""
+    """Return a digest that distinguishes an attempt from others of the same name."""
     content = json.dumps([asdict(attempt), [asdict(share) for share in placement]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -45,21 +45,23 @@ def pod_name(attempt: str, number: int) -> str:
     return f"{attempt}-{number}"
 
 
-def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: KubernetesSettings) -> Json:
+def pod_manifest(attempt: Attempt, placement: Placement, part: PodPart, settings: KubernetesSettings) -> Json:
     """Return a pod that waits for its placement; nothing of the cluster starts it before that.
 
     Args:
         attempt: What it is a part of.
         placement: GPUs of the whole attempt.
-        part: The share of them that is this pod's.
+        part: The share of this pod.
         settings: Of the backend.
 
     Raises:
-        RefusedError: If its command and environment are too long to be passed on.
+        RefusedError: If its command and environment are too long for an argument.
     """
-    told = json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)
-    if len(told) >= _MOST_BYTES:
-        raise RefusedError(f"{attempt.name}: its command and environment take {len(told)} of {_MOST_BYTES} bytes")
+    spec = json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)
+    if len(spec) >= _MAX_ARGUMENT_BYTES:
+        raise RefusedError(
+            f"{attempt.name}: its command and environment take {len(spec)} of {_MAX_ARGUMENT_BYTES} bytes"
+        )
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -74,12 +76,12 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
                 GPUS: ",".join(str(gpu) for gpu in part.share.gpus), NODE: part.share.node,
             },
         },
-        "spec": _pod_spec(attempt, part, settings, _container(attempt, part, settings, told)),
+        "spec": _pod_spec(attempt, part, settings, _container(attempt, part, settings, spec)),
     }  # fmt: skip
 
 
-def _container(attempt: Attempt, part: Part, settings: KubernetesSettings, told: str) -> Json:
-    """Return the container of a pod: its launcher, which is told what to run, and its GPUs."""
+def _container(attempt: Attempt, part: PodPart, settings: KubernetesSettings, spec: str) -> Json:
+    """Return the container of a pod: its launcher with the spec, and its GPUs."""
     own = settings.pod.of_container()
     mounts = [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = dict(own.get("resources", {}))
@@ -92,14 +94,14 @@ def _container(attempt: Attempt, part: Part, settings: KubernetesSettings, told:
         "name": "ranks",
         "image": attempt.image or settings.image,
         "command": ["python3", "-I", "-S", "-X", "utf8", "-c", _launcher()],
-        "args": [told],
+        "args": [spec],
         "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
         "resources": resources,
         "terminationMessagePath": _MESSAGE,
     }
 
 
-def _pod_spec(attempt: Attempt, part: Part, settings: KubernetesSettings, container: Json) -> Json:
+def _pod_spec(attempt: Attempt, part: PodPart, settings: KubernetesSettings, container: Json) -> Json:
     """Return what a pod consists of beside its container."""
     pod, name = settings.pod.of_pod(), pod_name(attempt.name, part.number)
     volumes = [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
@@ -120,12 +122,12 @@ def _pod_spec(attempt: Attempt, part: Part, settings: KubernetesSettings, contai
     }
 
 
-def claim_manifest(pod: Json, part: Part, settings: KubernetesSettings) -> Json:
-    """Return the claim of a pod for exactly its devices, which goes when the pod goes.
+def claim_manifest(pod: Json, part: PodPart, settings: KubernetesSettings) -> Json:
+    """Return the claim of a pod for exactly its devices, deleted with the pod.
 
     Args:
         pod: The pod as the server has stored it.
-        part: What the pod is for.
+        part: The share of the pod.
         settings: Of the backend.
     """
     meta = pod["metadata"]
@@ -149,12 +151,12 @@ def claim_manifest(pod: Json, part: Part, settings: KubernetesSettings) -> Json:
 
 @cache
 def _launcher() -> str:
-    """Return the launcher's source as it was when the first pod was made, whatever is installed meanwhile."""
+    """Return the launcher's source at the time of the first pod, also if another version is installed meanwhile."""
     return inspect.getsource(launcher)
 
 
 def lifting(uid: str, node: str) -> list[Json]:
-    """Return the patch that places a pod on a node and lets it start, in one step and only if it is the one meant."""
+    """Return the patch that places a pod on a node and lets it start, in one step and only if its uid is the same."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return [
@@ -165,7 +167,7 @@ def lifting(uid: str, node: str) -> list[Json]:
     ]
 
 
-def launcher_spec(attempt: Attempt, placement: Placement, part: Part, settings: KubernetesSettings) -> Json:
+def launcher_spec(attempt: Attempt, placement: Placement, part: PodPart, settings: KubernetesSettings) -> Json:
     """Return what the launcher in a pod is to run."""
     gpus = part.share.gpus
     first = f"{pod_name(attempt.name, 0)}.{settings.ranks_service}.{settings.namespace}.svc"
@@ -181,7 +183,7 @@ def launcher_spec(attempt: Attempt, placement: Placement, part: Part, settings: 
         "message": _MESSAGE,
         "node": part.share.node,
         "gpus": list(gpus),
-        # In a container, CUDA counts from 0 what it was given: a UUID means the same GPU everywhere.
+        # In a container, CUDA counts its GPUs from 0: a UUID means the same GPU everywhere.
         "visible": [gpu.uuid for gpu in part.gpus] or [str(number) for number in range(len(gpus))],
         "visible_gpus": attempt.visible_gpus,
         "first_rank": part.first_rank,

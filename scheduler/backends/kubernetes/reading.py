@@ -1,4 +1,4 @@
-"""What the pods of an attempt show of it, how they end, and nodes that did not take a pod in time."""
+"""The status of an attempt by its pods, their deletion, and nodes that did not take a pod in time."""
 
 import logging
 import signal
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ....cluster.files.errors import BackendError
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from .api import JSON_PATCH, MANAGER, AnswerError, Api, Json
+from .api import JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi
 from .objects import ATTEMPT, DROPPED, FIRST_RANK, NODE, PODS, RANKS, Pod, Terminated
 from .records import Records
 from .settings import KubernetesSettings
@@ -27,7 +27,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class LauncherRecord(BaseModel):
-    """What a launcher wrote at its end; the job could write there too, so it is read strictly."""
+    """What a launcher wrote at its end; as the job could write there too, it is read strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -45,13 +45,13 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
         attempt: Its name.
         pods: All that it has, at least one.
         silent: Nodes that do not answer.
-        cancelled: Whether it was asked to stop.
+        cancelled: Whether it was cancelled.
     """
     pods = sorted(pods, key=lambda pod: pod.count(FIRST_RANK))
     living = [pod for pod in pods if not pod.is_over]
-    unheard = sorted({pod.spec.node_name for pod in living} & silent)
-    if unheard:
-        return Status(Run.UNREACHABLE, words=f"node {unheard[0]} does not answer")
+    unreachable = sorted({pod.spec.node_name for pod in living} & silent)
+    if unreachable:
+        return Status(Run.UNREACHABLE, words=f"node {unreachable[0]} does not answer")
     record = {pod.metadata.name: _record_of(attempt, pod) for pod in pods}
     ends = sorted((end for pod in pods for end in _ends(pod, record[pod.metadata.name])), key=_when)
     starts = [_started_s(pod, record[pod.metadata.name]) for pod in pods]
@@ -72,14 +72,14 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
     return Status(run, tuple(ends), by, words, started_s, progress)
 
 
-def stops_the_others(pods: Sequence[Pod]) -> bool:
-    """Return whether the rest of an attempt is to stop: a pod of it has failed, is on its way out, or is missing."""
+def must_stop_rest(pods: Sequence[Pod]) -> bool:
+    """Return whether the rest of an attempt is to stop: a pod has failed, is being deleted, or is missing."""
     begun = any(not pod.is_gated for pod in pods)
     return any(pod.has_failed or pod.is_deleted for pod in pods) or (begun and len(pods) < pods[0].count(PODS))
 
 
 def _record_of(attempt: str, pod: Pod) -> LauncherRecord | None:
-    """Return what its launcher told, None if it did not come to that."""
+    """Return the record of its launcher, None if there is none."""
     ended = pod.state.terminated
     try:
         record = LauncherRecord.model_validate_json(ended.message) if ended is not None else None
@@ -89,12 +89,12 @@ def _record_of(attempt: str, pod: Pod) -> LauncherRecord | None:
 
 
 def _ends(pod: Pod, record: LauncherRecord | None) -> list[RankEnd]:
-    """Return how the ranks of a pod ended: as its launcher told, or else all like the container that held them."""
+    """Return how the ranks of a pod ended: by its launcher's record, or else all like their container."""
     if record is not None:
         return [RankEnd(*end) for end in record.ends]
     ended = pod.state.terminated
     if ended is None or ended.is_made_up or ended.never_began or ended.exit_code == 0:
-        return []  # A launcher that ends well has told so: a code of 0 is no proof of success.
+        return []  # A launcher that ends well writes a record: a code of 0 alone is no proof of success.
     number = ended.signal or (ended.exit_code - 128 if ended.exit_code in _SIGNALLED else 0)
     at_s = 0.0 if ended.finished_at is None else ended.finished_at.timestamp()
     ranks = range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS))
@@ -102,12 +102,12 @@ def _ends(pod: Pod, record: LauncherRecord | None) -> list[RankEnd]:
 
 
 def _when(end: RankEnd) -> float:
-    """Return by what ends are ordered; Kubernetes tells whole seconds, and so rounds them down.
+    """Return the sort key of an end; Kubernetes reports whole seconds, rounded down.
 
-    A rank that was asked to end did so after the one that had failed, also if both ended in the same second.
+    A rank that got SIGTERM ended after the one that had failed, also in the same second.
     """
-    was_asked = end.last_signal == signal.SIGTERM and end.ended_s.is_integer()
-    return end.ended_s + float(was_asked)
+    got_sigterm = end.last_signal == signal.SIGTERM and end.ended_s.is_integer()
+    return end.ended_s + float(got_sigterm)
 
 
 def _started_s(pod: Pod, record: LauncherRecord | None) -> float:
@@ -117,7 +117,7 @@ def _started_s(pod: Pod, record: LauncherRecord | None) -> float:
 
 
 def _fault(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> str:
-    """Return why an end was the cluster's doing or is not known, "" if it was not and is."""
+    """Return why an end was the cluster's fault or is unknown, "" for any other."""
     for pod in pods:
         name, disrupted = pod.metadata.name, pod.condition("DisruptionTarget")
         if pod.annotation(DROPPED):
@@ -128,49 +128,49 @@ def _fault(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> str
             return f"{name}: {pod.status.reason}: {pod.status.message}"
     for pod in pods:
         if _has_no_record(pod, record[pod.metadata.name]):
-            return f"{pod.metadata.name}: {_words(pod.state.terminated)}"
+            return f"{pod.metadata.name}: {_text_of(pod.state.terminated)}"
     if len(pods) < pods[0].count(PODS):
         return "a pod of it is gone"
     return ""
 
 
 def _has_no_record(pod: Pod, record: LauncherRecord | None) -> bool:
-    """Return whether a pod ended without anybody's wish, and nobody knows how."""
+    """Return whether a pod ended without being deleted or timed out, and without a record."""
     if record is not None or pod.is_deleted or pod.status.reason == _TOO_LONG:
         return False
     ended = pod.state.terminated
     return not _ends(pod, None) and not (ended is not None and ended.never_began)
 
 
-def _words(ended: Terminated | None) -> str:
+def _text_of(ended: Terminated | None) -> str:
     if ended is None:
-        return "it failed, and its node does not say why"
+        return "it failed, without a reason from its node"
     if ended.is_made_up:
         return f"{ended.reason}: {ended.message or 'nothing is known of its end'}"
     return f"{ended.reason} with exit code {ended.exit_code}, and no record of its ranks"
 
 
 def _why_not(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> tuple[Run, EndedBy, str]:
-    """Return why an attempt has not succeeded if that was no doing of its ranks, else EXITED by nobody."""
+    """Return why an attempt has not succeeded if its ranks are not the reason, else EXITED without one."""
     if fault := _fault(pods, record):
         return Run.LOST, EndedBy.NODE_FAULT, fault
     for pod in pods:
         ended = pod.state.terminated
         if ended is not None and ended.never_began:
             text = f"{pod.metadata.name}: {ended.reason}: {ended.message}"
-            # What else a runtime fails at may be the fault of the node, such as a broken driver.
+            # Other failures of a runtime may be the fault of the node, such as a broken driver.
             return (Run.EXITED, EndedBy.REFUSED, text) if ended.lacks_program else (Run.LOST, EndedBy.NONE, text)
     is_late = any(pod.status.reason == _TOO_LONG for pod in pods)
     return Run.EXITED, EndedBy.TIME_LIMIT if is_late else EndedBy.NONE, ""
 
 
 def _by(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> EndedBy:
-    """Return who ended an attempt; a pod without a record ended by itself unless it was deleted."""
+    """Return what ended an attempt; a pod without a record ended by itself unless it was deleted."""
     found = set()
     for pod in pods:
-        said = record[pod.metadata.name]
-        if said is not None:
-            found.add(read_reason(said.reason)[0])
+        found_record = record[pod.metadata.name]
+        if found_record is not None:
+            found.add(read_reason(found_record.reason)[0])
         else:
             found.add(EndedBy.CANCEL if pod.is_deleted else _why_failed(pod.state.terminated))
     order = (EndedBy.TIME_LIMIT, EndedBy.OUT_OF_MEMORY, EndedBy.RANK_FAILED, EndedBy.CANCEL)
@@ -183,7 +183,7 @@ def _why_failed(ended: Terminated | None) -> EndedBy:
 
 
 def _numbers(record: LauncherRecord | None) -> dict[str, float]:
-    """Return the finite numbers among what a job told of itself."""
+    """Return the finite numbers in a job's progress."""
     found = {} if record is None else record.progress
     return {
         key: float(value)
@@ -192,65 +192,67 @@ def _numbers(record: LauncherRecord | None) -> dict[str, float]:
     }
 
 
-FIRST_S, LONGEST_S = 300.0, 3600.0  # for which a node is left alone, doubled each time
+AVOID_S, MAX_AVOID_S = 300.0, 3600.0  # for which a node gets no pods, doubled each time
 
 
-class _Left(NamedTuple):
+class _Avoided(NamedTuple):
     times: int
     until_s: float
 
 
-class Unbound:
-    """What is remembered of nodes; times are of the monotonic clock.
+class AvoidedNodes:
+    """Nodes that get no pods for a while; times are of the monotonic clock.
 
     Args:
         nodes: How many the cluster has.
     """
 
     def __init__(self, nodes: int) -> None:
-        self._most = nodes // 2
-        self._left: dict[str, _Left] = {}
+        self._max = nodes // 2
+        self._avoided: dict[str, _Avoided] = {}
 
     def note(self, node: str, now_s: float) -> None:
-        """Note that a node did not take a pod."""
-        times = self._left[node].times + 1 if node in self._left else 1
-        self._left[node] = _Left(times, now_s + min(FIRST_S * 2.0 ** min(times - 1, 32), LONGEST_S))
+        """Record that a node did not take a pod."""
+        times = self._avoided[node].times + 1 if node in self._avoided else 1
+        self._avoided[node] = _Avoided(times, now_s + min(AVOID_S * 2.0 ** min(times - 1, 32), MAX_AVOID_S))
 
     def forget(self, node: str) -> None:
-        """Note that a node has taken a pod."""
-        self._left.pop(node, None)
+        """Record that a node has taken a pod."""
+        self._avoided.pop(node, None)
 
-    def now(self, now_s: float) -> frozenset[str]:
-        """Return the nodes to be left alone; none while they are more than half: then it is hardly their fault."""
-        self._left = {node: it for node, it in self._left.items() if now_s < it.until_s + LONGEST_S}
-        nodes = frozenset(node for node, it in self._left.items() if now_s < it.until_s)
-        return nodes if len(nodes) <= self._most else frozenset()
+    def at(self, now_s: float) -> frozenset[str]:
+        """Return the nodes to avoid; none while they are more than half: then they are hardly the reason."""
+        self._avoided = {node: it for node, it in self._avoided.items() if now_s < it.until_s + MAX_AVOID_S}
+        nodes = frozenset(node for node, it in self._avoided.items() if now_s < it.until_s)
+        return nodes if len(nodes) <= self._max else frozenset()
 
 
 log = logging.getLogger(__name__)
 
-_NOT_THE_ONE = (404, 409, 422)  # it is gone, or another one has its name
+_NOT_THE_ONE = (404, 409, 422)  # deleted, or another pod has its name
 
 
 class Removal:
-    """Deletes pods, and only those that are meant.
+    """Deletes pods, each by its uid.
 
     Args:
         api: The cluster.
         settings: Of the backend.
         records: Of attempts.
-        left: Nodes that do not take pods; it learns of those that do not, and that do again.
+        avoided: Nodes that do not take pods, which this updates.
     """
 
-    def __init__(self, api: Api, settings: KubernetesSettings, records: Records, left: Unbound) -> None:
-        self._api, self._settings, self._records, self._left = api, settings, records, left
+    def __init__(
+        self, api: KubernetesApi, settings: KubernetesSettings, records: Records, avoided: AvoidedNodes
+    ) -> None:
+        self._api, self._settings, self._records, self._avoided = api, settings, records, avoided
         self._unbound_since_s: dict[str, float] = {}  # by uid; monotonic time
 
     def delete(self, pods: Iterable[Pod]) -> None:
-        """Ask all processes of pods to end, and have them killed after the grace.
+        """Delete pods: their processes get SIGTERM, and are killed after the grace.
 
         Raises:
-            BackendError: If the wish could not be passed on.
+            BackendError: If the request could not be sent.
         """
         for pod in pods:
             if not pod.is_over and not pod.is_deleted:
@@ -260,7 +262,7 @@ class Removal:
         """Delete pods that are over for good.
 
         Raises:
-            BackendError: If one may still be there.
+            BackendError: If one may still exist.
         """
         for pod in pods:
             if not pod.is_deleted:
@@ -268,50 +270,50 @@ class Removal:
             before = list(pod.metadata.finalizers)
             if ATTEMPT in before:
                 path, kept = "/metadata/finalizers", [name for name in before if name != ATTEMPT]
-                same = {"op": "test", "path": path, "value": before}  # Nobody else's is taken away.
+                same = {"op": "test", "path": path, "value": before}  # Keep the others.
                 self._patch(pod, [same, {"op": "replace", "path": path, "value": kept}])
 
     def tend(self, by_attempt: Mapping[str, Sequence[Pod]]) -> None:
-        """Stop the rest of attempts that lost a pod, were not taken by a node or are not wanted; remove forgotten ones.
+        """Stop the rest of attempts that lost a pod, were not bound or were cancelled; remove forgotten ones.
 
-        What cannot be done now is tried again the next time.
+        After an error the next call tries again.
         """
         now_s = time.monotonic()
         unbound: dict[str, float] = {}
         for name, pods in by_attempt.items():
             try:
                 forgotten = self._records.has(name, "ended")
-                if forgotten or stops_the_others(pods) or self._records.has(name, "cancelled"):
+                if forgotten or must_stop_rest(pods) or self._records.has(name, "cancelled"):
                     self.delete(pods)
                 if forgotten and all(pod.is_over for pod in pods):
                     self.remove(pods)
                 for pod in pods:
-                    self._see_bound(pod, unbound, now_s)
-            except AnswerError as error:
-                log.warning("%s is not tended to: %s", name, error)
+                    self._check_bound(pod, unbound, now_s)
+            except ApiStatusError as error:
+                log.warning("%s cannot be stopped or removed: %s", name, error)
             except BackendError as error:
-                log.warning("%s is not tended to: %s", name, error)
+                log.warning("%s cannot be stopped or removed: %s", name, error)
                 break  # Without an answer, each further call could take as long to fail.
         self._unbound_since_s = unbound
 
-    def _see_bound(self, pod: Pod, unbound: dict[str, float], now_s: float) -> None:
-        """Drop a pod that its node does not take for too long, and note those that still have time."""
+    def _check_bound(self, pod: Pod, unbound: dict[str, float], now_s: float) -> None:
+        """Drop a pod that its node does not take for too long, and record those that still have time."""
         uid, node = pod.metadata.uid, pod.annotation(NODE)
         if pod.spec.node_name:
             if uid in self._unbound_since_s:
-                self._left.forget(node)
+                self._avoided.forget(node)
         elif not (pod.is_gated or pod.is_over):
             unbound[uid] = self._unbound_since_s.get(uid, now_s)
             if now_s - unbound[uid] > self._settings.bind_s:
                 self._drop(pod)
                 if node:
-                    self._left.note(node, now_s)
+                    self._avoided.note(node, now_s)
 
     def _drop(self, pod: Pod) -> None:
         """Delete a pod that no node takes; the rest of its attempt follows."""
         placed = pod.condition("PodScheduled")
         why = placed.message if placed is not None and placed.status != "True" else ""
-        text = f"{pod.metadata.name} was not bound within {self._settings.bind_s:g} s: {why or 'nobody says why'}"
+        text = f"{pod.metadata.name} was not bound within {self._settings.bind_s:g} s: {why or 'no reason is known'}"
         path = "/metadata/annotations/" + DROPPED.replace("/", "~1")
         self._patch(pod, [{"op": "add", "path": path, "value": text}])
         self._delete(pod)
@@ -321,7 +323,7 @@ class Removal:
         body = {"preconditions": {"uid": meta.uid}}
         try:
             api.call(api.core.delete_namespaced_pod, meta.name, self._settings.namespace, body=body)
-        except AnswerError as error:
+        except ApiStatusError as error:
             if error.code not in _NOT_THE_ONE:
                 raise
 
@@ -333,6 +335,6 @@ class Removal:
                 api.core.patch_namespaced_pod, meta.name, self._settings.namespace, patch,
                 _content_type=JSON_PATCH, field_manager=MANAGER,
             )  # fmt: skip
-        except AnswerError as error:
+        except ApiStatusError as error:
             if error.code not in _NOT_THE_ONE:
                 raise

@@ -1,4 +1,4 @@
-"""What the scheduler's own folder holds of an attempt: wishes and ends that no object of the cluster tells."""
+"""The scheduler's own records of attempts: requests and ends that no object of the cluster has."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from ....cluster.files.durable import is_there, open_folder, read_whole, write_first, write_whole
 from ....cluster.files.errors import BackendError
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from .objects import Order
+from .objects import GpuOrder
 
-_MOST_BYTES = 1 << 20
+_MAX_RECORD_BYTES = 1 << 20
 _ORDER = TypeAdapter(dict[str, tuple[str, ...]])
 
 
@@ -33,8 +33,8 @@ class _End(BaseModel):
 class Records:
     """The folders of attempts, each with up to four files; the order of GPUs, `gpus.json`; and `installation`.
 
-    `launched.json` holds the digest of what was to be run, `lifted.json` says that its pods could start from then on,
-    `cancelled.json` that it is not to run, `ended.json` how it ended, once it was forgotten.
+    `launched.json` has the digest of what was to be run; with `lifted.json` its pods can start; with `cancelled.json`
+    it is not to run; `ended.json` has how it ended, once it was forgotten.
 
     Args:
         folder: Of all attempts; created if missing.
@@ -45,19 +45,19 @@ class Records:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def installation(self) -> str:
-        """Return what tells this folder from those of all other installations."""
+        """Return the id of this folder's installation."""
         try:
             folder = open_folder(str(self.folder))
             try:
                 write_first(folder, "installation", uuid.uuid4().hex.encode())
-                return read_whole(folder, "installation", _MOST_BYTES).decode("ascii")
+                return read_whole(folder, "installation", _MAX_RECORD_BYTES).decode("ascii")
             finally:
                 os.close(folder)
         except (OSError, ValueError) as error:
             raise BackendError(f"{self.folder / 'installation'}: {error}") from error
 
-    def gpus(self) -> Order:
-        """Return the order of the nodes' GPUs as it was last kept."""
+    def gpus(self) -> GpuOrder:
+        """Return the stored order of the nodes' GPUs."""
         try:
             return _ORDER.validate_json((self.folder / "gpus.json").read_bytes())
         except FileNotFoundError:
@@ -65,8 +65,8 @@ class Records:
         except (OSError, ValueError) as error:
             raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
 
-    def keep_gpus(self, order: Order) -> None:
-        """Keep the order of the nodes' GPUs."""
+    def store_gpus(self, order: GpuOrder) -> None:
+        """Store the order of the nodes' GPUs."""
         try:
             folder = open_folder(str(self.folder))
             try:
@@ -81,10 +81,10 @@ class Records:
         with self.opened(name) as folder:
             if folder is None or not is_there(folder, "launched.json"):
                 return ""
-            return str(json.loads(read_whole(folder, "launched.json", _MOST_BYTES)))
+            return str(json.loads(read_whole(folder, "launched.json", _MAX_RECORD_BYTES)))
 
     def knows(self, name: str) -> bool:
-        """Return whether anything was noted of an attempt."""
+        """Return whether there is any record of an attempt."""
         return (self.folder / name).is_dir()
 
     def has(self, name: str, record: str) -> bool:
@@ -104,12 +104,12 @@ class Records:
         return Status(Run.ABSENT)
 
     def note(self, name: str, record: str, content: object) -> None:
-        """Write a record durably, unless it is there."""
+        """Write a record durably, unless it exists."""
         with self.made(name) as folder:
             write_first(folder, f"{record}.json", json.dumps(content).encode())
 
     def note_end(self, name: str, status: Status) -> None:
-        """Write down how an attempt ended, unless that is known."""
+        """Write how an attempt ended, unless that is stored."""
         ends = tuple((end.rank, end.code, end.signal, end.ended_s) for end in status.ends)
         end = _End(
             run=status.run, reason=status.reason, started_s=status.started_s, ends=ends, progress=dict(status.progress)
@@ -125,7 +125,7 @@ class Records:
         with self.opened(name) as folder:
             if folder is None or not is_there(folder, "ended.json"):
                 return None
-            end = _End.model_validate_json(read_whole(folder, "ended.json", _MOST_BYTES))
+            end = _End.model_validate_json(read_whole(folder, "ended.json", _MAX_RECORD_BYTES))
         ends = tuple(RankEnd(*each) for each in end.ends)
         return Status(Run(end.run), ends, *read_reason(end.reason), end.started_s, end.progress)
 
@@ -150,7 +150,7 @@ class Records:
 
     @contextmanager
     def made(self, name: str) -> Iterator[int]:
-        """Open the folder of an attempt, which is created if missing; errors are those of `opened`."""
+        """Open the folder of an attempt, created if missing; errors are those of `opened`."""
         try:
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:

@@ -12,11 +12,11 @@ from pydantic.alias_generators import to_camel
 
 from .objects import Taint
 
-_STOPS = frozenset({"NoSchedule", "NoExecute"})  # PreferNoSchedule keeps nobody away
+_STOPS = frozenset({"NoSchedule", "NoExecute"})  # PreferNoSchedule keeps no pod away
 
 
 class Toleration(BaseModel):
-    """Taints that a pod can bear, in Kubernetes' own words."""
+    """Taints that a pod tolerates, in Kubernetes' own terms."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
@@ -24,10 +24,10 @@ class Toleration(BaseModel):
     operator: Literal["Equal", "Exists"] = "Equal"
     value: str = ""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""  # "" for all
-    toleration_seconds: int | None = None  # for which a taint of effect NoExecute is borne
+    toleration_seconds: int | None = None  # for which a taint of effect NoExecute is tolerated
 
-    def bears(self, taint: Taint) -> bool:
-        """Return whether a pod with it can be on a node with a taint, and stay there."""
+    def tolerates(self, taint: Taint) -> bool:
+        """Return whether a pod with it can run on a node with a taint, and stay there."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         if taint.effect == "NoExecute" and self.toleration_seconds is not None:
@@ -35,10 +35,14 @@ class Toleration(BaseModel):
         return self.operator == "Exists" or (self.key == taint.key and self.value == taint.value)
 
 
-def unborne(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -> Taint | None:
+def blocking_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -> Taint | None:
     """Return the first taint that keeps pods from a node, None if there is none."""
     return next(
-        (it for it in taints if it.effect in _STOPS and not any(toleration.bears(it) for toleration in tolerations)),
+        (
+            it
+            for it in taints
+            if it.effect in _STOPS and not any(toleration.tolerates(it) for toleration in tolerations)
+        ),
         None,
     )
 
@@ -47,7 +51,7 @@ DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."
 
 
-Fields = dict[str, Any]  # of Kubernetes' own, in its own words
+Fields = dict[str, Any]  # of Kubernetes' own, under its own names
 
 
 class _Section(BaseModel):
@@ -94,8 +98,8 @@ class KubernetesSettings(BaseModel):
 
     image: str = Field(min_length=1)  # of jobs that name none; any with Python 3.9 on its PATH as python3
     namespace: str = Field(default="longshore", pattern=DNS_LABEL, description=DNS_WORDS)
-    kubeconfig: Path | None = None  # the cluster that Longshore itself runs in if left out
-    gpus: Literal["claims", "counts"] = "claims"  # exactly the chosen ones by DRA, or any so many of the node
+    kubeconfig: Path | None = None  # by default the cluster that Longshore itself runs in
+    gpus: Literal["claims", "counts"] = "claims"  # exactly the chosen ones by DRA, or any N of the node
     device_class: str = "gpu.nvidia.com"  # of claims; also the name of the driver
     resource: str = "nvidia.com/gpu"  # of counts
     ranks_service: str = Field(

@@ -1,11 +1,8 @@
 """The driver that starts attempts on a Ray cluster and holds their GPUs there. Standard library and Ray only.
 
-One runs for each scheduler, as a job of Ray. It keeps nothing to itself: a new one goes on where another was killed,
-and if there are two of them for a while, the claim of each attempt lets one start it.
-
-GPUs of Ray that are held for one attempt, from before its claim until nothing of it is left.
-
-Standard library and Ray only.
+One runs for each scheduler, as a job of Ray. All its state is in files: a new one continues where another was killed,
+and if there are two of them for a while, the claim of each attempt lets one start it. `Holding` holds the GPUs of one
+attempt in Ray, from before its claim until nothing of it is left.
 """
 
 import json
@@ -26,7 +23,9 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 LABEL = "longshore/node"  # of a node: its name in the cluster file
-QUEUE = "ray/wanted"  # folder of the scheduler with an empty file for each attempt that the launcher has to see to
+QUEUE = (
+    "ray/wanted"  # folder of the scheduler with an empty file for each attempt that the launcher has to start or follow
+)
 ALIVE = "ray/alive"  # file that the launcher touches
 
 
@@ -52,8 +51,8 @@ def gpus_among(resources: dict[str, float], node: str) -> list[int]:
     return sorted(int(index) for index in indices if index.isdecimal())
 
 
-_OLD_S = 1.0
-_FAILED = ("NO_RESOURCES", "INFEASIBLE", "FAILED_TO_COMMIT_RESOURCES")  # what is known of a group's last try
+_NODES_POLL_S = 1.0
+_FAILED = ("NO_RESOURCES", "INFEASIBLE", "FAILED_TO_COMMIT_RESOURCES")  # results of a group's last try
 
 
 class Bundle(NamedTuple):
@@ -64,11 +63,11 @@ class Bundle(NamedTuple):
 
     @property
     def resources(self) -> dict[str, float]:
-        """What they are in Ray."""
+        """Their resources in Ray."""
         return {gpu_resource(self.node, gpu): 1.0 for gpu in self.gpus}
 
 
-class Node(NamedTuple):
+class LivingNode(NamedTuple):
     """A living node of Ray."""
 
     number: str  # of this life of it
@@ -76,11 +75,11 @@ class Node(NamedTuple):
 
 
 def run_granted(line: Sequence[str], log: str) -> None:
-    """Start a program, tell it what this task of Ray was granted, and wait until it and its daemon have ended.
+    """Start a program with this Ray task's resources in its environment, and wait until it and its daemon have ended.
 
     Args:
         line: The program and its arguments.
-        log: File for what it has to say.
+        log: File for its output.
 
     Raises:
         OSError: If it cannot be started.
@@ -111,28 +110,30 @@ class RayCluster:
         )  # Workers may have another Python, without this package.
         self._ray, self._strategies = ray, scheduling_strategies
         self._task = ray.remote(num_cpus=0, max_retries=0)(run_granted)
-        self._nodes: dict[str, Node] = {}
-        self._tries: dict[object, int] = {}  # to place a group that is to be given back, at the last look
-        self._read_s = -_OLD_S
+        self._nodes: dict[str, LivingNode] = {}
+        self._tries: dict[object, int] = {}  # to place a group that is to be freed, at the last check
+        self._read_s = -_NODES_POLL_S
 
     @property
     def job(self) -> int:
         """Number of this driver's job."""
         return int(self._ray.get_runtime_context().get_job_id(), 16)
 
-    def nodes(self) -> Mapping[str, Node]:
-        """Return the living nodes by label, as they were a second ago at most."""
-        if time.monotonic() >= self._read_s + _OLD_S:
+    def nodes(self) -> Mapping[str, LivingNode]:
+        """Return the living nodes by label, at most a second old."""
+        if time.monotonic() >= self._read_s + _NODES_POLL_S:
             alive = [node for node in self._ray.nodes() if node["Alive"] and LABEL in node["Labels"]]
-            self._nodes = {node["Labels"][LABEL]: Node(node["NodeID"], node["NodeManagerAddress"]) for node in alive}
+            self._nodes = {
+                node["Labels"][LABEL]: LivingNode(node["NodeID"], node["NodeManagerAddress"]) for node in alive
+            }
             self._read_s = time.monotonic()
         return self._nodes
 
     def reserve(self, attempt: str, bundles: Sequence[Bundle]) -> "PlacementGroup":
-        """Ask for GPUs of several nodes, all or none.
+        """Request GPUs of several nodes, all or none.
 
         Args:
-            attempt: Whose they are to be.
+            attempt: That is to have them.
             bundles: The GPUs.
         """
         return self._ray.util.placement_group(
@@ -140,22 +141,22 @@ class RayCluster:
             bundle_label_selector=[{LABEL: bundle.node} for bundle in bundles],
         )  # fmt: skip
 
-    def is_given(self, group: "PlacementGroup") -> bool:
-        """Return whether Ray has given what was asked for."""
-        told = self._ray.util.placement_group_table(group)
-        return bool(told["state"] == "CREATED")
+    def is_placed(self, group: "PlacementGroup") -> bool:
+        """Return whether Ray has granted the request."""
+        table = self._ray.util.placement_group_table(group)
+        return bool(table["state"] == "CREATED")
 
     def free(self, group: "PlacementGroup") -> bool:
-        """Give back what was asked for; False while Ray may be just giving it: ask again a little later.
+        """Free what was requested; False while Ray may be just granting it: then call again a little later.
 
-        Ray 2.60 can keep what it was about to give to a group that is removed at that moment (ray#64693). It does not
-        tell that it tries again, but counts its tries: a group that waits is removed if the last one failed and there
-        was none since the look before. That one begins in between remains possible, for milliseconds.
+        Ray 2.60 can leak what it was about to grant to a group that is removed at that moment (ray#64693). It does not
+        report that it tries again, but counts its tries: a waiting group is removed if the last one failed and there
+        was none since the last check. That one begins in between remains possible, for milliseconds.
         """
-        told, last = self._ray.util.placement_group_table(group), self._tries.pop(group.id, None)
-        if told.get("state") in ("PENDING", "PREPARED", "RESCHEDULING"):
-            tries = told["stats"]["scheduling_attempt"]
-            failed = told["state"] != "PREPARED" and told["stats"]["scheduling_state"] in _FAILED
+        table, last = self._ray.util.placement_group_table(group), self._tries.pop(group.id, None)
+        if table.get("state") in ("PENDING", "PREPARED", "RESCHEDULING"):
+            tries = table["stats"]["scheduling_attempt"]
+            failed = table["state"] != "PREPARED" and table["stats"]["scheduling_state"] in _FAILED
             if not failed or tries != last:
                 self._tries[group.id] = tries
                 return False
@@ -168,23 +169,23 @@ class RayCluster:
         """Start a program that gets the GPUs of a bundle.
 
         Args:
-            group: Of bundles, which was given.
+            group: Of bundles, which was granted.
             number: Of the bundle in it.
             bundle: That bundle.
-            line: The program, which finds what it got in its environment.
-            log: File for what it has to say.
+            line: The program, which finds its GPUs in its environment.
+            log: File for its output.
         """
         where = self._strategies.PlacementGroupSchedulingStrategy(group, number)
         own = self._task.options(resources=bundle.resources, scheduling_strategy=where)
         return own.remote(list(line), log)
 
-    def run_on(self, node: Node, line: Sequence[str], log: str) -> "ObjectRef[None]":
+    def run_on(self, node: LivingNode, line: Sequence[str], log: str) -> "ObjectRef[None]":
         """Start a program on a node, without any GPU; the arguments are those of `run`."""
         where = self._strategies.NodeAffinitySchedulingStrategy(node.number, soft=False)
         return self._task.options(scheduling_strategy=where).remote(list(line), log)
 
     def is_done(self, task: "ObjectRef[None]") -> bool:
-        """Return whether a program has ended, or can no longer be seen."""
+        """Return whether a program has ended, or is lost."""
         done, _ = self._ray.wait([task], timeout=0)
         return bool(done)
 
@@ -197,23 +198,23 @@ class RayCluster:
         return True
 
 
-_LOOK_AGAIN_S = 1.0  # at an attempt that runs
+_TEND_S = 1.0  # between two checks of a running attempt
 _SWEEP_AGAIN_S = 5.0
-_SILENT_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
-_MOST_BYTES = 1 << 16
-_NODE_FAULT = "node fault: "  # as the scheduler calls what the cluster did (rules/retry_policy.py)
+_SILENT_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
+_MAX_CLAIM_BYTES = 1 << 16
+_NODE_FAULT = "node fault: "  # prefix of reasons that are the cluster's fault (model/states.py)
 
 
 class Holding:
-    """An attempt, with what Ray has been asked for.
+    """An attempt, with its request to Ray.
 
     Args:
         cluster: Ray.
         path: The attempt's folder.
 
     Raises:
-        OSError: If it cannot be read what is to be run.
-        ValueError: If that makes no sense.
+        OSError: If its spec cannot be read.
+        ValueError: If its spec makes no sense.
     """
 
     def __init__(self, cluster: RayCluster, path: str) -> None:
@@ -232,32 +233,32 @@ class Holding:
         self._sweeps: dict[int, ObjectRef[None]] = {}
         self._sweep_at_s = dict.fromkeys(range(len(self._bundles)), 0.0)
         self._numbers: dict[str, str] = {}  # of the lives of the nodes on which it was started
-        self._look_at_s, self._done = 0.0, 0
+        self._tend_at_s, self._done = 0.0, 0
 
     def tend(self) -> bool:
-        """Take the attempt as far as it goes, and say whether nothing is left of it.
+        """Advance the attempt as far as possible, and return whether nothing is left of it.
 
         Raises:
             OSError: If its folder cannot be used.
             ValueError: If a marker makes no sense.
         """
-        # What Ray tells at once saves waiting for the next look.
+        # A task that is done saves waiting for the next check.
         done = sum(map(self._cluster.is_done, self._tasks.values()))
-        if time.monotonic() < self._look_at_s and done == self._done:
+        if time.monotonic() < self._tend_at_s and done == self._done:
             return False
         if not is_there(self._folder, "claim.json"):
-            if self._group is not None and self._cluster.is_given(self._group):
+            if self._group is not None and self._cluster.is_placed(self._group):
                 self._start(self._group)
             return False
-        self._look_at_s, self._done = time.monotonic() + _LOOK_AGAIN_S, done
+        self._tend_at_s, self._done = time.monotonic() + _TEND_S, done
         if self._is_revoked():
             return True
-        # All are looked at: one that is over may be the reason why others have to stop.
+        # Check all: one that is over may be the reason why others have to stop.
         over = [self._is_over(part) for part in range(len(self._bundles))]
         return all(over)
 
     def free(self) -> bool:
-        """Give back what Ray was asked for, and say whether that is done."""
+        """Free what was requested from Ray, and return whether that is done."""
         if self._group is not None and not self._cluster.free(self._group):
             return False
         os.close(self._folder)
@@ -266,7 +267,7 @@ class Holding:
     def _is_revoked(self) -> bool:
         if not is_there(self._folder, "claim.json"):
             return False
-        return bool(json.loads(read_whole(self._folder, "claim.json", _MOST_BYTES))["revoked"])
+        return bool(json.loads(read_whole(self._folder, "claim.json", _MAX_CLAIM_BYTES))["revoked"])
 
     def _start(self, group: "PlacementGroup") -> None:
         nodes = self._cluster.nodes()
@@ -285,9 +286,9 @@ class Holding:
         self._numbers = {name: node.number for name, node in nodes.items()}
 
     def _is_over(self, part: int) -> bool:
-        """Return whether nothing is left of a part, and see to the proof where nobody writes it."""
+        """Return whether nothing is left of a part, and get the proof where no supervisor writes it."""
         where, task = f"part-{part}/", self._tasks.get(part)
-        # Before its marker is looked for: a supervisor writes that, and ends.
+        # Before its marker is checked: a supervisor writes that, and ends.
         is_done = task is not None and self._cluster.is_done(task)
         if is_there(self._folder, f"{where}exit.json"):
             return True
@@ -310,7 +311,7 @@ class Holding:
             return False
 
     def _sweep(self, part: int) -> None:
-        """Have what is left of a part ended on its node, if it lives and nobody there sees to the part."""
+        """End what is left of a part on its node, if the node lives and no supervisor does."""
         sweep, node = self._sweeps.get(part), self._cluster.nodes().get(self._bundles[part].node)
         is_busy = sweep is not None and not self._cluster.is_done(sweep)
         if node is None or is_busy or time.monotonic() < self._sweep_at_s[part]:
@@ -332,11 +333,11 @@ class Holding:
 
 
 _CLAIMS_EVERY_S = 0.1
-_REST_S = 5.0  # after something went wrong with an attempt
+_ERROR_PAUSE_S = 5.0  # after an error of an attempt
 
 
 def launch_all(folder: str) -> int:
-    """Start the attempts that a scheduler wants, for as long as Ray lives.
+    """Start the attempts in a scheduler's queue, for as long as Ray lives.
 
     Args:
         folder: Of the scheduler.
@@ -349,27 +350,27 @@ def launch_all(folder: str) -> int:
     rest_until_s: dict[str, float] = {}
     while True:
         os.utime(f"{folder}/{ALIVE}")
-        # Of those that are held some may have left the queue: another launcher has seen their ends first.
-        for name in held.keys() | os.listdir(f"{folder}/{QUEUE}"):  # noqa: PTH208 - names are wanted
+        # Some held attempts may have left the queue: another launcher found their ends first.
+        for name in held.keys() | os.listdir(f"{folder}/{QUEUE}"):  # noqa: PTH208 - names are entry
             # What begins with a dot is about to get its name.
             if name.startswith(".") or time.monotonic() < rest_until_s.get(name, 0.0):
                 continue
             try:
                 _tend(cluster, folder, name, held)
-            except Exception:  # Nothing about one attempt is a reason to leave the others alone.
+            except Exception:  # An error of one attempt must not stop the others.
                 print(f"{name}: {traceback.format_exc()}", flush=True)  # noqa: T201 - to the log of Ray's job
-                rest_until_s[name] = time.monotonic() + _REST_S
+                rest_until_s[name] = time.monotonic() + _ERROR_PAUSE_S
         time.sleep(_CLAIMS_EVERY_S)
 
 
 def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, Holding]) -> None:
-    wanted, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
+    entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
         if not (path / "spec.json").exists():  # It is over and was forgotten.
-            wanted.unlink(missing_ok=True)
+            entry.unlink(missing_ok=True)
             return
         held[name] = Holding(cluster, str(path))
-    # It is forgotten only when Ray has what it gave: whatever goes wrong before is tried again.
+    # It is removed only once Ray's resources are free: after an error all is tried again.
     if held[name].tend() and held[name].free():
         del held[name]
-        wanted.unlink(missing_ok=True)
+        entry.unlink(missing_ok=True)

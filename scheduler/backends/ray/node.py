@@ -17,7 +17,7 @@ def start_part(path: str, token: str, node: str) -> int:
 
     Args:
         path: The attempt's folder.
-        token: Of the claim that this is done for.
+        token: Of the claim.
         node: Name of this node.
 
     Returns:
@@ -34,18 +34,18 @@ def start_part(path: str, token: str, node: str) -> int:
 def _live(path: str, token: str, node: str) -> None:
     code = 1
     try:
-        _behave_as_elsewhere()
+        _undo_worker_settings()
         # As JSON, from the worker that has started this.
         gpus = gpus_among(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
         code = run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
-    except BaseException:  # The way out is the same for all: the code that forked this process must not continue in it.
+    except BaseException:  # Every exit is the same: the code that forked this process must not continue in it.
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
 
 
-def _behave_as_elsewhere() -> None:
-    """Undo, where that is allowed, what Ray does to its workers: a low priority, and the first place to be killed."""
+def _undo_worker_settings() -> None:
+    """Undo, where allowed, what Ray sets for its workers: a low priority, and to be killed first for memory."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with suppress(OSError):

@@ -18,7 +18,7 @@ from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.node import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
 from .commands import TIMES, Commands, SlurmSettings, Times
-from .held import Door, Ended, Taken
+from .held import Ended, SubmitSocket, Taken
 from .held_attempts import HeldAttempts
 from .snapshot import TIMED_OUT, Node, Snapshot, View
 from .submission import Endings, comment_of, is_late, submit
@@ -32,13 +32,13 @@ class SlurmBackend(SharedFolderBackend):
     Args:
         folder: Where the attempts' folders are, under the same path on all nodes; created if missing.
         nodes: GPUs of each node, in cluster-file order, under Slurm's names.
-        conf: Slurm's configuration; where Slurm looks for it by itself if left out.
+        conf: Slurm's configuration; by default where Slurm finds it itself.
         options: Of every sbatch, from OPTIONS.
-        door: Socket at which job_submit.lua asks; None if users of sbatch go their own way.
-        times: How long it waits, and how often it asks.
+        sbatch_socket: Where job_submit.lua connects; None to leave users' own sbatch alone.
+        times: Deadlines, and pauses between polls.
 
     Raises:
-        BackendError: If Slurm's commands are not there, or the socket cannot be made.
+        BackendError: If Slurm's commands are not installed, or the socket cannot be created.
         InputError: If one of the options is another.
     """
 
@@ -53,9 +53,11 @@ class SlurmBackend(SharedFolderBackend):
         """Return the backend of a scheduler.
 
         Raises:
-            BackendError: If Slurm's commands are not there.
+            BackendError: If Slurm's commands are not installed.
         """
-        return cls(folder, layout.nodes, conf=settings.conf, options=settings.options, door=settings.sbatch_socket)
+        return cls(
+            folder, layout.nodes, conf=settings.conf, options=settings.options, sbatch_socket=settings.sbatch_socket
+        )
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class SlurmBackend(SharedFolderBackend):
         *,
         conf: Path | None = None,
         options: Sequence[str] = (),
-        door: Path | None = None,
+        sbatch_socket: Path | None = None,
         times: Times = TIMES,
     ) -> None:
         for option in options:
@@ -77,21 +79,21 @@ class SlurmBackend(SharedFolderBackend):
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes, times)
-        self._door = None if door is None else Door(door, self._nodes)
+        self._submit_socket = None if sbatch_socket is None else SubmitSocket(sbatch_socket, self._nodes)
 
     def external_jobs(self) -> Sequence[ExternalJob]:
-        """Return all jobs that came by sbatch; none if these are not asked for.
+        """Return all jobs of sbatch; none if users' own sbatch is left alone.
 
         Raises:
             BackendError: If Slurm does not answer.
         """
-        if self._door is None:
+        if self._submit_socket is None:
             return ()
-        self._door.see()
-        return self._held.held()
+        self._submit_socket.take_over()
+        return self._held.external_jobs()
 
     def discard_external_job(self, job: str) -> None:
-        """End a job that came by sbatch, for good.
+        """End a job of sbatch, for good.
 
         Raises:
             BackendError: If it is not known whether it ends.
@@ -104,7 +106,7 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If Slurm does not answer, or does not know all nodes yet.
         """
-        snapshot = self._view.look_complete()
+        snapshot = self._view.read_complete()
         return tuple(self._seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
     def _seen(self, name: str, gpus: int, node: Node | None) -> NodeView:
@@ -132,7 +134,7 @@ class SlurmBackend(SharedFolderBackend):
             return
         spec, is_first = wanted
         if is_first or not self._is_submitted(attempt.name):
-            nodes = self._view.look().nodes
+            nodes = self._view.read().nodes
             self._view.forget()
             path = str(self._folders.path(attempt.name))
             submit(self._commands, spec, placement, nodes, path, self._options)
@@ -146,29 +148,29 @@ class SlurmBackend(SharedFolderBackend):
         return self.statuses((name,))[name]
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        """Return what is known of many attempts, after at most one look at Slurm.
+        """Return what is known of many attempts, by at most one poll of Slurm.
 
         Raises:
             BackendError: If one of these is no name of an attempt.
         """
-        told: dict[str, Status] = {}
+        found: dict[str, Status] = {}
         own = []
         for name in names:
             self._folders.path(name)
             try:
                 status = self._status_of_held(name)
-            except (OSError, ValueError, BackendError) as error:  # of one attempt: all others can be told
+            except (OSError, ValueError, BackendError) as error:  # of one attempt: the others are not concerned
                 status = Status(Run.UNREACHABLE, words=str(error))
             if status is None:
                 own.append(name)
             else:
-                told[name] = status
-        found, unclear = self._read_all(tuple(own))
-        told |= found | self._ask(unclear)
-        return {name: self._with_limit(name, status) for name, status in told.items()}
+                found[name] = status
+        proven, unclear = self._read_all(tuple(own))
+        found |= proven | self._ask_slurm(unclear)
+        return {name: self._with_limit(name, status) for name, status in found.items()}
 
     def cancel(self, name: str, reason: str) -> None:
-        """Ask an attempt to stop, now or before it starts; one that does not is left to Slurm to kill.
+        """Ask an attempt to stop, now or before it starts; Slurm kills one that does not.
 
         Raises:
             BackendError: If the request could not be stored.
@@ -202,7 +204,7 @@ class SlurmBackend(SharedFolderBackend):
             if folder is not None:
                 if not self.released(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
-                # A launch that comes late must find that it was cancelled.
+                # A late launch must find that it was cancelled.
                 delete_but(folder, {Taken.file_name, Ended.file_name, "cancel.json"})
                 self._held.forget(name)
                 return
@@ -211,39 +213,39 @@ class SlurmBackend(SharedFolderBackend):
 
     @contextmanager
     def _folder_of_held(self, name: str) -> Iterator[int | None]:
-        """Open the folder of an attempt that came by sbatch; None for any other.
+        """Open the folder of an attempt of a job of sbatch; None for any other.
 
         Raises:
-            BackendError: If that cannot be seen.
+            BackendError: If that cannot be read.
         """
         self._folders.path(name)
         with as_backend_error(name), self._folders.open(name) as folder:
             yield folder if folder is not None and is_there(folder, Taken.file_name) else None
 
     def _status_of_held(self, name: str) -> Status | None:
-        """Return what is known of an attempt that came by sbatch, None for any other."""
+        """Return what is known of an attempt of a job of sbatch, None for any other."""
         with self._folder_of_held(name) as folder:
             taken = None if folder is None else read_marker(folder, name, Taken)
             if folder is None or taken is None:
                 return None
             return self._held.status(folder, name, taken)
 
-    def _ask(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
-        """Return what is known of attempts that only Slurm knows enough of."""
+    def _ask_slurm(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
+        """Return what Slurm knows of attempts whose records prove nothing."""
         if not unclear:
             return {}
         try:
-            snapshot = self._view.look()
+            snapshot = self._view.read()
         except BackendError as error:
             return {name: _without_slurm(records, str(error)) for name, records in unclear.items()}
         return {name: self._by_slurm(name, records, snapshot) for name, records in unclear.items()}
 
     def _with_limit(self, name: str, status: Status) -> Status:
-        """Return the status of an attempt, and that of one which Slurm stopped at a limit as one that tells so."""
+        """Return the status of an attempt, with the time limit as its end if Slurm stopped it at that."""
         if status.run is not Run.LOST:
             return status
         with suppress(BackendError):  # Then it is lost, which is right too.
-            if any(job.state in TIMED_OUT for job in self._view.look().jobs.get(comment_of(name), ())):
+            if any(job.state in TIMED_OUT for job in self._view.read().jobs.get(comment_of(name), ())):
                 return replace(status, run=Run.EXITED, by=EndedBy.TIME_LIMIT, words="")
         return status
 
@@ -257,24 +259,24 @@ class SlurmBackend(SharedFolderBackend):
             return _without_slurm(records, "Slurm does not know all its nodes yet")
         if claim is None and not jobs:
             return Status(Run.ABSENT)
-        said = f"Slurm says {jobs[0].state}" if jobs else "Slurm does not know its job any more"
+        report = f"Slurm reports {jobs[0].state}" if jobs else "Slurm does not know its job any more"
         try:
-            return self._end(name, records, snapshot, said)
+            return self._end(name, records, snapshot, report)
         except OSError as error:
             return Status(Run.UNREACHABLE, words=str(error))
 
-    def _end(self, name: str, records: Records, snapshot: Snapshot, said: str) -> Status:
-        """See to the end of an attempt whose Slurm job is over though its supervisors have not told of it."""
+    def _end(self, name: str, records: Records, snapshot: Snapshot, report: str) -> Status:
+        """Prove the end of an attempt whose Slurm job is over though its supervisors have not reported it."""
         with self._folders.open(name) as folder:
             if folder is None:
                 return Status(Run.ABSENT)
             if records.claim is None:
-                reason = f"not started: {said}"
+                reason = f"not started: {report}"
                 if revoke(folder, name, reason):
                     return Status(Run.LOST, words=reason)
             else:
                 self._endings.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
-        return _without_slurm(records, f"{said}, and it is not proven yet that all its processes are gone")
+        return _without_slurm(records, f"{report}, and it is not proven yet that all its processes are gone")
 
     def _is_submitted(self, name: str) -> bool:
         """Return whether Slurm knows a job of an attempt, running or ended.
@@ -282,14 +284,14 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If that is not known.
         """
-        if comment_of(name) in self._view.look().jobs:
+        if comment_of(name) in self._view.read().jobs:
             return True
         self._view.forget()
-        return comment_of(name) in self._view.look_complete().jobs
+        return comment_of(name) in self._view.read_complete().jobs
 
 
 def _without_slurm(records: Records, reason: str) -> Status:
-    """Return what the supervisors alone tell: they live on when Slurm, or its part on their node, does not."""
+    """Return what the supervisors alone report: they continue when Slurm, or its daemon on their node, does not."""
     parts = records.parts
     if parts and all(part.is_over or part.is_alive for part in parts):
         return status_of_running(parts)

@@ -20,10 +20,10 @@ class Times:
 
     deadline_s: float = 5.0  # of a command; squeue takes 0.04 s for 1,000 jobs
     rest_s: float = 5.0  # after a missed deadline, in which the next calls fail at once: the scheduler has other work
-    old_s: float = 1.0  # Slurm is asked of jobs that came by sbatch no more often than this
-    unasked_s: float = 10.0  # after which it is asked though nobody wants to know of all jobs
+    old_s: float = 1.0  # minimum between two polls of jobs of sbatch
+    idle_poll_s: float = 10.0  # between two polls while the list of all jobs is not read
     again_s: float = 5.0  # between two tries to end the same job
-    stray_s: float = 60.0  # that a lost node has to be back for: within it Slurm kills what was left there
+    stray_s: float = 60.0  # for which a lost node has to be back: within it Slurm kills what was left there
 
 
 TIMES = Times()
@@ -33,11 +33,11 @@ class Commands:
     """Runs Slurm's commands as this user.
 
     Args:
-        conf: Slurm's configuration; where Slurm looks for it by itself if left out.
+        conf: Slurm's configuration; by default where Slurm finds it itself.
         times: Deadline and rest.
 
     Raises:
-        BackendError: If Slurm's commands are not there.
+        BackendError: If Slurm's commands are not installed.
     """
 
     def __init__(self, conf: Path | None, times: Times = TIMES) -> None:
@@ -62,11 +62,11 @@ class Commands:
             stdin: What it reads.
 
         Raises:
-            BackendError: If it fails or does not end in time: what it was to do may have been done.
+            BackendError: If it fails or does not end in time: it may have had its effect.
         """
         rest_s = self._rest_until_s - time.monotonic()
         if rest_s > 0.0:
-            raise BackendError(f"{name}: Slurm's controller did not answer; it is asked again in {rest_s:.0f} s")
+            raise BackendError(f"{name}: Slurm's controller did not answer; it is called again in {rest_s:.0f} s")
         try:
             done = subprocess.run(
                 [self._paths[name], *arguments], input=stdin, env=self._environment, cwd="/",
@@ -101,12 +101,12 @@ class SlurmSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    conf: Path | None = None  # Slurm's configuration; where Slurm looks for it by itself if left out
+    conf: Path | None = None  # Slurm's configuration; by default where Slurm finds it itself
     account: Word | None = None
     partition: Word | None = None
     qos: Word | None = None
     reservation: Word | None = None
-    sbatch_socket: Path | None = None  # where job_submit.lua asks; users' own sbatch is left alone if left out
+    sbatch_socket: Path | None = None  # where job_submit.lua connects; without it, users' own sbatch is left alone
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""Jobs that users submitted by sbatch: held by job_submit.lua, told where to run, and released.
+"""Jobs that users submitted by sbatch: held by job_submit.lua, assigned their GPUs, and released.
 
-Answers job_submit.lua, which asks before it lets a job of sbatch in: from memory, so that no submission has to wait.
+`SubmitSocket` answers job_submit.lua, which asks before it accepts a job of sbatch: from memory, so that no submission
+has to wait.
 
 One line in, `NODES TAB GPUS-ON-EACH`, and one line out: `hold`, or `refuse TAB REASON`.
 """
@@ -28,7 +29,7 @@ from .commands import Commands
 from .snapshot import OVER, TIMED_OUT, Node
 from .submission import NEVER, gres_of
 
-# Nothing that users write themselves, so that nobody can forge a line. Widths: Slurm cuts off what is longer.
+# No field that users write themselves, so that no line can be forged. Widths: Slurm cuts off what is longer.
 _FIELDS = (
     "JobArrayID:40|,State:24|,PriorityLong:14|,exit_code:10|,RestartCnt:8|,EligibleTime:24|,TimeLimit:20|,UserName:80|,"
     "admin_comment:160|"
@@ -41,29 +42,29 @@ _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class HeldJob(NamedTuple):
-    """A job that came by sbatch; held, released, running or over."""
+    """A job of sbatch; held, released, running or over."""
 
     id: str  # in the store; its number may be another job's after a crash of Slurm
     number: str  # such as 17, or 17_3 of an array
     stamp: str
     state: str  # in Slurm's words
     is_held: bool  # it waits for its GPUs
-    is_early: bool  # its user does not want it to begin yet
-    exit_status: int  # as wait() tells; of a job that is over
+    is_early: bool  # its user set a later begin time
+    exit_status: int  # as of wait(); of a job that is over
     restarts: int  # by Slurm
     external: ExternalJob
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, for good unless somebody puts it back."""
+        """Whether it has ended, unless it is requeued."""
         return self.state in OVER
 
 
 def read_held(commands: Commands) -> Mapping[str, HeldJob]:
-    """Return all jobs that came by sbatch and were stamped, by their ids in the store, in the order of submission.
+    """Return all stamped jobs of sbatch, by their ids in the store, in the order of submission.
 
     Raises:
-        BackendError: If Slurm does not answer, or in words that are not known.
+        BackendError: If Slurm does not answer, or not in a known format.
     """
     jobs = (_job(line, time.time()) for line in commands.call("squeue", _JOBS).splitlines())
     ours = [job for job in jobs if job is not None]
@@ -83,7 +84,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
     fields = [field.strip() for field in line.split("|")]
     stamp = _STAMP.fullmatch(fields[8]) if len(fields) == 10 else None
     if stamp is None:
-        return None  # somebody else's
+        return None  # not stamped
     number, state, priority, status, restarts, eligible, limit, user, _, _ = fields
     mark, since, chance, nodes, gpus, name = stamp.groups()
     try:
@@ -91,7 +92,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
         exit_status, restarted = int(status), int(restarts)
         is_early = _is_early(eligible, now_s)
     except ValueError as error:
-        raise BackendError(f"Slurm says {line!r}, which makes no sense: {error}") from error
+        raise BackendError(f"Slurm reports {line!r}, which cannot be read: {error}") from error
     external = ExternalJob(
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
         limit_s(limit), float(since), state in OVER, state == "CANCELLED",
@@ -100,7 +101,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
 
 
 def _is_early(eligible: str, now_s: float) -> bool:
-    """Return whether the time has not come before which a job is not to begin."""
+    """Return whether a job's begin time is still to come."""
     return eligible[:1].isdigit() and datetime.fromisoformat(eligible).timestamp() > now_s
 
 
@@ -115,7 +116,7 @@ def _id(since_s: float, chance: str, number: str) -> str:
     return job_id_of(since_s, int(bits, 16))
 
 
-_LOST = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no doing of the job
+_LOST = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no fault of the job
 _KILLED = 9
 
 
@@ -139,23 +140,23 @@ class Ended(Marker):
     reason: str
     code: Annotated[int, Field(ge=0, le=255)]
     signal: Annotated[int, Field(ge=0, le=127)]
-    has_code: bool  # False where Slurm tells of no code
+    has_code: bool  # False where Slurm reports no code
     ended_s: float
 
 
 def end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
-    """Return how a job that is over ended, by what Slurm says."""
-    if job.state == "CANCELLED":  # by its owner, whose wish is known by now, or by us
+    """Return how a job that is over ended, by Slurm's report."""
+    if job.state == "CANCELLED":  # by its owner, whose request is known by now, or by us
         return Status(Run.EXITED, by=EndedBy.CANCEL) if is_cancelled else Status(Run.ABSENT)
     if job.state in TIMED_OUT:
         return Status(Run.EXITED, by=EndedBy.TIME_LIMIT)
     if job.state in _LOST:
-        return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=f"Slurm says {job.state}")
+        return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=f"Slurm reports {job.state}")
     code, signal = job.exit_status >> 8 & 255, job.exit_status & 127
     if job.state == "OUT_OF_MEMORY":
         code, signal = 0, _KILLED
     elif (job.state == "COMPLETED") != (job.exit_status == 0):
-        return Status(Run.LOST, words=f"Slurm says {job.state} with exit status {job.exit_status}")
+        return Status(Run.LOST, words=f"Slurm reports {job.state} with exit status {job.exit_status}")
     return Status(Run.EXITED, (RankEnd(0, code, signal, time.time()),))
 
 
@@ -176,20 +177,20 @@ def status_of(ended: Ended) -> Status:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 0.2  # with whoever asks; the plug-in waits about as long
-_MOST_BYTES = 256
+_PATIENCE_S = 0.2  # for a question; the plug-in waits about as long
+_MAX_QUESTION_BYTES = 256
 _BACKLOG = 64
-AGAIN_S = 5.0  # between two looks at whether another scheduler still answers
-_ASKED = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
+AGAIN_S = 5.0  # between two checks whether another scheduler still answers
+_QUESTION = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
 
 
-class Door:
+class SubmitSocket:
     """Answers at a socket, in a thread of its own, until the process ends.
 
     Args:
         path: Of the socket.
         nodes: GPUs of each node.
-        again_s: Between two looks at whether another scheduler still answers.
+        again_s: Between two checks whether another scheduler still answers.
 
     Raises:
         BackendError: If the socket cannot be made.
@@ -200,8 +201,8 @@ class Door:
         self._is_open, self._again_s = False, 0.0
         self._open()
 
-    def see(self) -> None:
-        """Answer from now on, if it was another scheduler that did, and it has ended."""
+    def take_over(self) -> None:
+        """Answer from now on, if another scheduler did so far and has ended."""
         if not self._is_open and time.monotonic() >= self._again_s:
             try:
                 self._open()
@@ -212,34 +213,34 @@ class Door:
         self._again_s = time.monotonic() + self._after_s
         listener = socket.socket(socket.AF_UNIX)
         try:
-            if _is_answered(self._path):
+            if _has_server(self._path):
                 listener.close()
                 return
             if self._path.is_socket():  # of a scheduler that has ended
                 self._path.unlink()
             listener.bind(str(self._path))
-            self._path.chmod(0o666)  # Slurm's controller may be another user, and what is asked is no secret.
+            self._path.chmod(0o666)  # Slurm's controller may be another user, and the questions are no secret.
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
             raise BackendError(f"no socket for job_submit.lua can be made at {self._path}: {error}") from error
-        threading.Thread(target=_answer_all, args=(listener, self._nodes), name="door", daemon=True).start()
+        threading.Thread(target=_answer_all, args=(listener, self._nodes), name="sbatch socket", daemon=True).start()
         self._is_open = True
 
 
-def _is_answered(path: Path) -> bool:
-    """Return whether another scheduler answers: one that waits to take over, or that this one is to take over from.
+def _has_server(path: Path) -> bool:
+    """Return whether another scheduler answers: a waiting one, or the one that this one is to replace.
 
     Raises:
-        OSError: If there is something else.
+        OSError: If the path is something else.
     """
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(_PATIENCE_S)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_PATIENCE_S)
         try:
-            asking.connect(str(path))
+            connection.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except (BlockingIOError, TimeoutError):  # so many ask it
+        except (BlockingIOError, TimeoutError):  # its backlog is full
             return True
     return True
 
@@ -247,25 +248,27 @@ def _is_answered(path: Path) -> bool:
 def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
     while True:
         try:
-            asking, _ = listener.accept()
-            with asking:
-                asking.settimeout(_PATIENCE_S)
-                if asked := asking.recv(_MOST_BYTES):  # else it was only seen whether anybody answers
-                    asking.sendall(answer(asked, nodes))
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(_PATIENCE_S)
+                if question := connection.recv(
+                    _MAX_QUESTION_BYTES
+                ):  # else it was only a check whether a scheduler answers
+                    connection.sendall(answer(question, nodes))
         except OSError as error:
             log.warning("job_submit.lua was not answered: %s", error)
 
 
-def answer(asked: bytes, nodes: Mapping[str, int]) -> bytes:
+def answer(question: bytes, nodes: Mapping[str, int]) -> bytes:
     """Return the answer to a question.
 
     Args:
-        asked: The question.
+        question: The question.
         nodes: GPUs of each node.
     """
-    found = _ASKED.fullmatch(asked)
+    found = _QUESTION.fullmatch(question)
     if found is None:
-        return b"refuse\tthis was not asked by Longshore's job_submit.lua\n"
+        return b"refuse\tthis is no question of Longshore's job_submit.lua\n"
     wanted, gpus = int(found[1]), int(found[2])
     reason = why_never(wanted, gpus, nodes)
     return f"refuse\t{reason}\n".encode() if reason else b"hold\n"
@@ -282,7 +285,7 @@ def why_never(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
     able = sum(there >= gpus for there in nodes.values())
     if able >= wanted > 0 and gpus > 0:
         return ""
-    return f"{wanted} nodes with {gpus} GPUs each are asked for, and there are {able}"
+    return f"{wanted} nodes with {gpus} GPUs each are requested, and there are {able}"
 
 
 DISABLED = "disabled"  # of requeueing: by its owner or by the site
@@ -292,13 +295,11 @@ _GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MU
 
 
 def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, Node]) -> None:
-    """Let a held job run on exactly these GPUs.
-
-    Whatever goes wrong, it stays held, and the same may be asked again.
+    """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again.
 
     Args:
         commands: Slurm's.
-        job: It is held.
+        job: A held one.
         placement: GPUs for it.
         nodes: All nodes, by name.
 
@@ -316,7 +317,7 @@ def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping
         f"NumNodes={len(names)}-{len(names)}", f"ReqNodeList={','.join(names)}", "TresPerJob=", "TresPerNode=",
         f"Gres={gres}",
     )  # fmt: skip
-    see_same(commands, job)
+    check_same(commands, job)
     try:
         for change in changes:
             commands.call("scontrol", ("update", f"JobId={job.number}", change))
@@ -329,7 +330,7 @@ def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping
 
 
 def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) -> None:
-    """See that a job is what it is to be before it is released.
+    """Check that a job has its update before it is released.
 
     Raises:
         BackendError: If it is not.
@@ -344,28 +345,28 @@ def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) ->
         raise BackendError(f"job {job.number} is {found} after its update, not {wanted}; it stays held")
 
 
-def see_same(commands: Commands, job: HeldJob) -> None:
-    """See that a job's number is not another one's by now.
+def check_same(commands: Commands, job: HeldJob) -> None:
+    """Check that a job's number still belongs to it.
 
     Raises:
         BackendError: If it is.
     """
     if show(commands, job.number).get("AdminComment") != job.stamp:
-        raise BackendError(f"job {job.number} is not the one that it was")
+        raise BackendError(f"job {job.number} is another job now")
 
 
 class RunsOnError(BackendError):
-    """A job runs, and may not be put back into Slurm's queue."""
+    """A job runs, and may not be requeued."""
 
 
 def put_back(commands: Commands, job: HeldJob) -> None:
-    """Let a job be held again; what runs of it is killed, unless it may not run a second time.
+    """Hold a job again; its processes are killed, unless it may not run a second time.
 
     Raises:
-        RunsOnError: If it may not, and runs on.
+        RunsOnError: If it may not, and continues.
         BackendError: If it is not known whether it will be held.
     """
-    see_same(commands, job)
+    check_same(commands, job)
     if job.state == "PENDING":
         commands.call("scontrol", ("hold", job.number))
         return
@@ -374,7 +375,7 @@ def put_back(commands: Commands, job: HeldJob) -> None:
     except BackendError as error:
         if DISABLED not in str(error):
             raise
-        raise RunsOnError(f"job {job.number} may not be requeued (--no-requeue), and runs on to its end") from error
+        raise RunsOnError(f"job {job.number} may not be requeued (--no-requeue), and runs to its end") from error
 
 
 def end(commands: Commands, job: HeldJob) -> None:
@@ -383,27 +384,27 @@ def end(commands: Commands, job: HeldJob) -> None:
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    see_same(commands, job)
+    check_same(commands, job)
     commands.call("scancel", (job.number,))
 
 
 def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
-    """End a job that can never be placed, and leave word why where `scontrol show job` shows it.
+    """End a job that can never be placed, with the reason where `scontrol show job` shows it.
 
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    see_same(commands, job)
-    # Slurm takes no word of a job that is over; and without its stamp nobody would look after one that does not end.
+    check_same(commands, job)
+    # Slurm does not update a job that is over; and a job without its stamp that does not end would not be followed.
     commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment={job.stamp} refused: {reason}"))
     end(commands, job)
 
 
 def granted(commands: Commands, number: str) -> dict[str, list[int]] | None:
-    """Return the GPUs of each node that a job has got, None if it does not run any more.
+    """Return the GPUs of each node that a job got, None if it does not run any more.
 
     Raises:
-        BackendError: If Slurm does not tell.
+        BackendError: If Slurm does not answer.
     """
     text = _show(commands, number)
     if _RUNS.search(text) is None:
@@ -413,7 +414,7 @@ def granted(commands: Commands, number: str) -> dict[str, list[int]] | None:
 
 
 def show(commands: Commands, number: str) -> dict[str, str]:
-    """Return what Slurm says of a job: its stamp, priority, request and nodes.
+    """Return what Slurm reports of a job: its stamp, priority, request and nodes.
 
     Raises:
         BackendError: If it does not answer, or there is no such job.

@@ -1,10 +1,10 @@
-"""Attempts of jobs that came by sbatch: Slurm runs the script of its user, and tells how that ended.
+"""Attempts of jobs of sbatch: Slurm runs the user's script, and reports how that ended.
 
 In the attempt's folder:
 
     taken.json   which Slurm job it is, and where it was to run; before it is released
-    cancel.json  the wish that it stops, or never starts
-    ended.json   how it ended, as Slurm told: after some minutes it forgets
+    cancel.json  a request to stop, or never to start
+    ended.json   how it ended, by Slurm's report: after some minutes it forgets
 """
 
 import json
@@ -28,6 +28,7 @@ from .held import (
     HeldJob,
     RunsOnError,
     Taken,
+    check_same,
     end,
     end_of,
     ended_of,
@@ -35,7 +36,6 @@ from .held import (
     put_back,
     read_held,
     refuse,
-    see_same,
     status_of,
     steer,
     why_never,
@@ -44,18 +44,18 @@ from .snapshot import Node, View
 
 log = logging.getLogger(__name__)
 
-_DONE = frozenset(("COMPLETED", "CANCELLED"))  # and nothing is left to be tried again
+_DONE = frozenset(("COMPLETED", "CANCELLED"))  # and there is nothing to retry
 
 
 class HeldAttempts:
-    """Lets Slurm's held jobs run where they are to, and says what becomes of them.
+    """Runs Slurm's held jobs on the GPUs chosen for them, and reports their status.
 
     Args:
         folders: Of all attempts.
         commands: Slurm's.
         view: Of Slurm's nodes.
         nodes: GPUs of each node.
-        times: How often Slurm is asked, and what a lost node has to be back for.
+        times: How often Slurm is polled, and for how long a lost node has to be back.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class HeldAttempts:
     ) -> None:
         self._folders, self._commands, self._view, self._nodes, self._times = folders, commands, view, nodes, times
         self._jobs: dict[str, HeldJob] = {}
-        self._read_s = float("-inf")  # when Slurm was asked last
+        self._read_s = float("-inf")  # last poll of Slurm
         self._external: tuple[ExternalJob, ...] = ()
-        self._again_s: dict[str, float] = {}  # before which a job is not ended once more
+        self._again_s: dict[str, float] = {}  # before which ending a job is not tried again
         self._back_s: dict[str, float] = {}  # since when the nodes of an attempt answer again
-        self._away: set[str] = set()  # attempts one of whose nodes was seen not to answer before all of it was gone
-        self._checked: set[str] = set()  # attempts that have the GPUs that they were to have
+        self._away: set[str] = set()  # attempts one of whose nodes did not answer before all processes were gone
+        self._checked: set[str] = set()  # attempts that have the GPUs chosen for them
 
-    def held(self) -> Sequence[ExternalJob]:
-        """Return all jobs that came by sbatch; the same object while Slurm is not asked again.
+    def external_jobs(self) -> Sequence[ExternalJob]:
+        """Return all jobs of sbatch; the same object until Slurm is polled again.
 
         Raises:
             BackendError: If Slurm does not answer.
         """
-        self._look(self._times.old_s)
+        self._refresh(self._times.old_s)
         return self._external
 
-    def _look(self, old_s: float) -> None:
+    def _refresh(self, old_s: float) -> None:
         if time.monotonic() > self._read_s + old_s:
-            self._read()
+            self._read_jobs()
 
-    def _read(self) -> None:
+    def _read_jobs(self) -> None:
         self._read_s, self._jobs = time.monotonic(), dict(read_held(self._commands))
         never = {
             job.id: why_never(job.external.nodes, job.external.gpus // job.external.nodes, self._nodes)
@@ -91,9 +91,9 @@ class HeldAttempts:
         }
         self._external = tuple(job.external for job in self._jobs.values() if not never[job.id] and not job.is_early)
         for job in self._jobs.values():
-            if never[job.id] and job.is_held:  # nobody could be asked when it was submitted
+            if never[job.id] and job.is_held:  # no scheduler answered when it was submitted
                 log.warning("job %s is refused: %s", job.number, never[job.id])
-                self._now_and_then(job.id, partial(refuse, self._commands, job, never[job.id]))
+                self._at_most_every(job.id, partial(refuse, self._commands, job, never[job.id]))
 
     def _forget(self) -> None:
         self._read_s = float("-inf")
@@ -105,7 +105,7 @@ class HeldAttempts:
             BackendError: If it is not known whether it ends.
         """
         if job in self._jobs and not self._jobs[job].is_over:
-            self._now_and_then(job, partial(end, self._commands, self._jobs[job]))
+            self._at_most_every(job, partial(end, self._commands, self._jobs[job]))
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Let a held job run on exactly these GPUs; again, or after its end, this does nothing.
@@ -115,20 +115,20 @@ class HeldAttempts:
             RefusedError: If Slurm has no such job any more, or it may not run again.
             BackendError: If it is not known whether it starts.
         """
-        self._look(self._times.old_s)
+        self._refresh(self._times.old_s)
         job = self._job(attempt)
         with as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
             if is_there(folder, "cancel.json"):
                 return
             taken = read_marker(folder, attempt.name, Taken)
             if taken is None:
-                taken = self._take(folder, attempt, job, placement)
+                taken = self._record_job(folder, attempt, job, placement)
             elif taken.placement != _plain(placement):
                 raise BackendError(f"{attempt.name} was launched before with another placement")
         if not job.is_held or job.restarts != taken.restarts:
             return  # it was released before
         try:
-            steer(self._commands, job, placement, self._view.look().nodes)
+            steer(self._commands, job, placement, self._view.read().nodes)
         except BackendError:
             self._forget()  # it may have been released
             raise
@@ -143,12 +143,12 @@ class HeldAttempts:
         """
         job = self._jobs.get(attempt.job)
         if job is None:
-            self._view.look_complete()
+            self._view.read_complete()
             raise RefusedError(f"{attempt.name}: Slurm does not know its job any more")
         return job
 
-    def _take(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> Taken:
-        """Note that an attempt is a Slurm job that is held.
+    def _record_job(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> Taken:
+        """Record which held Slurm job an attempt is.
 
         Raises:
             RefusedError: If the job is over, and may not run again.
@@ -169,16 +169,16 @@ class HeldAttempts:
         return taken
 
     def _revive(self, attempt: Attempt, job: HeldJob) -> None:
-        """Let Slurm queue a job again that is over.
+        """Requeue a job that is over.
 
         Raises:
             RefusedError: If it may not run again.
             BackendError: If it may, and is not held yet.
         """
         if job.state in _DONE:
-            raise RefusedError(f"{attempt.name}: Slurm says that job {job.number} is {job.state}")
+            raise RefusedError(f"{attempt.name}: Slurm reports job {job.number} as {job.state}")
         self._forget()
-        see_same(self._commands, job)
+        check_same(self._commands, job)
         try:
             self._commands.call("scontrol", ("requeuehold", job.number))
         except BackendError as error:
@@ -205,7 +205,7 @@ class HeldAttempts:
         ended = read_marker(folder, name, Ended)
         if ended is not None:
             return status_of(ended)
-        self._look(self._times.unasked_s)
+        self._refresh(self._times.idle_poll_s)
         status = self._by_slurm(folder, name, taken, self._jobs.get(job_of(name)))
         if status.run in (Run.EXITED, Run.LOST):
             write_first(folder, Ended.file_name, ended_of(name, status).model_dump_json().encode())
@@ -229,7 +229,7 @@ class HeldAttempts:
         return self._running(name, taken, job)
 
     def _by_absence(self, words: str) -> Status:
-        snapshot = self._view.look()
+        snapshot = self._view.read()
         if snapshot.read_s < self._read_s or not self._view.is_complete(snapshot):
             return Status(Run.UNREACHABLE, words="Slurm does not know all its nodes yet")
         return Status(Run.LOST, words=words)
@@ -245,7 +245,7 @@ class HeldAttempts:
         return Status(Run.RUNNING if name in self._checked else Run.PENDING)
 
     def cancel(self, folder: int, name: str) -> None:
-        """Let an attempt stop, or never start; its job goes back into Slurm's queue, held.
+        """Stop an attempt, or keep it from starting; its job goes back into Slurm's queue, held.
 
         Args:
             folder: Descriptor of its folder.
@@ -256,11 +256,13 @@ class HeldAttempts:
             OSError: If the request cannot be stored.
         """
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
-        is_misplaced = is_there(folder, Ended.file_name)  # Of what runs nothing else is known to have ended.
-        self._now_and_then(name, partial(self._stop, name, is_misplaced=is_misplaced))
+        is_misplaced = is_there(
+            folder, Ended.file_name
+        )  # Of what runs, only a misplaced attempt is known to have ended.
+        self._at_most_every(name, partial(self._stop, name, is_misplaced=is_misplaced))
 
     def _stop(self, name: str, *, is_misplaced: bool) -> None:
-        self._read()
+        self._read_jobs()
         job = self._jobs.get(job_of(name))
         if job is None or job.is_held or job.is_over:
             return
@@ -270,7 +272,7 @@ class HeldAttempts:
         except RunsOnError:
             if not is_misplaced:
                 raise
-            end(self._commands, job)  # The GPUs that it has are not its own.
+            end(self._commands, job)  # It has the wrong GPUs.
 
     def released(self, folder: int, name: str, taken: Taken) -> bool:
         """Return whether all processes of an attempt are proven gone.
@@ -286,8 +288,8 @@ class HeldAttempts:
         """
         ended = read_marker(folder, name, Ended)
         try:
-            self._look(self._times.unasked_s)
-            job, snapshot = self._jobs.get(job_of(name)), self._view.look()
+            self._refresh(self._times.idle_poll_s)
+            job, snapshot = self._jobs.get(job_of(name)), self._view.read()
             if job is None and (snapshot.read_s < self._read_s or not self._view.is_complete(snapshot)):
                 return False
         except BackendError:
@@ -298,10 +300,10 @@ class HeldAttempts:
             return True  # it never began
         is_lost = ended is not None and ended.run == Run.LOST and MISPLACED not in ended.reason
         is_lost = is_lost or name in self._away
-        return self._answer(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
+        return self._is_clear(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
 
-    def _answer(self, name: str, nodes: Sequence[Node | None], *, is_lost: bool) -> bool:
-        """Return whether nothing can be left on nodes: where Slurm has lost none, a job ends after its processes."""
+    def _is_clear(self, name: str, nodes: Sequence[Node | None], *, is_lost: bool) -> bool:
+        """Return whether nothing can be left on nodes: if Slurm lost none of them, a job ends after its processes."""
         if all(node is not None and node.is_fenced for node in nodes):
             return True
         if not all(node is not None and (node.is_fenced or _is_back(node)) for node in nodes):
@@ -311,13 +313,13 @@ class HeldAttempts:
         return not is_lost or time.monotonic() > self._back_s.setdefault(name, time.monotonic()) + self._times.stray_s
 
     def forget(self, name: str) -> None:
-        """Forget what was tried for an attempt."""
+        """Forget the retries for an attempt."""
         self._again_s.pop(name, None)
         self._back_s.pop(name, None)
         self._away.discard(name)
         self._checked.discard(name)
 
-    def _now_and_then(self, what: str, do: Callable[[], None]) -> None:
+    def _at_most_every(self, what: str, do: Callable[[], None]) -> None:
         if time.monotonic() >= self._again_s.get(what, 0.0):
             self._again_s[what] = time.monotonic() + self._times.again_s
             do()

@@ -1,7 +1,7 @@
 """What a Slurm job runs: its leader claims the attempt, and starts one supervisor a node. Standard library only.
 
-Beside what the supervisors write (shared_folder/node.py) the attempt's folder gets `slurm.log`: what Slurm and they
-have to say.
+Beside what the supervisors write (shared_folder/node.py) the attempt's folder gets `slurm.log`: output of Slurm and of
+the supervisors.
 """
 
 import json
@@ -46,7 +46,7 @@ def srun_line(srun: str, nodes: int, path: str, token: str) -> list[str]:
     """Return the command that starts a supervisor on each node of this Slurm job."""
     het = os.environ.get("SLURM_HET_SIZE")
     where = [f"--het-group=0-{nodes - 1}"] if het else [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    # A supervisor fails only without a record of how its ranks ended: then the others must end too.
+    # A supervisor fails only without an exit marker: then the others must end too.
     how = ["--mpi=none", "--cpu-bind=none", "--input=none", "--kill-on-bad-exit=1", "--wait=0"]
     return [srun, *where, *how, *python_line("slurm.node", "run_part", path, token)]
 
@@ -56,17 +56,17 @@ def run_part(path: str, token: str) -> int:
 
     Args:
         path: The attempt's folder.
-        token: Of the claim that this is done for.
+        token: Of the claim.
 
     Returns:
-        0 if all of them ended well; on one of several nodes 0 once their end is written down.
+        0 if all of them ended well; on one of several nodes 0 once their end is written.
 
     Raises:
         OSError: If the folder cannot be used.
         ValueError: If the attempt has nothing to run on this node.
     """
-    told = os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""
-    gpus = [int(index) for index in told.split(",") if index]
+    indices = os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""
+    gpus = [int(index) for index in indices.split(",") if index]
     # Where Slurm shuts off all other GPUs, by cgroups, the numbers of these begin at 0.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return run_granted(path, token, Grant("Slurm", os.environ["SLURMD_NODENAME"], gpus, visible))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ....cluster.files.errors import BackendError
 from .commands import Commands
 
-# What may stand for a state, and how it is called here. Fields that are narrow have the short forms.
+# Other spellings of a state, and its name here. Narrow fields have the short forms.
 _SHORT = {
     "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "DRAIN": "DRAINED", "DRNG": "DRAINING", "FAILG": "FAILING",
     "FUTR": "FUTURE", "MAINTENANCE": "MAINT", "MIX": "MIXED", "NO_RESP": "NOT_RESPONDING",
@@ -167,23 +167,23 @@ class Node(NamedTuple):
 class Snapshot(NamedTuple):
     """All of this user's jobs, by comment, and all nodes."""
 
-    read_s: float  # when Slurm was asked, by the monotonic clock
+    read_s: float  # time of the poll, by the monotonic clock
     jobs: Mapping[str, tuple[Job, ...]]
     nodes: Mapping[str, Node]
 
 
 def read_snapshot(commands: Commands) -> Snapshot:
-    """Return what Slurm says.
+    """Return Slurm's jobs and nodes.
 
     Raises:
-        BackendError: If it does not answer, or in words that are not known.
+        BackendError: If it does not answer, or not in a known format.
     """
     read_s = time.monotonic()
     jobs: dict[str, list[Job]] = {}
     for line in commands.call("squeue", _JOBS).splitlines():
         number, state, comment = _fields(line, 3)
         jobs.setdefault(comment, []).append(Job(_number(number, line), state))
-    # After the jobs: a controller that was started since then shows it by nodes that it does not know yet.
+    # After the jobs: a controller that was started since then has nodes that it does not know yet.
     nodes = {}
     for line in commands.call("sinfo", _NODES).splitlines():
         name, address, gres, state, reason = _fields(line, 5)
@@ -195,7 +195,7 @@ def types_of(gres: str) -> dict[int, str]:
     """Return the type of gres that each GPU of a node is, by its index; none if Slurm cannot give one by its index.
 
     Args:
-        gres: As Slurm tells, such as `gpu:i0:1,gpu:i1:1(S:0),gpumem:160G`. A GPU that Slurm counts as 0 has no type.
+        gres: As Slurm reports, such as `gpu:i0:1,gpu:i1:1(S:0),gpumem:160G`. A GPU that Slurm counts as 0 has no type.
     """
     gpus = [it for it in gres_of_node(gres) if it.name == "gpu"]
     indexed = {int(found[1]): it for it in gpus if it.count <= 1 and (found := _INDEXED.fullmatch(it.type))}
@@ -206,22 +206,22 @@ def types_of(gres: str) -> dict[int, str]:
 def _fields(line: str, count: int) -> list[str]:
     fields = line.split("|", count - 1)
     if len(fields) != count:
-        raise BackendError(f"Slurm says {line!r}, which has not {count} fields")
+        raise BackendError(f"Slurm reports {line!r}, which has not {count} fields")
     return fields
 
 
 def _number(text: str, line: str) -> int:
     number = re.match(r"\d+", text)
     if number is None:
-        raise BackendError(f"Slurm says {line!r}, which names no job")
+        raise BackendError(f"Slurm reports {line!r}, which names no job")
     return int(number[0])
 
 
-_OLD_S = 1.0  # Slurm is asked no more often than this, unless by a launch
+_SNAPSHOT_S = 1.0  # minimum between two polls, except for a launch
 
 
 class View:
-    """What Slurm says, a second old at most.
+    """Slurm's jobs and nodes, at most a second old.
 
     Args:
         commands: Slurm's.
@@ -232,35 +232,35 @@ class View:
         self._commands, self._nodes = commands, nodes
         self._snapshot: Snapshot | None = None
 
-    def look(self) -> Snapshot:
-        """Return what Slurm says.
+    def read(self) -> Snapshot:
+        """Return Slurm's jobs and nodes.
 
         Raises:
             BackendError: If it does not answer.
         """
-        if self._snapshot is None or time.monotonic() > self._snapshot.read_s + _OLD_S:
+        if self._snapshot is None or time.monotonic() > self._snapshot.read_s + _SNAPSHOT_S:
             self._snapshot = read_snapshot(self._commands)
         return self._snapshot
 
     def forget(self) -> None:
-        """Look anew next time: something was changed."""
+        """Poll Slurm at the next call: something was changed."""
         self._snapshot = None
 
     def is_complete(self, snapshot: Snapshot) -> bool:
-        """Return whether what a snapshot lacks does not exist.
+        """Return whether a snapshot lacks nothing that exists.
 
         In the first seconds after its start Slurm's controller waits for its nodes, and a job that it does not know
-        may still turn up.
+        may still appear.
         """
         return all(snapshot.nodes[name].is_known for name in self._nodes if name in snapshot.nodes)
 
-    def look_complete(self) -> Snapshot:
-        """Return what Slurm says, and all of it.
+    def read_complete(self) -> Snapshot:
+        """Return all of Slurm's jobs and nodes.
 
         Raises:
             BackendError: If it does not answer, or does not know all nodes yet.
         """
-        snapshot = self.look()
+        snapshot = self.read()
         if not self.is_complete(snapshot):
-            raise BackendError("Slurm was started a short while ago and has not heard of all its nodes yet")
+            raise BackendError("Slurm was started a short while ago and does not know all its nodes yet")
         return snapshot

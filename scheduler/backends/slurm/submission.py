@@ -1,4 +1,4 @@
-"""From an attempt to the Slurm job that runs it, and how one ends that does not end by itself."""
+"""From an attempt to the Slurm job that runs it, and the end of one that does not end by itself."""
 
 import json
 import logging
@@ -21,17 +21,21 @@ from ..shared_folder.sweep import SWITCHED_OFF, write_gone
 from .commands import Commands
 from .snapshot import Node, Snapshot
 
-NEVER = ("node configuration is not available", "Invalid node name", "Invalid generic resource")  # whatever one waits
+NEVER = (
+    "node configuration is not available",
+    "Invalid node name",
+    "Invalid generic resource",
+)  # however long one waits
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
 
 
 def comment_of(attempt: str) -> str:
-    """Return what an attempt's Slurm job is known by; its number may be another job's after a crash of Slurm."""
+    """Return the comment that identifies an attempt's Slurm job: numbers are reused after a crash of Slurm."""
     return f"longshore:{attempt}"
 
 
 def sweep_comment_of(attempt: str, part: int) -> str:
-    """Return what the Slurm job is known by that ends what is left of an attempt on its N-th node."""
+    """Return the comment of the Slurm job that ends what is left of an attempt on its N-th node."""
     return f"longshore-sweep:{attempt}:{part}"
 
 
@@ -115,7 +119,7 @@ def _limit(spec: Spec) -> list[str]:
 
 
 def gres_of(share: Share, nodes: Mapping[str, Node]) -> str:
-    """Return what a Slurm job has to ask for to get exactly these GPUs of a node.
+    """Return the request of a Slurm job for exactly these GPUs of a node.
 
     Raises:
         CannotHonourError: If Slurm cannot give them.
@@ -132,14 +136,14 @@ def gres_of(share: Share, nodes: Mapping[str, Node]) -> str:
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 5.0  # between two tries
+_ENDING_AGAIN_S = 5.0  # between two tries
 _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
 
 
 def is_late(folder: int) -> bool:
     """Return whether an attempt should have ended by itself since it was cancelled.
 
-    Of one whose file makes no sense nobody knows how long that may take, and it is not waited for.
+    With a damaged spec the grace is not known, and there is no waiting.
 
     Args:
         folder: Descriptor of its folder.
@@ -147,9 +151,9 @@ def is_late(folder: int) -> bool:
     Raises:
         OSError: If that is not known.
     """
-    asked_s = os.stat("cancel.json", dir_fd=folder, follow_symlinks=False).st_mtime
+    cancelled_s = os.stat("cancel.json", dir_fd=folder, follow_symlinks=False).st_mtime
     try:
-        return not time.time() <= asked_s + read_spec(folder).grace_s + _LATE_S
+        return not time.time() <= cancelled_s + read_spec(folder).grace_s + _LATE_S
     except (ValueError, TypeError, OverflowError):
         return True
     except OSError as error:
@@ -159,7 +163,7 @@ def is_late(folder: int) -> bool:
 
 
 class Endings:
-    """Lets Slurm end what does not end by itself, and what is left on nodes whose supervisor is gone.
+    """Ends by Slurm what does not end by itself, and what is left on nodes whose supervisor is gone.
 
     Args:
         commands: Slurm's.
@@ -172,27 +176,27 @@ class Endings:
         self._over_s: dict[str, float] = {}  # when an attempt's Slurm job was first found to be over
 
     def kill(self, attempt: str) -> None:
-        """Let Slurm kill an attempt's jobs, which are known by its name: a number could be another's by now."""
+        """Let Slurm kill an attempt's jobs, by its name: a number could be another job's by now."""
         self._try(f"scancel {attempt}", partial(self._commands.call, "scancel", ("--me", f"--name={attempt}")))
 
     def sweep(self, folder: int, attempt: str, path: str, records: Records, snapshot: Snapshot) -> None:
-        """See to the proof that nothing is left of an attempt whose Slurm job is over.
+        """Get the proof that nothing is left of an attempt whose Slurm job is over.
 
         Args:
             folder: Descriptor of its folder.
             attempt: Its name.
             path: Its folder.
             records: What is known of it.
-            snapshot: What Slurm says.
+            snapshot: Slurm's jobs and nodes.
 
         Raises:
             OSError: If its folder cannot be used.
         """
         if snapshot.read_s <= self._over_s.setdefault(attempt, time.monotonic()):
-            return  # The snapshot may be older than the job: the next one tells.
+            return  # The snapshot may be older than the job: the next one is not.
         spec = read_spec(folder)
         for part, node in enumerate(nodes_of(spec)):
-            if records.parts[part].is_over or _is_vouched_for(folder, attempt, part, snapshot.nodes.get(node)):
+            if records.parts[part].is_over or _is_provably_empty(folder, attempt, part, snapshot.nodes.get(node)):
                 continue
             jobs = snapshot.jobs.get(sweep_comment_of(attempt, part), ())
             if all(job.is_over for job in jobs):
@@ -200,29 +204,29 @@ class Endings:
                 self._try(f"sweep {attempt} {part}", do)
 
     def forget(self, attempt: str) -> None:
-        """Forget what was tried for an attempt."""
+        """Forget the retries for an attempt."""
         self._over_s.pop(attempt, None)
         self._again_s = {key: at_s for key, at_s in self._again_s.items() if attempt not in key.split()}
 
     def _try(self, what: str, do: Callable[[], object]) -> None:
-        """Do something unless it was tried a short while ago; if it fails, it is tried again when asked next."""
+        """Do something unless it was tried lately; after a failure the next call tries again."""
         if time.monotonic() < self._again_s.get(what, 0.0):
             return
-        self._again_s[what] = time.monotonic() + _AGAIN_S
+        self._again_s[what] = time.monotonic() + _ENDING_AGAIN_S
         try:
             do()
         except BackendError as error:
             log.warning("%s: %s", what, error)
 
 
-def _is_vouched_for(folder: int, attempt: str, part: int, node: Node | None) -> bool:
-    """Return whether nothing can be left on a node even though it is not asked, and write that down."""
+def _is_provably_empty(folder: int, attempt: str, part: int, node: Node | None) -> bool:
+    """Return whether nothing can be left on a node, without a sweep there; if so, write the proof."""
     make_folder(folder, f"part-{part}")
     own = open_folder(f"part-{part}", inside=folder)
     try:
-        nobody = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
-        if write_first(own, "started.json", json.dumps(nobody).encode()):
-            write_gone(own, attempt, "it was never started there")  # A supervisor that comes late finds that and ends.
+        no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
+        if write_first(own, "started.json", json.dumps(no_process).encode()):
+            write_gone(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.
         elif node is not None and node.is_fenced:
             write_gone(own, attempt, SWITCHED_OFF)
         else:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.launching import LEAD_TIMES
+from longshore.scheduler.backends.kubernetes.launching import LEASE_TIMES
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.cluster import DRIVER, Cluster
 from tests.kubernetes_double.objects import Object
@@ -23,7 +23,7 @@ class Trial:
     def __init__(self, folder: Path, nodes: Mapping[str, int] = NODES) -> None:
         self.folder, self.nodes = folder, nodes
         self.cluster = Cluster(folder / "cluster", nodes)
-        self.lead_times = LEAD_TIMES  # of the next backend
+        self.lease_times = LEASE_TIMES  # of the next backend
         self._made: list[KubernetesBackend] = []
 
     def make(self, folder: str = "scheduler", **chosen: Any) -> KubernetesBackend:
@@ -31,7 +31,7 @@ class Trial:
         settings = KubernetesSettings(
             **{"image": "train", "kubeconfig": self.cluster.kubeconfig, "deadline_s": 20.0, **chosen}
         )
-        backend = KubernetesBackend(self.folder / folder, self.nodes, settings, lead_times=self.lead_times)
+        backend = KubernetesBackend(self.folder / folder, self.nodes, settings, lease_times=self.lease_times)
         self._made.append(backend)
         return backend
 

@@ -105,9 +105,9 @@ class Site:
         """Start the scheduler, or another one in its place."""
         setup = read_cluster(self.folder / "cluster.yaml")
         self.layout = layout = layout_of(setup)
-        door = self.socket if self._takes_sbatch else None
+        sbatch_socket = self.socket if self._takes_sbatch else None
         self.backend = backend or SlurmBackend(
-            self.folder, layout.nodes, conf=self.cluster.conf, door=door, times=self.slurm_times
+            self.folder, layout.nodes, conf=self.cluster.conf, sbatch_socket=sbatch_socket, times=self.slurm_times
         )
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
         site, placer = site_of(setup, SchedulerSettings(folder=self.folder)), Placer(find_policy("spread"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.backends.kubernetes.objects import Pod
-from longshore.scheduler.backends.kubernetes.reading import status_of, stops_the_others
+from longshore.scheduler.backends.kubernetes.reading import must_stop_rest, status_of
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries
 from longshore.scheduler.model.states import AfterStop, Run, Status
 from longshore.scheduler.rules.retry import ExitClass, class_of, outcome_of
@@ -225,4 +225,4 @@ def test_a_failed_phase_frees_nothing_while_a_container_runs() -> None:
 def test_the_rest_of_an_attempt_stops_with_the_first_pod_that_fails_or_goes(
     pods: Sequence[Pod], *, stops: bool
 ) -> None:
-    assert stops_the_others(pods) is stops
+    assert must_stop_rest(pods) is stops

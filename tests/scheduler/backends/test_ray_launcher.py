@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.backends.ray.backend import Api, Launcher
+from longshore.scheduler.backends.ray.backend import LauncherJob, RayApi
 from longshore.scheduler.backends.ray.launcher import ALIVE
 
 
@@ -57,7 +57,7 @@ def dashboard() -> Iterator[Dashboard]:
 def submitted(dashboard: Dashboard, folder: Path) -> str:
     """Return the name that a new launcher of a scheduler gets."""
     (folder / ALIVE).parent.mkdir(exist_ok=True)
-    Launcher(Api(f"http://127.0.0.1:{dashboard.server_port}", None), folder, packages="/x").see()
+    LauncherJob(RayApi(f"http://127.0.0.1:{dashboard.server_port}", None), folder, packages="/x").ensure_running()
     return str(dashboard.jobs[-1]["submission_id"])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.slurm.held import Door
+from longshore.scheduler.backends.slurm.held import SubmitSocket
 
 
 def said(path: Path) -> bytes:
@@ -21,22 +21,22 @@ def said(path: Path) -> bytes:
 def test_who_comes_later_leaves_the_socket_to_who_answers_and_takes_it_when_nobody_does(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "door"
+    path = tmp_path / "sbatch"
     with socket.socket(socket.AF_UNIX) as first:
         first.bind(str(path))
         first.listen()
-        later = Door(path, {"a": 4}, again_s=0.0)
-        later.see()
+        later = SubmitSocket(path, {"a": 4}, again_s=0.0)
+        later.take_over()
         first.settimeout(30.0)
         first.accept()[0].close()  # It still is who is asked.
-    later.see()
+    later.take_over()
     assert said(path) == b"hold\n"
-    Door(path, {})
+    SubmitSocket(path, {})
     assert said(path) == b"hold\n"
 
 
 def test_what_is_no_socket_is_not_deleted(tmp_path: Path) -> None:
-    (tmp_path / "door").write_text("mine")
+    (tmp_path / "sbatch").write_text("mine")
     with pytest.raises(BackendError, match="no socket for job_submit"):
-        Door(tmp_path / "door", {"a": 4})
-    assert (tmp_path / "door").read_text() == "mine"
+        SubmitSocket(tmp_path / "sbatch", {"a": 4})
+    assert (tmp_path / "sbatch").read_text() == "mine"

@@ -102,7 +102,7 @@ def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_the
     kill_guard(tmp_path, attempt, "part-0")
     kill_supervisor(tmp_path, attempt, "part-0")
     say_nothing_more(tmp_path, attempt)
-    until(lambda: backend.status(attempt.name).reason.startswith("Slurm says NODE_FAIL"))
+    until(lambda: backend.status(attempt.name).reason.startswith("Slurm reports NODE_FAIL"))
     assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
     assert lives(far)
     slurm_cluster.start_node("d")

@@ -72,7 +72,7 @@ def test_a_launch_that_comes_after_a_cancelled_attempt_was_forgotten_starts_noth
     slurm: Slurm, tmp_path: Path
 ) -> None:
     slurm(squeue=f"echo '{line_of('PENDING')}'", sinfo="echo 'a|a|gpu:i0:1,gpu:i1:1|idle|none'")
-    backend = SlurmBackend(tmp_path, {"a": 4}, door=tmp_path / "door")
+    backend = SlurmBackend(tmp_path, {"a": 4}, sbatch_socket=tmp_path / "sbatch")
     (job,) = (held.job for held in backend.external_jobs())
     name = f"ls-{job}-1"
     taken(tmp_path, name)
@@ -89,7 +89,7 @@ def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a
         slurm(squeue=f"echo '{line_of('PENDING', restarts=1)}'", sinfo=f"echo 'a|a|gpu:i0:1,gpu:i1:1|{state}|none'")
         backend._view.forget()
 
-    backend = SlurmBackend(tmp_path, {"a": 2}, door=tmp_path / "door", times=Times(stray_s=0.5))
+    backend = SlurmBackend(tmp_path, {"a": 2}, sbatch_socket=tmp_path / "sbatch", times=Times(stray_s=0.5))
     slurm_says("down*")
     (job,) = (held.job for held in backend.external_jobs())
     name = f"ls-{job}-1"
@@ -112,7 +112,7 @@ def test_a_refused_job_that_does_not_end_at_once_is_ended_later(slurm: Slurm, tm
     """
     slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol)
     # With less than the job asks for
-    backend = SlurmBackend(tmp_path, {"a": 1}, door=tmp_path / "door", times=Times(old_s=0.0, again_s=0.0))
+    backend = SlurmBackend(tmp_path, {"a": 1}, sbatch_socket=tmp_path / "sbatch", times=Times(old_s=0.0, again_s=0.0))
     with pytest.raises(BackendError, match="scancel failed"):
         backend.external_jobs()
     slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol, scancel=f"touch {tmp_path}/ended")

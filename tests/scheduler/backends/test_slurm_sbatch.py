@@ -184,8 +184,8 @@ def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--gres=gpu:5",), "1 nodes with 5 GPUs each are asked for, and there are 0"),
-        (("--nodes=3", "--gres=gpu:1"), "3 nodes with 1 GPUs each are asked for, and there are 2"),
+        (("--gres=gpu:5",), "1 nodes with 5 GPUs each are requested, and there are 0"),
+        (("--nodes=3", "--gres=gpu:1"), "3 nodes with 1 GPUs each are requested, and there are 2"),
         (("--gres=gpu:i1:1",), "ask for a number of GPUs"),
         (("-n2", "--gpus-per-task=1"), "write --gpus-per-node"),
         (("--nodes=2", "--gpus=3"), "the same number of GPUs on each node"),

@@ -76,7 +76,7 @@ def test_what_could_not_be_refused_at_once_is_refused_later_with_a_word_why(site
     site.socket.unlink()
     number = site.sbatch("--nodes=3", "--gres=gpu:1")
     site.ticks_until(lambda: site.slurm_says(number) == "CANCELLED")
-    assert "3x1:wrap refused: 3 nodes with 1 GPUs each are asked for, and there are 2" in site.shown(number)
+    assert "3x1:wrap refused: 3 nodes with 1 GPUs each are requested, and there are 2" in site.shown(number)
     assert not site.jobs()
 
 
