@@ -38,7 +38,7 @@ from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.records import JobRequest, MirrorOrigin, check_decision
 from longshore.scheduler.mirror.records import expected as expected_of
 from longshore.scheduler.model.job_spec import JobFile, stored_job
-from longshore.scheduler.policy_host.answer import MOST_BYTES, Choice, read_message, stored_of
+from longshore.scheduler.policy_host.answer import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_of
 from longshore.scheduler.service.service import site_of
 from longshore.scheduler.settings import SchedulerSettings
 from tests.cluster.traces import small_traces
@@ -229,10 +229,10 @@ def make_answer(rng: Random) -> bytes:
 
 def feed_answer(data: bytes, _: Path) -> bool:
     """Take in an answer, and apply it if that is possible."""
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_MESSAGE_BYTES:
         return False  # of such a message the channel reads the length alone
     message = read_message(data)
-    if not isinstance(message, Choice):
+    if not isinstance(message, PolicyAnswer):
         return True
     if message.record is not None:
         stored_of(message.record)

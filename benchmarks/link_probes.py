@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from longshore.scheduler.control.rings import MAX_MEASURED_CANDIDATES, pairs_around
-from longshore.scheduler.health.link_probes import ProbePlace, Prober, State, probe
+from longshore.scheduler.health.link_probes import LinkState, ProbePlace, Prober, probe
 from longshore.scheduler.health.link_table import ROUND_S, LinkTable
 from tests.support import processes
 
@@ -88,10 +88,10 @@ def candidates(places: Sequence[ProbePlace]) -> tuple[float, float]:
     table = LinkTable(lambda: dict(zip(names, places, strict=True)))
     wanted = pairs_around(names, (0, 1), range(2, len(places)))
     began_s = time.monotonic()
-    while table.ask(wanted, began_s + ROUND_S, lambda: None):
+    while table.request(wanted, began_s + ROUND_S, lambda: None):
         time.sleep(0.001)
     took_s = time.monotonic() - began_s
-    measured = {pair for pair, it in table.known().items() if it.outcome.state is State.MEASURED}
+    measured = {pair for pair, it in table.known().items() if it.outcome.state is LinkState.MEASURED}
     return took_s, len(measured) / len(wanted)
 
 

@@ -18,7 +18,7 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import steps_name
 from longshore.scheduler.health.detectors import DETECTORS, Detector, MadRule, MedianRule
-from longshore.scheduler.health.step_monitor import LOOK_S, Running, StepMonitor
+from longshore.scheduler.health.step_monitor import STEPS_POLL_S, RunningAttempt, StepMonitor
 from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch
 from longshore.scheduler.model.job_spec import Watching
 
@@ -96,7 +96,7 @@ def hang_delay_s(step_s: float) -> float:
         now_s += step_s
     began_s = now_s - step_s
     while watch.hang(now_s) is None:
-        now_s += LOOK_S
+        now_s += STEPS_POLL_S
         watch.take([[]], now_s)
     return now_s - began_s
 
@@ -105,23 +105,23 @@ def cost(folder: Path, *, reports: bool) -> float:
     """Return the share of a core that it takes to follow 500 jobs of 8 ranks which end a step each second."""
     backend = LocalBackend(folder, {"n": JOBS * RANKS})
     monitor = StepMonitor(backend, {})
-    running = [Running(f"j{job}", f"ls-j{job}-1", (Share("n", tuple(range(RANKS))),)) for job in range(JOBS)]
+    running = [RunningAttempt(f"j{job}", f"ls-j{job}-1", (Share("n", tuple(range(RANKS))),)) for job in range(JOBS)]
     for it in running:
         (folder / "attempts" / it.name).mkdir(parents=True)
     names, spent_s, now_s = {it.name for it in running}, 0.0, 1e9
     for look in range(LOOKS):
-        for second in range(int(LOOK_S)):
+        for second in range(int(STEPS_POLL_S)):
             if reports:
-                _write_steps(folder, running, look * int(LOOK_S) + second, now_s)
+                _write_steps(folder, running, look * int(STEPS_POLL_S) + second, now_s)
             began = time.process_time()
-            monitor.look(running, names, lambda _: Watching(), now_s, lambda _: nullcontext())
+            monitor.poll(running, names, lambda _: Watching(), now_s, lambda _: nullcontext())
             spent_s += time.process_time() - began
             now_s += 1.0
         progress(f"look {look + 1} of {LOOKS}")
-    return spent_s / (LOOKS * LOOK_S)
+    return spent_s / (LOOKS * STEPS_POLL_S)
 
 
-def _write_steps(folder: Path, running: list[Running], step: int, now_s: float) -> None:
+def _write_steps(folder: Path, running: list[RunningAttempt], step: int, now_s: float) -> None:
     for it in running:
         for rank in range(RANKS):
             with (folder / "attempts" / it.name / steps_name(rank)).open("a") as log:

@@ -282,14 +282,14 @@ class Client:
         found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event).json()
         return found
 
-    def tell_outcome(self, node: str, order: str, *, passed: bool, evidence: str) -> None:
+    def report_check_outcome(self, node: str, order: str, *, passed: bool, evidence: str) -> None:
         """Tell what checks found that the scheduler had asked an agent for."""
         content = {"passed": passed, "evidence": evidence}
         self._call("POST", f"/v1/nodes/{_part(node)}/checks/{_part(order)}", json=content)
 
-    def tell_sights(self, node: str, sights: Mapping[str, str]) -> None:
+    def report_port_probes(self, node: str, results: Mapping[str, str]) -> None:
         """Report what an agent found when it probed other agents, as the scheduler had ordered."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/sights", json={"sights": sights})
+        self._call("POST", f"/v1/nodes/{_part(node)}/port-probes", json={"results": results})
 
     def faults(self) -> dict[str, Any]:
         """Return the history of faults of nodes."""

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from ..cluster.files.disk_space import Room
 from .control.job_errors import ERROR_EVENT
-from .health.step_monitor import HEALTH, Figures, SlowWord
+from .health.step_monitor import HEALTH, SlowWord, StepFigures
 from .model.gpu_index import Layout
 from .model.job_spec import stored_or_usual
 from .model.states import JobState
@@ -260,7 +260,7 @@ class Stepping(Collector):
         figures: Returns how the steps of each job stand.
     """
 
-    def __init__(self, figures: Callable[[], Mapping[str, Figures]]) -> None:
+    def __init__(self, figures: Callable[[], Mapping[str, StepFigures]]) -> None:
         self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
@@ -298,7 +298,7 @@ class SchedulerMetrics:
         layout: Layout,
         types: Mapping[str, str],
         leads: Callable[[], bool],
-        steps: Callable[[], Mapping[str, Figures]],
+        steps: Callable[[], Mapping[str, StepFigures]],
         room: Room,
     ) -> None:
         self.registry = CollectorRegistry()

@@ -30,7 +30,7 @@ from longshore.ring import wire
 from longshore.ring.coordinator_state import RING, make_ring, read_settings
 from longshore.ring.state import read_state, write_state
 from longshore.scheduler.backends.local import ranks
-from longshore.scheduler.backends.local.ranks import Rank, Spec
+from longshore.scheduler.backends.local.ranks import RankPlace, Spec
 from longshore.scheduler.policy_host.answer import Failed, read_message
 from longshore.training.config import TrainingConfig
 from longshore.training.validation import LATER, Later, write_later
@@ -110,7 +110,7 @@ def config(folder: Path, name: str) -> tuple[Any, Any]:
 
 def attempt(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
-    it = Spec(name, name, 1, (name,), name, {name: name}, 1.0, None, (Rank(name, 0),), visible_gpus=name)
+    it = Spec(name, name, 1, (name,), name, {name: name}, 1.0, None, (RankPlace(name, 0),), visible_gpus=name)
     return it, ranks.decode(ranks.encode(it))
 
 

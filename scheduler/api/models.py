@@ -13,7 +13,7 @@ from ..control.unknown_attempts import UnknownAttempt
 from ..model.job import JobRow
 from ..model.job_spec import JobFile, Shape, StoredJob, UnreadableSpecError, is_shaped, stored_job, stored_or_usual
 from ..model.states import Desired, JobState
-from ..policy_host.process import WORDS, Miss
+from ..policy_host.process import MISS_WORDS, Miss
 from ..rules.retry import rank_to_look_at
 from ..service.queue_now import Queue
 from ..store.attempts import AttemptRow, CheckpointRow
@@ -407,7 +407,7 @@ def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
         proposal = proposal.model_copy(update={"job": HIDDEN_JOB, "placement": None, "expected": None})
     if error:
         kind = str(row.explanation.get("kind"))
-        error = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no usable answer"
+        error = MISS_WORDS[Miss(kind)] if kind in set(Miss) else "it gave no usable answer"
     return page.model_copy(update={"proposal": proposal, "policy_error": error})
 
 

@@ -19,9 +19,9 @@ from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.topology import Cluster
 from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE
-from ..health.liveness import GpuReport, NodeReport, Report, Sight
+from ..health.liveness import AgentReport, GpuReport, NodeReport, PortState
 from ..health.node_state import NodeState, state_of
-from ..health.quarantining import Acted, Outcome, by_hand
+from ..health.quarantining import OrderOutcome, QuarantineOutcome, by_hand
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
@@ -86,7 +86,7 @@ class NodePage(ApiModel):
     state: str  # alive, suspect, unreachable, dead, fenced or quarantined
     evidence: str  # what that rests on
     liveness: str  # up, suspect or down
-    verdict: str  # of those who knock at its agent's door while it is down: reached, stuck, fast, slow, or "" for none
+    verdict: str  # of probes of its agent's port while it is down: reached, stuck, fast, slow, or "" for none
     since_s: float  # when it became so
     seen_s: float  # last answer, 0 if none is known
     out_of_service: str  # the reason, "" for a node in service
@@ -97,7 +97,7 @@ class NodePage(ApiModel):
     address: str  # that its agent reports from; for operators, "" for others and without an agent
     boot_id: str  # names the time since its last start, "" if unknown
     agent_version: str
-    witnesses: tuple[str, ...]  # who was let in at its agent's door: `scheduler`, and nodes whose agents were
+    witnesses: tuple[str, ...]  # probers that reached its agent's port: `scheduler`, and nodes
     reported: ReportPage | None  # by its agent, none if it has none
 
 
@@ -124,11 +124,11 @@ class NodeFacts(NamedTuple):
     peak_flops: Mapping[str, float]  # of each GPU of a node
     held: Mapping[tuple[str, int], str]  # job that holds a GPU, by node and index
     faulty: Collection[tuple[str, int]]  # node and index
-    reports: Mapping[str, Report]  # of agents
+    reports: Mapping[str, AgentReport]  # of agents
     quarantines: Sequence[QuarantineEntry]  # that stand
     closed: Collection[tuple[str, int]]  # node and index of the GPUs that take no job for them
     running: Collection[HardwarePlace]  # what is being checked
-    let_in: Mapping[str, Sequence[str]]  # at the door of each agent; "" is the scheduler
+    reached_by: Mapping[str, Sequence[str]]  # probers that reached the port of each agent; "" is the scheduler
 
 
 def node_page(row: NodeRow, shown: NodeFacts, state: NodeState) -> NodePage:
@@ -145,8 +145,8 @@ def node_page(row: NodeRow, shown: NodeFacts, state: NodeState) -> NodePage:
             if name in (each.place.node, each.place.other_node)
         ),
         peak_flops=shown.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
-        agent_version=row.agent_version, witnesses=tuple(each or SCHEDULER for each in shown.let_in.get(name, ())),
-        reported=None if report is None else ReportPage(gpus=report.told.gpus),
+        agent_version=row.agent_version, witnesses=tuple(each or SCHEDULER for each in shown.reached_by.get(name, ())),
+        reported=None if report is None else ReportPage(gpus=report.content.gpus),
     )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
     control, now_s = service.control, service.now_s()
     shown = NodeFacts(
         service.layout.nodes, service.peak_flops, held, faulty, control.last_reports(), broken, closed,
-        service.clearing.running, control.let_in(),
+        service.clearing.running, control.reached_by(),
     )  # fmt: skip
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
     fenced = control.fenced_nodes()
@@ -235,8 +235,8 @@ class CheckOutcome(ExactTypes):
     evidence: Annotated[str, Field(max_length=2000, pattern=LINE, description="One line.")]
 
 
-class KnockPage(BaseModel):
-    """A door at which an agent is to knock."""
+class PortProbePage(BaseModel):
+    """A port that an agent is to probe."""
 
     id: str
     node: str  # whose agent should answer there
@@ -244,12 +244,12 @@ class KnockPage(BaseModel):
     port: int
 
 
-class NewSights(ExactTypes):
-    """What an agent found at doors of others."""
+class NewPortProbes(ExactTypes):
+    """Results of an agent's probes of other agents' ports."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sights: Annotated[dict[Annotated[str, Field(max_length=64)], Sight], Field(max_length=4096)]  # by id
+    results: Annotated[dict[Annotated[str, Field(max_length=64)], PortState], Field(max_length=4096)]  # by id
 
 
 class LeasePage(BaseModel):
@@ -259,7 +259,7 @@ class LeasePage(BaseModel):
     token: int  # of who grants it: the agent heeds none of a lower one
     kill: tuple[str, ...]  # attempts that must not live there
     checks: tuple[OrderPage, ...]  # that the agent is to run, until it has told of their outcome
-    knocks: tuple[KnockPage, ...]  # doors of others at which it is to knock, until it has told what it found
+    port_probes: tuple[PortProbePage, ...]  # ports of others that it is to probe, until it has reported the results
 
 
 @router.post("/v1/nodes/{node}/report", responses=NODE_PROBLEMS)
@@ -268,10 +268,10 @@ def report(node: Node, told: NodeReport, service: ServiceDep, caller: Reporter, 
     _check_own(node, service, caller)
     granted = service.control.take_report(node, told, request.client.host if request.client else "")
     orders = service.checks.orders.fetch(node, able=told.checks)
-    knocks = service.control.monitor.witnesses.fetch(node) if told.door else ()
+    port_probes = service.control.monitor.witnesses.fetch(node) if told.agent_port else ()
     return LeasePage(
         **granted._asdict(), checks=tuple(OrderPage(**each._asdict()) for each in orders),
-        knocks=tuple(KnockPage(id=each.id, **each.knock._asdict()) for each in knocks),
+        port_probes=tuple(PortProbePage(id=each.id, **each.probe._asdict()) for each in port_probes),
     )  # fmt: skip
 
 
@@ -279,15 +279,15 @@ def report(node: Node, told: NodeReport, service: ServiceDep, caller: Reporter, 
 def check_outcome(node: Node, order: OrderId, outcome: CheckOutcome, service: ServiceDep, caller: Reporter) -> Response:
     """Take the outcome of an agent's checks; ignored if it is no longer expected."""
     _check_own(node, service, caller)
-    service.checks.orders.settle(node, order, Outcome(outcome.passed, outcome.evidence))
+    service.checks.orders.record_outcome(node, order, OrderOutcome(outcome.passed, outcome.evidence))
     return Response(status_code=204)
 
 
-@router.post("/v1/nodes/{node}/sights", status_code=204, responses=NODE_PROBLEMS)
-def sights(node: Node, told: NewSights, service: ServiceDep, caller: Reporter) -> Response:
-    """Take what a node's agent has found at the doors of others; what nobody waits for any more is left out."""
+@router.post("/v1/nodes/{node}/port-probes", status_code=204, responses=NODE_PROBLEMS)
+def record_port_probes(node: Node, told: NewPortProbes, service: ServiceDep, caller: Reporter) -> Response:
+    """Record the results of a node's probes of other agents' ports; unexpected ones are ignored."""
     _check_own(node, service, caller)
-    service.control.take_sights(node, told.sights)
+    service.control.record_port_probes(node, told.results)
     return Response(status_code=204)
 
 
@@ -371,7 +371,7 @@ class NewFinding(_QuarantineBody):
 class ActedPage(BaseModel):
     """What was done with a finding."""
 
-    acted: Acted
+    acted: QuarantineOutcome
 
 
 class ClearRequest(_QuarantineBody):

@@ -157,7 +157,7 @@ class Backend(ABC):
     backend carries out and reports. All methods follow these rules:
 
     - **An error means "not known".** A `BackendError` never means that an attempt is gone. Each call has a deadline of
-      its own, so that a backend which does not answer holds up nothing else.
+      its own, so that a backend which does not answer delays nothing else.
     - **Every call may come again.** The scheduler may crash after any call, or never get the answer. So `launch`,
       `cancel`, `forget`, `retire_members` and `add_to_ring` do nothing the second time, and an attempt never starts
       twice: not after its end, and not after a `cancel` that came before its launch.
@@ -169,8 +169,8 @@ class Backend(ABC):
     then `forget`; `cancel` may come at any time, and `logs` also after `forget`.
 
     A subclass has all abstract methods, a pydantic model `Settings` of its section of the configuration, and `build`.
-    The others are optional: their defaults belong to a backend without the feature, and `capabilities` says which
-    features it has. Register the class under the entry point group `longshore.backends`, and check it with
+    The others are optional: their defaults belong to a backend without the feature, and `capabilities` lists the
+    features that it has. Register the class under the entry point group `longshore.backends`, and check it with
     `longshore.testing.check_backend`.
 
     Attributes:
@@ -419,11 +419,11 @@ def _refuse_share(share: Share, nodes: Mapping[str, int]) -> None:
         raise CannotHonourError(f"no node {share.node!r}; there are {', '.join(nodes)}")
     ascending = list(share.gpus) == sorted(set(share.gpus))
     if not share.gpus or not ascending or not 0 <= share.gpus[0] <= share.gpus[-1] < nodes[share.node]:
-        raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, asked for {share.gpus}")
+        raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, not {share.gpus}")
 
 
 def call_backend(call: Callable[[], T]) -> T:
-    """Call a method of a backend; whatever goes wrong there must not hold up anything else.
+    """Call a method of a backend; an error there must not stop anything else.
 
     Raises:
         BackendError: If it does not answer, or by mistake raises something else.

@@ -214,7 +214,7 @@ def agent(
     ] = "",
 ) -> None:
     """Report this node's GPUs to the scheduler, until stopped."""
-    from ..health.agent import Fencing, open_door, report_for_ever
+    from ..health.agent import Fencing, open_agent_port, report_forever
     from ..health.guarding import lease_file
     from ..health.link_probes import prober_at
 
@@ -222,8 +222,8 @@ def agent(
     # A lease must outlast several lost reports.
     fencing = Fencing(lease_file(node)) if fence else None
     checking = _checking(client, node) if checks else None
-    door, prober = None if port < 0 else open_door(node, port), prober_at(probe) if probe else None
-    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking, door, prober)
+    agent_port, prober = None if port < 0 else open_agent_port(node, port), prober_at(probe) if probe else None
+    report_forever(client, node, min(every, 1.0) if fence else every, fencing, checking, agent_port, prober)
 
 
 def _checking(client: "Client", node: str) -> "Checking":

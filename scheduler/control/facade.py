@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from ...cluster.model.topology import Cluster
 from ..health.fault_report import FaultReport, fault_report, learned_from, read_fault_history
-from ..health.liveness import NO_LEASE, Granted, NodeReport, Report, Sight
+from ..health.liveness import NO_LEASE, AgentReport, Granted, NodeReport, PortState
 from ..health.monitor import Monitor
-from ..health.quarantining import Acted, quarantine
-from ..health.step_monitor import Figures
+from ..health.quarantining import QuarantineOutcome, quarantine
+from ..health.step_monitor import StepFigures
 from ..model.gpu_index import QuarantineFinding
 from ..model.job import name_of
 from ..placement.placer import Mode
@@ -88,7 +88,7 @@ class RunningScheduler:
         """What is known of nodes, of their agents, and of the steps of jobs."""
         return self._reconciler.parts.monitor
 
-    def last_reports(self) -> Mapping[str, Report]:
+    def last_reports(self) -> Mapping[str, AgentReport]:
         """Return the last report of each node's agent."""
         return self._reconciler.parts.monitor.reports.last()
 
@@ -104,14 +104,14 @@ class RunningScheduler:
         granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
         return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
 
-    def let_in(self) -> Mapping[str, Sequence[str]]:
+    def reached_by(self) -> Mapping[str, Sequence[str]]:
         """Return who reached the agent of each node: nodes, and "" for this scheduler."""
-        return self._reconciler.parts.monitor.witnesses.let_in()
+        return self._reconciler.parts.monitor.witnesses.reached_by()
 
-    def take_sights(self, node: str, sights: Mapping[str, Sight]) -> None:
+    def record_port_probes(self, node: str, results: Mapping[str, PortState]) -> None:
         """Take the results of an agent's probes, by the id of each order."""
-        for order, sight in sights.items():
-            self._reconciler.parts.monitor.witnesses.settle(node, order, sight)
+        for order, result in results.items():
+            self._reconciler.parts.monitor.witnesses.record_result(node, order, result)
 
     def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
         """Return those of some attempts that hold no GPU of a node."""
@@ -123,7 +123,7 @@ class RunningScheduler:
         """Return the nodes whose leases have run out, as this scheduler knows them."""
         return self._reconciler.parts.monitor.health.fenced
 
-    def quarantine(self, finding: QuarantineFinding, writer: str) -> Acted:
+    def quarantine(self, finding: QuarantineFinding, writer: str) -> QuarantineOutcome:
         """Put what was found to be broken into quarantine, unless the rules are against it.
 
         Raises:
@@ -144,7 +144,7 @@ class RunningScheduler:
         """Return the cluster of the cluster file."""
         return self._reconciler.parts.site.cluster
 
-    def step_figures(self) -> Mapping[str, Figures]:
+    def step_figures(self) -> Mapping[str, StepFigures]:
         """Return what is known of the steps of each job that runs."""
         return self._reconciler.parts.monitor.steps.figures
 

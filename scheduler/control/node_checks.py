@@ -34,8 +34,8 @@ from ...preflight.rounds import (
     run_round,
 )
 from ...preflight.travelling import SCRATCH, wrapped
-from ..health.monitor import Health
-from ..health.quarantining import Acted, quarantine
+from ..health.monitor import ClusterHealth
+from ..health.quarantining import QuarantineOutcome, quarantine
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, name_of
 from ..model.job_spec import StoredJob, checked_job_of, stored_or_usual
@@ -340,7 +340,9 @@ class NodeChecks:
         self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S}
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
-    def retry_waiting(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
+    def retry_waiting(
+        self, store: Store, jobs: dict[str, JobRow], health: ClusterHealth, fence: int, now_s: float
+    ) -> None:
         """Retry at once the jobs that wait because nodes were not fit, if GPUs came back into service."""
         self._tried = {job: it for job, it in self._tried.items() if job in jobs}
         self._waited = {job: it for job, it in self._waited.items() if job in jobs}
@@ -430,6 +432,10 @@ def _put(
 ) -> list[HardwarePlace]:  # fmt: skip
     """Quarantine findings, and return the places that the limit keeps out of quarantine."""
     check_fence(tx, fence)
-    refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=SCHEDULER_WRITER) is Acted.REFUSED]
+    refused = [
+        it.place
+        for it in found
+        if quarantine(tx, fleet, it, it.at_s, writer=SCHEDULER_WRITER) is QuarantineOutcome.REFUSED
+    ]
     append_all(tx, [] if event is None else [event])
     return refused

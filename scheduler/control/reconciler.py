@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from ...cluster.files.processes import is_proven_dead
 from ..mirror.vacant_seats import fitted
 from ..placement.placer import Decision
-from ..policy_host.answer import Stored, record_of
+from ..policy_host.answer import StoredRecord, record_of
 from ..store.attempts import NewAttempt, held_gpus
 from ..store.decisions import NewDecision
 from ..store.engines import FencedError, StaleWriteError, TakenError
@@ -162,7 +162,7 @@ class Reconciler:
         """Read reports of nodes and results of node checks; close GPUs to jobs on which none may start."""
         parts = self.parts
         parts.checks.collect(parts.store, parts.monitor.fleet, cache.fence, now_s)
-        health = parts.monitor.look(parts.store, now_s)
+        health = parts.monitor.poll(parts.store, now_s)
         parts.checks.retry_waiting(parts.store, cache.table.jobs, health, cache.fence, now_s)
         unfit = [parts.layout.number(*place) for place in parts.checks.resting(parts.layout.nodes, now_s)]
         cache.set_health(health.without((*self.unknown_attempts.resolve(cache.fence, now_s), *unfit)), now_s)
@@ -337,7 +337,7 @@ def _behaviour(decision: Decision, policy: str | None, temperature: float | None
     return {"behaviour_probability": probability, "sample_temperature": temperature}
 
 
-def _probability(record: Stored | None) -> dict[str, object]:
+def _probability(record: StoredRecord | None) -> dict[str, object]:
     """Return the probability that a network gave its choice, and the number of its first actions."""
     if record is None:
         return {"probability": None, "options": None}

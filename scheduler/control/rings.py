@@ -18,8 +18,8 @@ from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
 from ...ring.wire import EmptySeat, SeatRequest
 from ..backends.protocol import RingConnection, call_backend
-from ..health.link_probes import State
-from ..health.link_table import AGAIN_S, ROUND_S, Link, LinkTable, Pair
+from ..health.link_probes import LinkState
+from ..health.link_table import LINK_AGAIN_S, ROUND_S, Link, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import Considered, RingGap, SeatChoice
 from ..model.gpu_index import Layout
@@ -163,15 +163,15 @@ def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> L
     number = {name: at for at, name in enumerate(nodes)}
     links = {(number[a], number[b]): it for (a, b), it in known.items() if a in number and b in number}
 
-    def why(state: State) -> dict[Numbers, str]:
+    def why(state: LinkState) -> dict[Numbers, str]:
         return {pair: link.outcome.why for pair, link in links.items() if link.outcome.state is state}
 
-    measured = {pair: link for pair, link in links.items() if link.outcome.state is State.MEASURED}
+    measured = {pair: link for pair, link in links.items() if link.outcome.state is LinkState.MEASURED}
     return LinkMeasurements(
         {pair: it.outcome.bytes_per_s for pair, it in measured.items()},
         {pair: max(now_s - it.at_s, 0.0) for pair, it in measured.items()},
-        why(State.BROKEN),
-        why(State.UNKNOWN),
+        why(LinkState.BROKEN),
+        why(LinkState.UNKNOWN),
     )
 
 
@@ -205,14 +205,14 @@ def probing_for(
         grows: Whether the ring goes on without the seat.
     """
     now_s = time.monotonic()
-    if before is None or before.generation != generation or (grows and now_s - before.until_s > AGAIN_S):
+    if before is None or before.generation != generation or (grows and now_s - before.until_s > LINK_AGAIN_S):
         return Probing(generation, seat, pairs(), now_s)
     return before if before.seat == seat or grows else Probing(generation, seat, pairs(), before.began_s)
 
 
 def is_open(links: LinkTable, probing: Probing, wake: Callable[[], object]) -> bool:
     """Return whether links that matter may still become known in time; begin to measure them."""
-    return time.monotonic() < probing.until_s and links.ask(probing.pairs, probing.until_s, wake)
+    return time.monotonic() < probing.until_s and links.request(probing.pairs, probing.until_s, wake)
 
 
 class LinksAround(NamedTuple):

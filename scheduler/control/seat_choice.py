@@ -12,7 +12,7 @@ from ...cluster.switching import FORMULAS
 from ...ring.wire import EmptySeat, SeatRequest, SlowSeat
 from ..backends.protocol import MemberPlace
 from ..health.link_table import Pair
-from ..health.liveness import Report
+from ..health.liveness import AgentReport
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import (
     Free,
@@ -256,7 +256,7 @@ def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tup
     return left, left.empty[0]
 
 
-def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_s: float) -> list[int]:
+def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, AgentReport], now_s: float) -> list[int]:
     """Return the GPUs that get no backup: those of the slow members' nodes, and those in use.
 
     Args:
@@ -270,7 +270,7 @@ def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, Report], now_
     places = [(node, gpu) for node in nodes & set(layout.nodes) for gpu in range(layout.nodes[node])]
     for node, it in reports.items():
         if 0.0 <= now_s - it.at_s < FRESH_REPORT_S:
-            places += [(node, gpu.index) for gpu in it.told.gpus if gpu.utilisation > BUSY_UTILISATION]
+            places += [(node, gpu.index) for gpu in it.content.gpus if gpu.utilisation > BUSY_UTILISATION]
     return sorted({layout.number(*place) for place in places if layout.has(*place)})
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from ...cluster.files.errors import words_of
 from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
-from ..health.monitor import Health, Monitor
+from ..health.monitor import ClusterHealth, Monitor
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.records import ClusterSite, MirrorOrigin
 from ..mirror.vacant_seats import PlacementShape
@@ -332,7 +332,7 @@ class StateCache:
         """Return whether something happened in the mirror now."""
         return now_s == self._moment_s
 
-    def set_health(self, health: Health, now_s: float) -> None:
+    def set_health(self, health: ClusterHealth, now_s: float) -> None:
         """Close GPUs that are faulty or out of service to jobs, and open those that are well again."""
         if health == self.health:
             return

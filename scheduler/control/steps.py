@@ -11,8 +11,8 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from ..health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord, Straggling
-from ..health.step_watch import CHECK_S, NOTHING, Computed, Hang, Saved
+from ..health.step_monitor import CHECKS, HEALTH, Findings, RunningAttempt, Slow, SlowWord, Straggling
+from ..health.step_watch import CHECK_S, NO_TIMES, Computed, Hang, SavedCheckpoint
 from ..mirror.vacant_seats import GAIN, best_step_s
 from ..model.job import SCHEDULER_WRITER, NewEvent
 from ..model.job_spec import Watching, stored_or_usual
@@ -73,7 +73,7 @@ def check_step_times(
         StoreError: If the store cannot be written.
     """
     steps = cache.parts.monitor.steps
-    if not steps.can_tell:
+    if not steps.reads_steps:
         return {}
     running = [
         _as_running(cache, cache.table.attempts[job], name, frozenset(end.rank for end in statuses[name].ends))
@@ -81,7 +81,7 @@ def check_step_times(
         if job not in cut_off and _runs(cache, cache.table.attempts[job], statuses.get(name))
     ]
     going = {name for job, name in names.items() if cache.table.attempts[job].state is AttemptState.RUNNING}
-    found = steps.look(running, going, partial(_watching_of, cache), now_s, partial(cache.isolated, now_s=now_s))
+    found = steps.poll(running, going, partial(_watching_of, cache), now_s, partial(cache.isolated, now_s=now_s))
     _record(cache, now_s)
     if not any(found):
         return {}
@@ -115,7 +115,7 @@ def _record(cache: StateCache, now_s: float) -> None:
             known = {
                 record.kind: Computed(record.iterations, record.mean_s, record.last_s) for record in records_of(tx, job)
             }
-            put_records(tx, job, {kind: known.get(kind, NOTHING).with_more(it) for kind, it in by_type.items()})
+            put_records(tx, job, {kind: known.get(kind, NO_TIMES).with_more(it) for kind, it in by_type.items()})
 
     cache.parts.store.write(put)
     steps.recorded()
@@ -147,15 +147,15 @@ def _runs(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
     return reached and is_told and not cache.errors.is_failing(row.job_id)
 
 
-def _as_running(cache: StateCache, row: AttemptRow, name: str, ended: frozenset[int]) -> Running:
-    return Running(row.job_id, name, row.placement, ended, later_nodes(cache, row, name))
+def _as_running(cache: StateCache, row: AttemptRow, name: str, ended: frozenset[int]) -> RunningAttempt:
+    return RunningAttempt(row.job_id, name, row.placement, ended, later_nodes(cache, row, name))
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:
     return stored_or_usual(cache.table.jobs[job].spec).health.watching()
 
 
-def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:
+def _rows(row: AttemptRow, saved: Sequence[SavedCheckpoint], now_s: float) -> list[CheckpointRow]:
     return [CheckpointRow(row.job_id, row.number, it.step, it.path, it.digest, now_s) for it in saved]
 
 

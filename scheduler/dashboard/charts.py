@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..health.node_state import EVERY_S, Sample
+from ..health.node_state import SAMPLE_EVERY_S, UseSample
 from ..model.states import FINAL, AttemptState, JobState
 from ..store.attempts import CHANGE as ATTEMPT_CHANGE
 from ..store.events import EventRow
@@ -191,7 +191,7 @@ def step_chart(took_s: Sequence[float]) -> StepChart | None:
 
 USE_WIDTH, USE_HEIGHT = 1000.0, 100.0  # of the box, which is stretched to its place
 MAX_USE_POINTS = 240
-MAX_SAMPLE_GAP_S = 4 * EVERY_S  # nothing is drawn between two samples farther apart
+MAX_SAMPLE_GAP_S = 4 * SAMPLE_EVERY_S  # nothing is drawn between two samples farther apart
 MAX_USE_TICKS = 4
 
 
@@ -215,7 +215,7 @@ class UseChart(NamedTuple):
     busy_mean: float | None
 
 
-def use_chart(samples: Sequence[Sample]) -> UseChart | None:
+def use_chart(samples: Sequence[UseSample]) -> UseChart | None:
     """Return the chart of samples in their order; None of fewer than two."""
     if len(samples) < 2:
         return None
@@ -237,15 +237,15 @@ def use_chart(samples: Sequence[Sample]) -> UseChart | None:
     )
 
 
-def _thinned(samples: Sequence[Sample]) -> list[Sample]:
+def _thinned(samples: Sequence[UseSample]) -> list[UseSample]:
     """Return at most `MAX_USE_POINTS` samples: means of neighbours."""
     size = -(-len(samples) // MAX_USE_POINTS)
     return [_mean(samples[first : first + size]) for first in range(0, len(samples), size)]
 
 
-def _mean(samples: Sequence[Sample]) -> Sample:
+def _mean(samples: Sequence[UseSample]) -> UseSample:
     busy = [each.busy for each in samples if each.busy is not None]
-    return Sample(
+    return UseSample(
         samples[-1].at_s,
         sum(each.held for each in samples) / len(samples),
         sum(busy) / len(busy) if busy else None,

@@ -22,8 +22,8 @@ from ...preflight.rounds import check_node
 from ..client import Client
 from .guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .link_probes import Prober
-from .liveness import Door, GpuReport, NodeReport
-from .witnesses import AskedRounds
+from .liveness import AgentPort, GpuReport, NodeReport
+from .witnesses import RequestedRounds
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def gpu_reports() -> tuple[GpuReport, ...]:
     """Return all GPUs of this machine in the order of their PCI addresses; one that is lost is faulty.
 
     Raises:
-        BackendError: If the driver that was there does not answer any more.
+        BackendError: If the driver does not answer any more.
     """
     nvml = _nvml()
     if nvml is None:
@@ -66,28 +66,30 @@ def gpu_reports() -> tuple[GpuReport, ...]:
 def _report(nvml: ModuleType, index: int) -> GpuReport:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        free_bytes = _or_untold(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
-        busy_percent = _or_untold(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
+        free_bytes = _value_if_supported(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+        busy_percent = _value_if_supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
     except nvml.NVMLError as error:
         log.warning("GPU %d does not answer: %s", index, error)
         return GpuReport(index=index, healthy=False, utilisation=0.0, free_bytes=0)
     kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    ecc_errors = _told(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, *kinds)))
+    ecc_errors = _value_or_none(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, *kinds)))
     return GpuReport(
         index=index,
         healthy=not ecc_errors,
         utilisation=min((busy_percent or 0) / 100.0, 1.0),
         free_bytes=free_bytes or 0,
-        temperature_c=_told(nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))),
+        temperature_c=_value_or_none(
+            nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+        ),
         ecc_errors=ecc_errors,
         link_errors=_link_errors(nvml, gpu),
     )
 
 
-def _or_untold(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
-    """Return a value that a GPU which is well tells, None where it may not.
+def _value_if_supported(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
+    """Return a value that a healthy GPU has, None where it is not supported or not permitted.
 
-    One that is split up (MIG) never tells how busy it is, and tells its memory to those alone who have the right to.
+    A GPU with MIG never reports its utilisation, and its memory only to users with the right to read it.
 
     Raises:
         NVMLError: If the GPU does not answer.
@@ -103,24 +105,24 @@ def _or_untold(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
 def _link_errors(nvml: ModuleType, gpu: object) -> int | None:
     """Return how often the links of a GPU repeated what they sent, or had to be set up again."""
     found = [
-        _told(nvml, partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
+        _value_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
         for link in range(nvml.NVML_NVLINK_MAX_LINKS)
         for counter in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
     ]
-    told = [int(errors) for errors in found if errors is not None]
-    return sum(told) if told else None
+    counts = [int(errors) for errors in found if errors is not None]
+    return sum(counts) if counts else None
 
 
-def _told(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
-    """Return a value, None of a GPU that does not have it."""
+def _value_or_none(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
+    """Return a value, None for a GPU without it."""
     try:
         return read()
     except nvml.NVMLError:
         return None
 
 
-MOST_EVIDENCE = 2000  # characters
-_LINE = dict.fromkeys((*range(32), 127), " ")
+MAX_EVIDENCE = 2000  # characters
+_CONTROL_TO_SPACE = dict.fromkeys((*range(32), 127), " ")
 
 
 class Checking:
@@ -136,7 +138,7 @@ class Checking:
         self._running: threading.Thread | None = None
 
     def take(self, orders: Iterable[Mapping[str, Any]]) -> None:
-        """Begin with the first order, unless one is under way; an order comes again until its outcome was told."""
+        """Begin with the first order, unless one is under way; an order comes again until its outcome is reported."""
         first = next(iter(orders), None)
         if first is None or (self._running is not None and self._running.is_alive()):
             return
@@ -148,16 +150,16 @@ class Checking:
             passed, evidence = check_node(self._place, tuple(order["gpus"]), int(order["level"]))
         except Exception as error:  # a check may fail in any way
             passed, evidence = False, f"the checks themselves failed: {words_of(error)}"
-        line = evidence.translate(_LINE)[:MOST_EVIDENCE]
+        line = evidence.translate(_CONTROL_TO_SPACE)[:MAX_EVIDENCE]
         log.info("checks of %s: %s", self._place.node, line)
         try:
-            self._client.tell_outcome(self._place.node, str(order["id"]), passed=passed, evidence=line)
+            self._client.report_check_outcome(self._place.node, str(order["id"]), passed=passed, evidence=line)
         except LongshoreError as error:
-            log.warning("what the checks found could not be told, and they are run again: %s", error)
+            log.warning("the outcome of the checks could not be reported, and they are run again: %s", error)
 
 
 class Fencing:
-    """Lets attempts live on this node for as long as the scheduler answers; a guard beside it kills them else.
+    """Lets attempts live on this node while the scheduler answers; else a guard process kills them.
 
     Args:
         file: Of the lease.
@@ -173,7 +175,7 @@ class Fencing:
         if not shows_this_process():
             raise InputError("/proc does not show the processes of this node", "mount it before the agent starts")
         self._file, self._boot, self._token = file, boot_id(), 0
-        self._until_s = since_start_s()  # no lease yet: what runs here lives on only if the first report is answered
+        self._until_s = since_start_s()  # no lease yet: what runs here survives only if the first report is answered
         self._guard: subprocess.Popen[bytes] | None = None
 
     def attempts(self) -> tuple[str, ...]:
@@ -181,7 +183,7 @@ class Fencing:
         return tuple(sorted(attempts_here()))
 
     def take(self, answer: dict[str, Any] | None, sent_s: float) -> None:
-        """Take what a report was answered.
+        """Take the answer to a report.
 
         Args:
             answer: None if it was not answered.
@@ -195,7 +197,7 @@ class Fencing:
         self._renew()
 
     def _renew(self) -> None:
-        """Write down the lease, and see to it that somebody guards it."""
+        """Write the lease, and keep its guard running."""
         try:
             if self._guard is None or self._guard.poll() is not None:
                 write_lease(self._file, Lease(self._boot, self._until_s, self._token, 0))
@@ -207,70 +209,72 @@ class Fencing:
             log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
 
 
-def open_door(node: str, port: int) -> Door:
-    """Answer whoever asks whether the agent of a node lives.
+def open_agent_port(node: str, port: int) -> AgentPort:
+    """Open the port where the agent of a node answers probes.
 
     Args:
         node: Of the agent.
         port: To listen at, 0 for any that is free.
 
     Raises:
-        InputError: If nobody can listen there.
+        InputError: If it cannot listen there.
     """
     try:
-        return Door(node, known_boot_id(), port)
+        return AgentPort(node, known_boot_id(), port)
     except OSError as error:
         fix = "choose another --port, or -1 for none"
         raise InputError(f"the agent cannot listen at port {port}: {error.strerror}", fix) from error
 
 
 def known_boot_id() -> str:
-    """Return what names the time since the machine's start, "" where that is not known."""
+    """Return the machine's boot id, "" where that is not known."""
     try:
         return boot_id()
     except OSError:  # another system than Linux
         return ""
 
 
-def report_now(
-    fencing: Fencing | None = None, prober: Prober | None = None, *, checks: bool = False, door: int = 0
+def read_report(
+    fencing: Fencing | None = None, prober: Prober | None = None, *, checks: bool = False, agent_port: int = 0
 ) -> NodeReport:
-    """Return what there is to tell of this node."""
+    """Return the report of this node."""
     attempts, probes = None if fencing is None else fencing.attempts(), None if prober is None else prober.place
     return NodeReport(
         gpus=gpu_reports(), boot_id=known_boot_id(), version=version("longshore"), attempts=attempts, checks=checks,
-        door=door, probes=probes,
+        agent_port=agent_port, probes=probes,
     )  # fmt: skip
 
 
-def report_for_ever(
+def report_forever(
     client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None,
-    door: Door | None = None, prober: Prober | None = None,
+    agent_port: AgentPort | None = None, prober: Prober | None = None,
 ) -> None:  # fmt: skip
-    """Report until the process is stopped; a scheduler that does not answer is waited for.
+    """Report until the process is stopped, also while the scheduler does not answer.
 
     Args:
         client: Of the scheduler.
         node: Name of this node.
         every_s: Between two reports.
-        fencing: Ends what runs here when the scheduler does not answer; None to let it run on.
-        checking: Runs the checks that the scheduler asks for; None to run none.
-        door: At which this agent answers; None to answer nobody, and to knock nowhere.
-        prober: Probes the links that the scheduler asks for; None to probe none.
+        fencing: Ends what runs here when the scheduler does not answer; None to let it continue.
+        checking: Runs the checks that the scheduler requests; None to run none.
+        agent_port: Where this agent answers probes; None for none, and to probe no other agents.
+        prober: Probes the links that the scheduler requests; None to probe none.
 
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
     """
-    reached, knocking = True, AskedRounds(client, node)
+    reached, port_probing = True, RequestedRounds(client, node)
     while True:
         began_s, sent_s = time.monotonic(), since_start_s()
         answer = None
         try:
-            told = report_now(fencing, prober, checks=checking is not None, door=0 if door is None else door.port)
-            answer = client.report(node, told.model_dump(mode="json", exclude_none=True))
+            report = read_report(
+                fencing, prober, checks=checking is not None, agent_port=0 if agent_port is None else agent_port.port
+            )
+            answer = client.report(node, report.model_dump(mode="json", exclude_none=True))
         except BackendError as error:
             if reached:
-                log.warning("%s; reports go on", error)
+                log.warning("%s; reports continue", error)
             reached = False
         else:
             if not reached:
@@ -281,5 +285,5 @@ def report_for_ever(
         if checking is not None and answer is not None:
             checking.take(answer.get("checks", ()))
         if answer is not None:
-            knocking.take(answer.get("knocks", ()))
+            port_probing.take(answer.get("port_probes", ()))
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))

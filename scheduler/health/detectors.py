@@ -39,7 +39,7 @@ class Detector(ABC):
 
 WARM_UP, FIRST_REFERENCE, REFERENCE, RENEWED_AFTER = 20, 200, 1000, 200  # steps
 DRIFT = math.log(1.3) / 2.0  # 1.3: how much slower a slow node is
-CLIP = 0.5  # one checkpoint among the steps counts for no more than this
+STEP_CLIP = 0.5  # one checkpoint among the steps counts for no more than this
 RARE = math.log(1e6)  # steps between two false alarms, about
 
 
@@ -71,7 +71,7 @@ class Cusum(Detector):
             if self._seen > WARM_UP:
                 self._remember(x, FIRST_REFERENCE)
             return False
-        excess = min(max(x - self._middle, -CLIP), CLIP) - DRIFT
+        excess = min(max(x - self._middle, -STEP_CLIP), STEP_CLIP) - DRIFT
         self._sum = min(max(0.0, self._sum + excess), 1.5 * self._threshold)
         self.slow_steps = self.slow_steps + 1 if self._sum > 0.0 else 0
         if self._sum < self._threshold / 2.0:
@@ -99,7 +99,7 @@ def reference_of(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float
     middle = float(np.median(x))
     off = x - middle
     s = 1.4826 * float(np.median(np.abs(off)))
-    clipped = np.clip(off, -CLIP, CLIP)
+    clipped = np.clip(off, -STEP_CLIP, STEP_CLIP)
     clipped -= clipped.mean()
     power = float(clipped @ clipped)
     rho = min(max(float(clipped[1:] @ clipped[:-1]) / power, 0.0), 0.9) if power > 0.0 else 0.0

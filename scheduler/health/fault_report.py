@@ -1,4 +1,4 @@
-"""What the stored past shows of faults: rates, repairs and lemon nodes, as policies estimate them.
+"""Faults in the stored events: rates, repairs and lemon nodes, as policies estimate them.
 
 Source: SPEC F1; docs/nodes.md, Fault history; docs/simulator.md, Fault rates.
 """
@@ -17,49 +17,49 @@ from ..store.events import EventRow, first_event_s, last_of_no_job
 from ..store.nodes import CHANGE, FAULTY, HEALTHY, IN_SERVICE, OUT_OF_SERVICE
 from ..store.schema import Liveness
 
-KEPT_S = 8.0 * HALF_LIFE_S  # what is older counts for less than 0.4 %
-MOST_EVENTS = 5000  # a node that comes and goes must not hold up who takes the cluster up
+FAULTS_KEPT_S = 8.0 * HALF_LIFE_S  # what is older counts for less than 0.4 %
+MAX_FAULT_EVENTS = 5000  # a flapping node must not delay a new leader
 
 
 class FaultHistory(NamedTuple):
     """What happened to nodes and their GPUs."""
 
-    since_s: float  # from when on it is known
+    since_s: float  # start of the known past
     events: Sequence[EventRow]  # in their order
     now_s: float
 
 
 def read_fault_history(tx: Connection, now_s: float) -> FaultHistory:
-    """Return what happened to nodes and their GPUs, as far back as it still teaches something."""
-    events = last_of_no_job(tx, CHANGE, now_s - KEPT_S, MOST_EVENTS)
+    """Return what happened to nodes and their GPUs, as far back as it still counts."""
+    events = last_of_no_job(tx, CHANGE, now_s - FAULTS_KEPT_S, MAX_FAULT_EVENTS)
     first_s = first_event_s(tx)
-    since_s = max(now_s if first_s is None else first_s, now_s - KEPT_S)
-    if len(events) == MOST_EVENTS:
+    since_s = max(now_s if first_s is None else first_s, now_s - FAULTS_KEPT_S)
+    if len(events) == MAX_FAULT_EVENTS:
         since_s = events[0].at_s
     return FaultHistory(min(since_s, now_s), events, now_s)
 
 
 def learned_from(site: ClusterSite, layout: Layout, past: FaultHistory) -> Beliefs | None:
-    """Return what a scheduler that saw all this has learned, None where nothing is learned."""
+    """Return what a scheduler learns from these events, None where nothing is learned."""
     if not site.rules.estimated_hazards:
         return None
     mirror = ClusterMirror(site, MirrorOrigin(past.since_s))
-    told = _Told(mirror, layout)
+    replay = _Replay(mirror, layout)
     for event in past.events:
-        told.tell(event, min(max(event.at_s, mirror.now_s), past.now_s))  # a clock may have been set back
+        replay.apply(event, min(max(event.at_s, mirror.now_s), past.now_s))  # a clock may have been set back
     return mirror.beliefs()
 
 
-class _Told:
-    """A cluster to which events are told; one that tells what is so already changes nothing."""
+class _Replay:
+    """A cluster to which events are applied; one without a change has no effect."""
 
     def __init__(self, mirror: ClusterMirror, layout: Layout) -> None:
         self._mirror, self._layout = mirror, layout
         self._faulty = set[int]()
         self._silent, self._out = set[str](), set[str]()  # nodes
 
-    def tell(self, event: EventRow, now_s: float) -> None:
-        """Let a node or a GPU change as an event says; what is no longer in the cluster is passed over."""
+    def apply(self, event: EventRow, now_s: float) -> None:
+        """Apply an event to a node or GPU; skip what is no longer in the cluster."""
         node = (event.data or {}).get("node")
         if not isinstance(node, str) or node not in self._layout.nodes:
             return
@@ -85,13 +85,13 @@ class _Told:
             self._mirror.bring_back(gpu)
 
     def _put(self, nodes: set[str], node: str, *, is_in: bool) -> int:
-        """Put a node into a set or take it out; return by how much that changes how often it stands there."""
+        """Put a node into a set or take it out; return by how much its count there changes."""
         before = node in nodes
         (nodes.add if is_in else nodes.discard)(node)
         return int(is_in) - int(before)
 
     def _close(self, node: str, others: Iterable[str], change: int) -> None:
-        """Close a node's GPUs or open them again, unless it is closed for another reason all the while."""
+        """Close a node's GPUs or open them again, unless it stays closed for another reason."""
         if change and node not in others:
             for gpu in self._gpus(node):
                 (self._mirror.take_out if change > 0 else self._mirror.bring_back)(gpu)
@@ -112,12 +112,12 @@ class NodeFaults(NamedTuple):
     faults: int  # within the time that is known
     per_day: float  # faults per node-day
     repair_s: float | None  # mean time from a fault to its end, None if none has ended
-    hazard_per_s: float | None  # rate of faults that policies reckon with, for each of its GPUs; None where none is
+    hazard_per_s: float | None  # fault rate of each of its GPUs in policies; None without one
     is_lemon: bool  # its rate is far above that of other nodes
 
 
 class TypeFaults(NamedTuple):
-    """The same of all nodes of a type."""
+    """The same for all nodes of a type."""
 
     type: str
     nodes: int
@@ -129,7 +129,7 @@ class TypeFaults(NamedTuple):
 class FaultReport(NamedTuple):
     """What is known of the faults of a cluster."""
 
-    since_s: float  # Unix time from when on it is known
+    since_s: float  # Unix time; start of the known past
     nodes: Sequence[NodeFaults]  # lemons first, then by rate
     types: Sequence[TypeFaults]
 
@@ -141,7 +141,7 @@ class _Fault(NamedTuple):
 
 
 def fault_report(past: FaultHistory, beliefs: Beliefs | None, layout: Layout, types: Mapping[str, str]) -> FaultReport:
-    """Return what the past tells of faults.
+    """Return the faults of the past.
 
     Args:
         past: What happened.
@@ -179,12 +179,12 @@ def _rate(faults: int, days: float) -> float:
 
 
 def _repair_s(faults: Sequence[_Fault]) -> float | None:
-    ended = [max(it.ended_s - it.began_s, 0.0) for it in faults if it.ended_s is not None]
+    ended = [max(fault.ended_s - fault.began_s, 0.0) for fault in faults if fault.ended_s is not None]
     return fmean(ended) if ended else None
 
 
 def _faults(events: Sequence[EventRow], layout: Layout) -> Iterator[_Fault]:
-    """Yield the faults that events tell of: GPUs that turned faulty, and nodes that went down while in service."""
+    """Yield the faults in events: GPUs that turned faulty, and nodes that went down while in service."""
     since_s: dict[tuple[str, int], float] = {}
     out = set[str]()
     for event in events:

@@ -1,8 +1,8 @@
 """The guard of a node: kills the processes of all attempts there once the lease of its agent has run out.
 
 It is a process of its own beside the agent, so that a lease runs out also where the agent was killed or is stuck. Both
-know the lease by a file that the agent renews. The file says the end of the lease by the machine's own clock since its
-start, which nobody sets and which goes on while the machine sleeps.
+share the lease in a file that the agent renews. The file has the end of the lease by the machine's clock since its
+start, which cannot be set and which also runs while the machine sleeps.
 
 Source: docs/nodes.md, Leases.
 """
@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from ...cluster.files.processes import Process, boot_id, environment, kill, living
 
-LOOK_S = 0.2  # between two looks at the lease
-NAME = b"ls-"  # how the names of attempts begin
-FOLDER = Path("/run/longshore")
+LEASE_POLL_S = 0.2  # between two reads of the lease
+ATTEMPT_PREFIX = b"ls-"  # of the names of attempts
+LEASE_FOLDER = Path("/run/longshore")
 
 
 class Lease(NamedTuple):
-    """What the file says."""
+    """The content of the file."""
 
     boot: str  # boot id under which it holds
     until_s: float  # by `since_start_s`
@@ -37,10 +37,10 @@ def since_start_s() -> float:
 
 
 def is_valid(lease: Lease | None, boot: str, now_s: float) -> bool:
-    """Return whether processes may live by a lease.
+    """Return whether a lease lets processes live.
 
     Args:
-        lease: What the file says; None if it cannot be read.
+        lease: The content of the file; None if it cannot be read.
         boot: Boot id of the machine.
         now_s: As `since_start_s` has it.
     """
@@ -48,7 +48,7 @@ def is_valid(lease: Lease | None, boot: str, now_s: float) -> bool:
 
 
 def read_lease(file: Path) -> Lease | None:
-    """Return what a file says, None if it cannot be read."""
+    """Return the lease in a file, None if it cannot be read."""
     try:
         boot, until_s, token, guard = file.read_text(encoding="ascii").split()
         return Lease(boot, float(until_s), int(token), int(guard))
@@ -57,7 +57,7 @@ def read_lease(file: Path) -> Lease | None:
 
 
 def write_lease(file: Path, lease: Lease) -> None:
-    """Write what a file is to say, whole or not at all.
+    """Write a lease to a file, whole or not at all.
 
     Raises:
         OSError: If that cannot be done; then the last lease runs out.
@@ -69,27 +69,31 @@ def write_lease(file: Path, lease: Lease) -> None:
 
 def attempts_here() -> dict[str, list[Process]]:
     """Return the living processes of each attempt on this machine: by their environment, and all they started."""
-    everyone = living()
-    owner = {it.pid: told for it in everyone if (told := _attempt_of(it))}
+    processes = living()
+    owner = {process.pid: attempt for process in processes if (attempt := _attempt_of(process))}
     before = -1
     while before != len(owner):
         before = len(owner)
-        owner |= {it.pid: owner[it.parent] for it in everyone if it.parent in owner and it.pid not in owner}
+        owner |= {
+            process.pid: owner[process.parent]
+            for process in processes
+            if process.parent in owner and process.pid not in owner
+        }
     found: dict[str, list[Process]] = {}
-    for it in everyone:
-        if it.pid in owner:
-            found.setdefault(owner[it.pid], []).append(it)
+    for process in processes:
+        if process.pid in owner:
+            found.setdefault(owner[process.pid], []).append(process)
     return found
 
 
 def _attempt_of(process: Process) -> str:
-    told = environment(process, b"LONGSHORE_ATTEMPT").get(b"LONGSHORE_ATTEMPT", b"")
-    return told.decode("ascii", errors="replace") if told.startswith(NAME) else ""
+    name = environment(process, b"LONGSHORE_ATTEMPT").get(b"LONGSHORE_ATTEMPT", b"")
+    return name.decode("ascii", errors="replace") if name.startswith(ATTEMPT_PREFIX) else ""
 
 
 def kill_attempts(names: frozenset[str] | None = None) -> int:
     """Kill all processes of some attempts, or of all, and return how many there were."""
-    found = [it for name, them in attempts_here().items() if names is None or name in names for it in them]
+    found = [each for name, them in attempts_here().items() if names is None or name in names for each in them]
     for process in found:
         kill(process)
     return len(found)
@@ -111,11 +115,11 @@ def guard(file: Path, agent: int) -> None:
             left = kill_attempts()
             if not left and os.getppid() != agent:
                 return
-        time.sleep(LOOK_S)
+        time.sleep(LEASE_POLL_S)
 
 
 def start_guard(file: Path) -> "subprocess.Popen[bytes]":
-    """Start a guard, in a session of its own: what ends the agent does not end it.
+    """Start a guard, in a session of its own: a signal to the agent's session does not end it.
 
     Raises:
         OSError: If it cannot be started.
@@ -130,8 +134,8 @@ def lease_file(node: str) -> Path:
     Raises:
         OSError: If the folder cannot be made.
     """
-    FOLDER.mkdir(mode=0o755, exist_ok=True)
-    return FOLDER / f"{node}.lease"
+    LEASE_FOLDER.mkdir(mode=0o755, exist_ok=True)
+    return LEASE_FOLDER / f"{node}.lease"
 
 
 if __name__ == "__main__":

@@ -1,15 +1,11 @@
-"""Probes of links between nodes: asked for by the scheduler, carried out and measured by two agents.
+"""Probes of links between nodes: requested by the scheduler, made and measured by two agents.
 
-What a scheduler and the agents of two nodes say to each other about a probe, and how they know each other.
+Each agent makes a key when it starts, and sends it to the scheduler in its reports. So a signature with the key of an
+agent comes from that agent, or from a scheduler to which it reports. Messages are lines: a signature, and JSON.
 
-Each agent makes a key when it starts, and tells the scheduler of it in its reports. So whoever can sign with the key of
-an agent is that agent, or a scheduler to which it reports. Messages are lines: a signature, and JSON.
-
-One transfer over a socket, and what its receiver measures of it.
-
-The receiver's clock counts: that of its kernel, where the kernel tells when bytes came, since a busy machine reads them
-later. The first fifth of the bytes is left out, as buffers swallow it at once. Of the rest, in parts, the median
-counts where it is higher than the whole: a sender or receiver that has to wait for a processor makes no link slow.
+The receiver's clock counts: that of its kernel, where the kernel has time stamps of packets, since a busy machine reads
+them later. The first fifth of the bytes is skipped, as buffers swallow it at once. Of the rest, in parts, the median
+counts where it is higher than the whole: a sender or receiver that waits for a processor makes no link slow.
 
 Source: SPEC F4.
 """
@@ -37,7 +33,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.yaml_file import ExactTypes
 from ...preflight.link_checks import MAX_PROBE_BYTES, MIN_PROBE_BYTES, PROBE_PARTS, PROBE_S, SKIPPED_PARTS
 
-MOST_LINE = 4096  # bytes
+MAX_PROBE_LINE_BYTES = 4096  # bytes
 KEY_WORDS = "64 characters: digits and a to f."
 ADDRESS_WORDS = "An IP address."
 ID_WORDS = "32 characters: digits and a to f."
@@ -49,44 +45,44 @@ Limit = Annotated[float, Field(gt=0.0, le=10.0)]
 
 
 def _an_address(text: str) -> str:
-    """Refuse what is no IP address: a name would have to be looked up, which may take long."""
+    """Refuse what is no IP address: to resolve a name may take long."""
     return str(ip_address(text))
 
 
 Address = Annotated[str, Field(max_length=45, description=ADDRESS_WORDS), AfterValidator(_an_address)]
 
 
-class _Said(ExactTypes):
+class _ProbeMessage(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ProbePlace(_Said):
-    """Where an agent listens for probes, and the key by which it is known."""
+class ProbePlace(_ProbeMessage):
+    """Where an agent listens for probes, and its key."""
 
     address: Address
     port: Port
     key: Hex64
 
 
-class Sender(_Said):
-    """The agent that is to send, as the one that is to receive is told of it."""
+class Sender(_ProbeMessage):
+    """The agent that is to send, as described to the one that is to receive."""
 
     address: Address
     port: Port
-    ticket: Annotated[str, Field(max_length=1024)]  # line to be said to it
+    ticket: Annotated[str, Field(max_length=1024)]  # line to send to it
     proof: Hex64  # that it answers
 
 
-class Order(_Said):
+class ProbeOrder(_ProbeMessage):
     """What an agent is to do."""
 
     id: Id
     limit_s: Limit  # of the transfer
-    sender: Sender | None = None  # to receive from; none to send to whoever brings the order
+    sender: Sender | None = None  # to receive from; none to send to the connection that brings the order
 
 
-class Told(_Said):
-    """What came of an order to receive."""
+class ProbeMeasurement(_ProbeMessage):
+    """The result of an order to receive."""
 
     id: Id
     counted_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
@@ -95,11 +91,11 @@ class Told(_Said):
     failed: Annotated[str, Field(max_length=200)] = ""  # why nothing is known
 
 
-SaidT = TypeVar("SaidT", Order, Told)
+MessageT = TypeVar("MessageT", ProbeOrder, ProbeMeasurement)
 
 
 class UnprovenError(ValueError):
-    """Raised when what was said is not signed by the right key, or makes no sense."""
+    """Raised when a message is not signed by the right key, or makes no sense."""
 
 
 def new_id() -> str:
@@ -107,46 +103,46 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def sealed(key: str, said: Order | Told) -> str:
+def sealed(key: str, message: ProbeOrder | ProbeMeasurement) -> str:
     """Return a message as a line."""
-    text = said.model_dump_json()
-    return f"{_signature(key, type(said).__name__, text)} {text}"
+    text = message.model_dump_json()
+    return f"{_signature(key, type(message).__name__, text)} {text}"
 
 
-def opened_order(key: str, line: str) -> Order:
+def opened_order(key: str, line: str) -> ProbeOrder:
     """Return the order of a line.
 
     Raises:
         UnprovenError: If it is none.
     """
-    return _parsed(Order, key, line)
+    return _parsed(ProbeOrder, key, line)
 
 
-def opened_told(key: str, line: str) -> Told:
-    """Return what a line tells.
+def opened_result(key: str, line: str) -> ProbeMeasurement:
+    """Return the result in a line.
 
     Raises:
-        UnprovenError: If it tells nothing.
+        UnprovenError: If it is none.
     """
-    return _parsed(Told, key, line)
+    return _parsed(ProbeMeasurement, key, line)
 
 
 def proof_of(key: str, order: str) -> str:
-    """Return by what an agent proves that it is the one that an order is for."""
+    """Return the proof of an agent that an order is for it."""
     return _signature(key, "proof", order)
 
 
-def sender_at(place: ProbePlace, order: Order) -> Sender:
-    """Return an agent as others are told of it that may let it send, once."""
+def sender_at(place: ProbePlace, order: ProbeOrder) -> Sender:
+    """Return the description of an agent that lets another one receive from it, once."""
     return Sender(
         address=place.address, port=place.port, ticket=sealed(place.key, order), proof=proof_of(place.key, order.id)
     )
 
 
-def _parsed(kind: type[SaidT], key: str, line: str) -> SaidT:
+def _parsed(kind: type[MessageT], key: str, line: str) -> MessageT:
     signature, _, text = line.partition(" ")
     if not hmac.compare_digest(signature.encode(), _signature(key, kind.__name__, text).encode()):
-        raise UnprovenError("the signature is another one")
+        raise UnprovenError("the signature is wrong")
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -158,7 +154,7 @@ def _signature(key: str, kind: str, text: str) -> str:
 
 
 def read_line(connection: socket.socket, until_s: float) -> str:
-    """Return a line of a connection, and read nothing behind it.
+    """Return a line of a connection, and read nothing after it.
 
     Args:
         connection: The connection.
@@ -170,10 +166,10 @@ def read_line(connection: socket.socket, until_s: float) -> str:
     """
     line = b""
     while not line.endswith(b"\n"):
-        if len(line) >= MOST_LINE:
+        if len(line) >= MAX_PROBE_LINE_BYTES:
             raise UnprovenError("the line is too long")
         connection.settimeout(max(until_s - time.monotonic(), 1e-3))
-        seen = connection.recv(MOST_LINE - len(line), socket.MSG_PEEK)
+        seen = connection.recv(MAX_PROBE_LINE_BYTES - len(line), socket.MSG_PEEK)
         if not seen:
             raise ConnectionError("the connection was closed")
         line += connection.recv(seen.find(b"\n") + 1 or len(seen))
@@ -187,22 +183,22 @@ def write_line(connection: socket.socket, line: str, until_s: float) -> None:
     """Write a line.
 
     Raises:
-        OSError: If it is not taken in time.
+        OSError: If it is not accepted in time.
     """
     connection.settimeout(max(until_s - time.monotonic(), 1e-3))
     connection.sendall(f"{line}\n".encode())
 
 
-LIMIT_S = 0.25  # for a transfer: on a link that is too slow for the least bytes, those that came by then count
-STALLED_S = 0.1  # without a byte in the end of a transfer that was cut off: it hangs, and is no slow one
+TRANSFER_LIMIT_S = 0.25  # for a transfer: on a link that is too slow for the minimum, the bytes until then count
+TRANSFER_STALLED_S = 0.1  # without a byte at the end of a transfer that was cut off: it hangs, rather than being slow
 BLOCK = 1 << 18  # bytes that are written and read at a time
-STAMPS = 35  # Linux's SO_TIMESTAMPNS, of which Python does not know; also the type of what comes of it
+STAMPS = 35  # Linux's SO_TIMESTAMPNS, which Python lacks; also the type of its control messages
 STAMP = struct.Struct("@ll")  # seconds and nanoseconds
 
 Came = list[tuple[int, float]]  # bytes so far, and when
 
 
-class Figure(NamedTuple):
+class TransferFigure(NamedTuple):
     """What a receiver measured."""
 
     counted_bytes: int  # without the first ones
@@ -214,8 +210,8 @@ class Figure(NamedTuple):
         return self.counted_bytes / self.seconds
 
 
-def want_stamps(connection: socket.socket) -> None:
-    """Let the kernel tell when bytes come, where it can. Only while some socket wants that, all packets have stamps."""
+def enable_stamps(connection: socket.socket) -> None:
+    """Turn on the kernel's time stamps of packets, where it has them; they exist only while a socket has them on."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, STAMPS, 1)
 
@@ -229,7 +225,7 @@ def send(connection: socket.socket, limit_s: float) -> None:
             left -= connection.send(block[:left])
 
 
-def receive(connection: socket.socket, limit_s: float) -> Figure | None:
+def receive(connection: socket.socket, limit_s: float) -> TransferFigure | None:
     """Receive until the bandwidth is known, and return it; None if too little comes.
 
     Args:
@@ -242,45 +238,45 @@ def receive(connection: socket.socket, limit_s: float) -> Figure | None:
     until_s, block, total, first = time.monotonic() + limit_s, bytearray(BLOCK), 0, 0
     read: Came = []
     stamped: Came = []
-    want_stamps(connection)
+    enable_stamps(connection)
     while (wait_s := until_s - time.monotonic()) > 0.0:
         connection.settimeout(wait_s)
         try:
-            got, told, _, _ = connection.recvmsg_into([block], socket.CMSG_SPACE(STAMP.size))
+            got, control, _, _ = connection.recvmsg_into([block], socket.CMSG_SPACE(STAMP.size))
         except TimeoutError:
             continue
         if not got:
             break
         total += got
         read.append((total, time.monotonic()))
-        stamped += [(total, _stamp(it)) for _, kind, it in told if kind == STAMPS and len(it) == STAMP.size]
-        while read[first][0] * PROBE_PARTS < total * SKIPPED_PARTS:  # the first bytes are left out
+        stamped += [(total, _stamp(each)) for _, kind, each in control if kind == STAMPS and len(each) == STAMP.size]
+        while read[first][0] * PROBE_PARTS < total * SKIPPED_PARTS:  # skip the first bytes
             first += 1
         if total >= MAX_PROBE_BYTES or (total >= MIN_PROBE_BYTES and read[-1][1] - read[first][1] >= PROBE_S):
             break
-    if not read or time.monotonic() - read[-1][1] > STALLED_S:
+    if not read or time.monotonic() - read[-1][1] > TRANSFER_STALLED_S:
         return None
     return _figure((stamped if len(stamped) == len(read) else read)[first:])
 
 
-def _stamp(told: bytes) -> float:
-    seconds, nanoseconds = STAMP.unpack(told)
+def _stamp(data: bytes) -> float:
+    seconds, nanoseconds = STAMP.unpack(data)
     return float(seconds + nanoseconds * 1e-9)
 
 
-def _figure(came: Came) -> Figure | None:
-    """Return what is measured of bytes that came; of too few nothing is."""
+def _figure(came: Came) -> TransferFigure | None:
+    """Return the measurement of received bytes; None of too few."""
     if len(came) < 2:
         return None
     counted, seconds = came[-1][0] - came[0][0], came[-1][1] - came[0][1]
     if not seconds > 0.0:
         return None
     median = statistics.median(_rates(came, counted / (PROBE_PARTS - SKIPPED_PARTS)))
-    return Figure(counted, min(seconds, counted / median) if median > 0.0 else seconds)
+    return TransferFigure(counted, min(seconds, counted / median) if median > 0.0 else seconds)
 
 
 def _rates(came: Came, part: float) -> list[float]:
-    """Return the bandwidth of each part of so many bytes."""
+    """Return the bandwidth of each part of that many bytes."""
     found, (sent, since_s) = [], came[0]
     for total, at_s in came[1:]:
         if total - sent >= part and at_s > since_s:
@@ -291,12 +287,12 @@ def _rates(came: Came, part: float) -> list[float]:
 
 log = logging.getLogger(__name__)
 
-ORDER_S = 0.5  # for who connects to say what it wants
-REACHED_S = 0.15  # for a connection: less than after which a lost packet is sent again
-MOST_AT_ONCE = 16  # connections
-MOST_IDS = 4096  # orders that are remembered, so that none is carried out twice
-MOST_PORT = 65535
-FIRST = -10  # niceness of the threads that send and receive
+PROBE_ORDER_S = 0.5  # for a connection to send its order
+REACHED_S = 0.15  # for a connection: less than the time after which a lost packet is sent again
+MAX_CONNECTIONS = 16  # connections
+MAX_IDS = 4096  # remembered orders, so that none is carried out twice
+MAX_PORT = 65535
+PROBE_NICENESS = -10  # niceness of the threads that send and receive
 UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
@@ -312,9 +308,9 @@ def connect(sender: Sender, until_s: float) -> socket.socket:
         until_s: By `time.monotonic`.
 
     Raises:
-        BrokenError: If its node is not reached. That is so, too, if nothing answers: its kernel would.
+        BrokenError: If its node is not reached, also if nothing answers: its kernel would.
         OSError: If the agent does not answer.
-        UnprovenError: If who answers is not that agent.
+        UnprovenError: If another program answers.
     """
     place = sender.address, sender.port
     try:
@@ -328,7 +324,7 @@ def connect(sender: Sender, until_s: float) -> socket.socket:
     try:
         write_line(connection, sender.ticket, until_s)
         if not secrets.compare_digest(read_line(connection, until_s), sender.proof):
-            raise UnprovenError(f"who answers at {sender.address}:{sender.port} is not the agent")
+            raise UnprovenError(f"another program answers at {sender.address}:{sender.port}, not the agent")
     except BaseException:
         connection.close()
         raise
@@ -343,29 +339,29 @@ class Prober:
         port: To listen at; 0 for any that is free.
 
     Raises:
-        InputError: If nobody can listen there.
+        InputError: If it cannot listen there.
     """
 
     def __init__(self, address: str, port: int = 0) -> None:
         try:
             family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-            self._listening = socket.create_server((address, port), family=family, backlog=MOST_AT_ONCE)
+            self._listening = socket.create_server((address, port), family=family, backlog=MAX_CONNECTIONS)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(
-                f"nobody can listen at {address}:{port}: {why}", "name an IP address of this node"
+                f"the agent cannot listen at {address}:{port}: {why}", "name an IP address of this node"
             ) from error
         port = int(self._listening.getsockname()[1])
         self.place = ProbePlace(address=address, port=port, key=secrets.token_hex(32))
-        want_stamps(self._listening)  # from now on: the first packets behind a first wish would have none
-        self._room = threading.Semaphore(MOST_AT_ONCE)
+        enable_stamps(self._listening)  # from now on: else the first packets after the first call would have none
+        self._room = threading.Semaphore(MAX_CONNECTIONS)
         self._done: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         threading.Thread(target=self._listen, name="probes", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
-        # To close it alone would not wake who waits for a connection.
+        """Stop to listen."""
+        # To close it alone would not wake the thread that waits for a connection.
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 
@@ -376,7 +372,7 @@ class Prober:
             except OSError as error:
                 if self._listening.fileno() < 0 or error.errno == errno.EINVAL:
                     return
-                log.warning("no probe can be taken: %s", error)
+                log.warning("no probe can be accepted: %s", error)
                 time.sleep(1.0)
                 continue
             if not self._room.acquire(blocking=False):
@@ -385,8 +381,8 @@ class Prober:
             threading.Thread(target=self._serve, args=(connection,), name="probe", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError):  # what trains here may use all processors; only root may go before it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), FIRST)
+        with suppress(OSError):  # training may use all processors; only root may raise priorities
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PROBE_NICENESS)
         try:
             with connection:
                 self._carry_out(connection)
@@ -396,8 +392,8 @@ class Prober:
             self._room.release()
 
     def _carry_out(self, connection: socket.socket) -> None:
-        """Do what an order says; what is not signed, or was done before, gets no answer."""
-        key, until_s = self.place.key, time.monotonic() + ORDER_S
+        """Carry out an order; one that is not signed, or was carried out before, gets no answer."""
+        key, until_s = self.place.key, time.monotonic() + PROBE_ORDER_S
         order = opened_order(key, read_line(connection, until_s))
         if not self._is_new(order.id):
             raise UnprovenError(f"order {order.id} was carried out before")
@@ -405,52 +401,52 @@ class Prober:
             write_line(connection, proof_of(key, order.id), until_s)
             send(connection, order.limit_s)
         else:
-            write_line(connection, sealed(key, _measured(order, order.sender)), time.monotonic() + ORDER_S)
+            write_line(connection, sealed(key, _measured(order, order.sender)), time.monotonic() + PROBE_ORDER_S)
 
     def _is_new(self, order: str) -> bool:
         with self._lock:
             if order in self._done:
                 return False
             self._done[order] = None
-            while len(self._done) > MOST_IDS:
+            while len(self._done) > MAX_IDS:
                 self._done.popitem(last=False)
             return True
 
 
-def prober_at(told: str) -> Prober:
-    """Return what listens at ADDRESS or ADDRESS:PORT; an address of IPv6 with a port stands in brackets.
+def prober_at(text: str) -> Prober:
+    """Return a prober that listens at ADDRESS or ADDRESS:PORT; an address of IPv6 with a port stands in brackets.
 
     Raises:
-        InputError: If nobody can listen there.
+        InputError: If it cannot listen there.
     """
-    address, _, port = told.rpartition(":")
-    if not address or (told.count(":") > 1 and not address.endswith("]")):
-        address, port = told, "0"
-    if not port.isdecimal() or int(port) > MOST_PORT:
-        raise InputError(f"{port!r} in {told} is no port", "write ADDRESS:PORT, such as 10.0.0.5:7100")
+    address, _, port = text.rpartition(":")
+    if not address or (text.count(":") > 1 and not address.endswith("]")):
+        address, port = text, "0"
+    if not port.isdecimal() or int(port) > MAX_PORT:
+        raise InputError(f"{port!r} in {text} is no port", "write ADDRESS:PORT, such as 10.0.0.5:7100")
     return Prober(address.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _measured(order: Order, sender: Sender) -> Told:
+def _measured(order: ProbeOrder, sender: Sender) -> ProbeMeasurement:
     """Return what is measured of a link, or why nothing is."""
     until_s = time.monotonic() + order.limit_s
     try:
         with connect(sender, until_s) as connection:
             figure = receive(connection, until_s - time.monotonic())
     except BrokenError as error:
-        return Told(id=order.id, broken=str(error)[:200])
+        return ProbeMeasurement(id=order.id, broken=str(error)[:200])
     except (OSError, UnprovenError) as error:
-        return Told(id=order.id, failed=(str(error) or type(error).__name__)[:200])
+        return ProbeMeasurement(id=order.id, failed=(str(error) or type(error).__name__)[:200])
     if figure is None:
-        return Told(id=order.id, failed="too little came")
-    return Told(id=order.id, counted_bytes=figure.counted_bytes, seconds=figure.seconds)
+        return ProbeMeasurement(id=order.id, failed="too little came")
+    return ProbeMeasurement(id=order.id, counted_bytes=figure.counted_bytes, seconds=figure.seconds)
 
 
 WHOLE_PROBE_S = 0.32  # for all of a probe: three one after the other fit into a second
 REACH_AGENT_S = 0.15  # for an agent to be reached
 
 
-class State(StrEnum):
+class LinkState(StrEnum):
     """What a probe found."""
 
     MEASURED = "measured"
@@ -458,16 +454,16 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Outcome(NamedTuple):
-    """What came of a probe."""
+class LinkOutcome(NamedTuple):
+    """The outcome of a probe."""
 
-    state: State
+    state: LinkState
     bytes_per_s: float = 0.0
     why: str = ""  # if it is broken, or unknown
 
 
-def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE_S) -> Outcome:
-    """Let one agent send to another, and return what that tells of the link.
+def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE_S) -> LinkOutcome:
+    """Let one agent send to another, and return the outcome for the link.
 
     Args:
         sender: Where the one listens.
@@ -476,39 +472,41 @@ def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE
     """
     began_s = time.monotonic()
     until_s, order = began_s + limit_s, new_id()
-    asked = Order(id=order, limit_s=LIMIT_S, sender=sender_at(sender, Order(id=order, limit_s=LIMIT_S)))
+    order_to_receive = ProbeOrder(
+        id=order, limit_s=TRANSFER_LIMIT_S, sender=sender_at(sender, ProbeOrder(id=order, limit_s=TRANSFER_LIMIT_S))
+    )
     try:
         with socket.create_connection((receiver.address, receiver.port), REACH_AGENT_S) as connection:
-            write_line(connection, sealed(receiver.key, asked), until_s)
-            told = opened_told(receiver.key, read_line(connection, until_s))
+            write_line(connection, sealed(receiver.key, order_to_receive), until_s)
+            result = opened_result(receiver.key, read_line(connection, until_s))
     except (OSError, UnprovenError) as error:
-        return Outcome(State.UNKNOWN, why=f"the agent that should receive does not answer: {error}")
+        return LinkOutcome(LinkState.UNKNOWN, why=f"the agent that should receive does not answer: {error}")
     took_s = time.monotonic() - began_s
-    if told.id != order:
-        return Outcome(State.UNKNOWN, why="the agent that should receive tells of another probe")
-    if told.broken and not _answers(sender, until_s):
-        return Outcome(State.UNKNOWN, why=f"the agent that should send does not answer: {told.broken}")
-    return _judged(told, took_s)
+    if result.id != order:
+        return LinkOutcome(LinkState.UNKNOWN, why="the agent that should receive answers with another probe")
+    if result.broken and not _answers(sender, until_s):
+        return LinkOutcome(LinkState.UNKNOWN, why=f"the agent that should send does not answer: {result.broken}")
+    return _judged(result, took_s)
 
 
-def _judged(told: Told, took_s: float) -> Outcome:
-    """Return what an agent's word is worth: what cannot be is not known.
+def _judged(result: ProbeMeasurement, took_s: float) -> LinkOutcome:
+    """Return the outcome of an agent's result: an impossible one counts as unknown.
 
     Args:
-        told: Its word.
+        result: Of the agent.
         took_s: All of the probe, by the scheduler's clock.
     """
-    if told.broken or told.failed:
-        return Outcome(State.BROKEN if told.broken else State.UNKNOWN, why=told.broken or told.failed)
-    if not 0 < told.counted_bytes <= MAX_PROBE_BYTES + BLOCK or not 0.0 < told.seconds <= took_s:
-        words = f"{told.counted_bytes} bytes in {told.seconds:.3g} s of {took_s:.3g} s cannot be"
-        return Outcome(State.UNKNOWN, why=words)
-    return Outcome(State.MEASURED, Figure(told.counted_bytes, told.seconds).bytes_per_s)
+    if result.broken or result.failed:
+        return LinkOutcome(LinkState.BROKEN if result.broken else LinkState.UNKNOWN, why=result.broken or result.failed)
+    if not 0 < result.counted_bytes <= MAX_PROBE_BYTES + BLOCK or not 0.0 < result.seconds <= took_s:
+        words = f"{result.counted_bytes} bytes in {result.seconds:.3g} s of {took_s:.3g} s are impossible"
+        return LinkOutcome(LinkState.UNKNOWN, why=words)
+    return LinkOutcome(LinkState.MEASURED, TransferFigure(result.counted_bytes, result.seconds).bytes_per_s)
 
 
 def _answers(place: ProbePlace, until_s: float) -> bool:
-    """Return whether an agent answers the scheduler; one that does not says nothing of the links of its node."""
-    order = Order(id=new_id(), limit_s=LIMIT_S)
+    """Return whether an agent answers the scheduler; without an answer nothing is known of the links of its node."""
+    order = ProbeOrder(id=new_id(), limit_s=TRANSFER_LIMIT_S)
     try:
         connect(sender_at(place, order), until_s).close()
     except (BrokenError, OSError, UnprovenError):

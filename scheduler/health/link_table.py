@@ -1,7 +1,7 @@
-"""Which bandwidths between nodes were measured lately, and the probes that are under way. Any thread may use it.
+"""The bandwidths between nodes that were measured lately, and the probes in progress. Any thread may use it.
 
 No node takes part in two probes at once. Two that share a sender or a receiver take bandwidth from each other; and what
-a node sends holds up what it has to confirm of what it receives, so that short probes show too little.
+a node sends delays the acknowledgements of what it receives, so that short probes show too little.
 
 Source: SPEC F4.
 """
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .link_probes import WHOLE_PROBE_S, Outcome, ProbePlace, State, probe
+from .link_probes import WHOLE_PROBE_S, LinkOutcome, LinkState, ProbePlace, probe
 
-KEPT_S = 600.0  # for which what was measured counts
-AGAIN_S = 60.0  # until what is broken or unknown is probed again
-ROUND_S = 1.0  # for all probes that somebody waits for
+LINK_KEPT_S = 600.0  # for which a measurement counts
+LINK_AGAIN_S = 60.0  # until a broken or unknown link is probed again
+ROUND_S = 1.0  # for all probes that a caller waits for
 
 Pair = tuple[str, str]  # nodes: who sends, and who receives
 Places = Callable[[], Mapping[str, ProbePlace]]
@@ -24,12 +24,12 @@ Places = Callable[[], Mapping[str, ProbePlace]]
 class Link(NamedTuple):
     """What is known of a link."""
 
-    outcome: Outcome
+    outcome: LinkOutcome
     at_s: float  # by `time.monotonic`
 
 
 def startable(waiting: Sequence[Pair], running: Collection[Pair]) -> list[Pair]:
-    """Return the pairs that can be probed now beside those that are: none shares a node with another."""
+    """Return the pairs that can be probed now, beside the running probes: none shares a node with another."""
     busy, found = {node for pair in running for node in pair}, []
     for pair in waiting:
         if busy.isdisjoint(pair):
@@ -39,17 +39,17 @@ def startable(waiting: Sequence[Pair], running: Collection[Pair]) -> list[Pair]:
 
 
 class LinkTable:
-    """The links between nodes that have agents which probe.
+    """The links between nodes whose agents probe.
 
     Args:
-        places: Returns where these listen, by node.
-        passed_s: By a clock that nobody sets.
+        places: Returns the places where these listen, by node.
+        passed_s: Returns the time of a monotonic clock.
         probed: Probes a link, from one agent to another.
     """
 
     def __init__(
         self, places: Places, passed_s: Callable[[], float] = time.monotonic,
-        probed: Callable[[ProbePlace, ProbePlace], Outcome] = probe,
+        probed: Callable[[ProbePlace, ProbePlace], LinkOutcome] = probe,
     ) -> None:  # fmt: skip
         self._places, self._passed_s, self._probed = places, passed_s, probed
         self._links: dict[Pair, Link] = {}
@@ -62,31 +62,35 @@ class LinkTable:
         """Return what is known of links and is not too old."""
         now_s = self._passed_s()
         with self._lock:
-            self._links = {pair: it for pair, it in self._links.items() if now_s - it.at_s <= _kept_s(it)}
+            self._links = {pair: link for pair, link in self._links.items() if now_s - link.at_s <= _kept_s(link)}
             return self._links.copy()
 
-    def ask(self, pairs: Iterable[Pair], until_s: float, wake: Callable[[], object]) -> bool:
-        """Let links be probed that are not known; return whether any of them may still become so in time.
+    def request(self, pairs: Iterable[Pair], until_s: float, wake: Callable[[], object]) -> bool:
+        """Probe the links that are not known; return whether any of them may still become so in time.
 
         Args:
-            pairs: Who sends, and who receives. Nodes without an agent that probes are passed over.
+            pairs: Who sends, and who receives. Nodes without an agent that probes are skipped.
             until_s: When all is to have ended, by the clock.
             wake: Called when a probe has ended, from a thread of its own.
         """
         places, known = self._places(), self.known()
-        new = [it for it in pairs if it not in known and it[0] != it[1] and it[0] in places and it[1] in places]
+        new = [
+            pair
+            for pair in pairs
+            if pair not in known and pair[0] != pair[1] and pair[0] in places and pair[1] in places
+        ]
         with self._lock:
             self._wake = wake
-            self._waiting |= {it: until_s for it in new if it not in self._running and it not in self._waiting}
+            self._waiting |= {pair: until_s for pair in new if pair not in self._running and pair not in self._waiting}
         self._begin()
         with self._lock:
-            return any(it in self._waiting or it in self._running for it in new)
+            return any(pair in self._waiting or pair in self._running for pair in new)
 
     def _begin(self) -> None:
         """Begin the probes that can begin, and drop those that would not end in time."""
         with self._lock:
             last_s = self._passed_s() + WHOLE_PROBE_S
-            self._waiting = {it: until_s for it, until_s in self._waiting.items() if last_s <= until_s}
+            self._waiting = {each: until_s for each, until_s in self._waiting.items() if last_s <= until_s}
             begun = startable(list(self._waiting), self._running)
             for pair in begun:
                 del self._waiting[pair]
@@ -95,7 +99,7 @@ class LinkTable:
             threading.Thread(target=self._run, args=(pair,), name="probe of a link", daemon=True).start()
 
     def _run(self, pair: Pair) -> None:
-        places, outcome = self._places(), Outcome(State.UNKNOWN, why="the probe itself failed")
+        places, outcome = self._places(), LinkOutcome(LinkState.UNKNOWN, why="the probe itself failed")
         try:
             if pair[0] in places and pair[1] in places:  # else an agent has ended since
                 outcome = self._probed(places[pair[0]], places[pair[1]])
@@ -108,4 +112,4 @@ class LinkTable:
 
 
 def _kept_s(link: Link) -> float:
-    return KEPT_S if link.outcome.state is State.MEASURED else AGAIN_S
+    return LINK_KEPT_S if link.outcome.state is LinkState.MEASURED else LINK_AGAIN_S

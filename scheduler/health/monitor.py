@@ -1,15 +1,14 @@
-"""The monitor: reads the state of all nodes, and decides which GPUs jobs may be given and which they must leave.
+"""The monitor: reads the state of all nodes, and decides which GPUs jobs may get and which they must leave.
 
-Nodes whose reports call a GPU faulty, and whether too many began to do so together.
+`Accusers` finds out whether too many nodes began to report faulty GPUs together. If a driver breaks everywhere, the
+agents report it one after the other, and the second report of the first one would take its GPUs away. So a node counts
+from its first such report on. But a node that withdraws such a report, or does not repeat it, could keep true faults of
+others from being acted on as often as it likes: for a while it counts only from the second report in a row on, which
+takes its own GPUs away. And after a repair, agents report one after the other that their GPUs are healthy: for a while
+the last ones are not acted on.
 
-A driver that breaks everywhere is told of by one agent after the other, and the second report of the first of them
-would take its GPUs away. So a node counts from its first such report on. Whoever takes such a report back, or does not
-repeat it, could keep true faults of others from being believed as often as it likes: for a while it counts only from
-the second one in a row on, which takes its own GPUs away. And when all is mended, agents say so one after the other as
-well: the last ones are not believed at once.
-
-A scheduler that goes on from another one's store knows which nodes have faulty GPUs, and since when. That their agents
-tell it so within a minute does not mean that they began together.
+A scheduler that continues from another one's store knows which nodes have faulty GPUs, and since when. Their reports of
+that within a minute do not mean that the faults began together.
 
 Source: SPEC C9, F1; docs/nodes.md; docs/api.md.
 """
@@ -45,33 +44,44 @@ from ..store.nodes import (
 from ..store.opening import Store
 from ..store.schema import Liveness
 from .link_table import LinkTable
-from .liveness import AT_ONCE_S, DOWN_MISSES, FENCED, SUSPECT_MISSES, Leases, Report, Reports, accuses, at_once, judge
+from .liveness import (
+    AT_ONCE_S,
+    DOWN_MISSES,
+    FENCED,
+    SUSPECT_MISSES,
+    AgentReport,
+    Leases,
+    Reports,
+    accuses,
+    at_once,
+    judge,
+)
 from .step_monitor import StepMonitor
 from .witnesses import OwnRounds, Witnesses
 
-DOUBT_S = 600.0  # in which a first report of a node does not count that took the last one back
+DOUBT_S = 600.0  # in which the first report of a node does not count after it withdrew its last one
 
-EASE_S = 15.0  # three reports: for how long too many were too many, before those that are left are believed
+EASE_S = 15.0  # three reports: after too many at once, before the remaining ones are acted on
 
 
 class Accusers:
-    """Nodes whose reports call a GPU faulty, as they were at the last look.
+    """Nodes whose last reports call a GPU faulty.
 
     Args:
-        known: Unix time since when nodes have a faulty GPU of which that was known before any report came here.
+        known: Unix time since when nodes have a faulty GPU, by the store, before any report came.
     """
 
     def __init__(self, known: Mapping[str, float]) -> None:
-        self._known_s = dict(known)  # those that have not reported since that all is well
+        self._known_s = dict(known)  # those that have not reported healthy GPUs since
         self._since_s: dict[str, float] = {}  # Unix time of the report with which each began
-        self._repeated: frozenset[str] = frozenset()  # those of them that said so twice in a row
-        self._together, self._together_s = frozenset[str](), 0.0  # the last that were too many, and until when
+        self._repeated: frozenset[str] = frozenset()  # those of them that did so twice in a row
+        self._together, self._together_s = frozenset[str](), 0.0  # the last that were too many, and when
         self._doubted_s: dict[str, float] = {}  # since when first reports of a node do not count
 
-    def look(
-        self, seen: Mapping[str, NodeView], reports: Mapping[str, Report], nodes: int, now_s: float
+    def update(
+        self, seen: Mapping[str, NodeView], reports: Mapping[str, AgentReport], nodes: int, now_s: float
     ) -> frozenset[str]:
-        """Return the nodes that began together, if they are or just were more than can be their own fault; often none.
+        """Return the nodes that began together, if they are or just were too many for faults of their own; often none.
 
         Args:
             seen: Nodes by name, as the backend sees them.
@@ -79,13 +89,13 @@ class Accusers:
             nodes: All that there are.
             now_s: The present.
         """
-        told = {name: (node, reports[name]) for name, node in seen.items() if name in reports}
-        for name in self._known_s.keys() & told.keys():
-            if not _repeats(*told[name], is_known=True):
+        reported = {name: (node, reports[name]) for name, node in seen.items() if name in reports}
+        for name in self._known_s.keys() & reported.keys():
+            if not _repeats(*reported[name], is_known=True):
                 del self._known_s[name]
         known = self._repeated | self._known_s.keys()
-        repeated = {name for name, it in told.items() if _repeats(*it, is_known=name in known)}
-        first = {name for name, it in told.items() if name not in repeated and _begins(*it)}
+        repeated = {name for name, pair in reported.items() if _repeats(*pair, is_known=name in known)}
+        first = {name for name, pair in reported.items() if name not in repeated and _begins(*pair)}
         self._doubt(first, repeated, reports, now_s)
         counted = repeated | {name for name in first if name not in self._doubted_s}
         began_s = self._since_s | self._known_s
@@ -98,8 +108,8 @@ class Accusers:
             self._together = frozenset()
         return self._together
 
-    def _doubt(self, first: set[str], repeated: set[str], reports: Mapping[str, Report], now_s: float) -> None:
-        """Doubt the nodes that did not repeat in time what they had begun with; forget old doubts."""
+    def _doubt(self, first: set[str], repeated: set[str], reports: Mapping[str, AgentReport], now_s: float) -> None:
+        """Doubt the nodes that did not repeat their first report in time; forget old doubts."""
         self._doubted_s = {name: at_s for name, at_s in self._doubted_s.items() if 0.0 <= now_s - at_s <= DOUBT_S}
         for name in self._since_s.keys() - self._repeated - repeated:
             began_s = self._since_s[name]
@@ -108,34 +118,34 @@ class Accusers:
                 self._doubted_s[name] = now_s
 
 
-def _repeats(node: NodeView, report: Report, *, is_known: bool) -> bool:
-    """Return whether a node calls a GPU faulty for the second time in a row; one that is known to has to go on only."""
-    says = report.accuses if is_known else report.is_faulty
-    return any(says(gpu.index, slots=node.slots) for gpu in node.gpus)
+def _repeats(node: NodeView, report: AgentReport, *, is_known: bool) -> bool:
+    """Return whether a node calls a GPU faulty twice in a row, or once more if its fault is known."""
+    is_faulty = report.accuses if is_known else report.is_faulty
+    return any(is_faulty(gpu.index, slots=node.slots) for gpu in node.gpus)
 
 
-def _begins(node: NodeView, report: Report) -> bool:
+def _begins(node: NodeView, report: AgentReport) -> bool:
     """Return whether a report is the first of a row that calls GPUs faulty."""
     now, before = (
-        any(it is not None and accuses(it, gpu.index, slots=node.slots) for gpu in node.gpus)
-        for it in (report.told, report.before)
+        any(each is not None and accuses(each, gpu.index, slots=node.slots) for gpu in node.gpus)
+        for each in (report.content, report.before)
     )
     return now and not before
 
 
-WRITER = "monitor"
+MONITOR_WRITER = "monitor"
 DEAD, UNREACHABLE, RESTARTED = "dead", "unreachable", "restarted"  # words of events
 
 
-def told_of(was: NodeRow, row: NodeRow, now_s: float) -> Iterator[NewEvent]:
-    """Yield what there is to tell of a node, compared with how it stood before."""
+def events_of(was: NodeRow, row: NodeRow, now_s: float) -> Iterator[NewEvent]:
+    """Yield the events of a node, compared with its row before."""
     if row.liveness is not was.liveness:
         yield _turned(was, row, now_s)
     if row.verdict is not was.verdict and row.verdict is not ProbeVerdict.NONE:
         yield _judged(row, now_s)
     if was.boot_id and row.boot_id and row.boot_id != was.boot_id:
         text = f"{row.name} was restarted: its boot id is another one, so nothing that ran there before runs there now"
-        yield NewEvent(CHANGE, WRITER, now_s, now=RESTARTED, cause=text, data={"node": row.name})
+        yield NewEvent(CHANGE, MONITOR_WRITER, now_s, now=RESTARTED, cause=text, data={"node": row.name})
 
 
 def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
@@ -143,7 +153,7 @@ def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
     if not row.misses and row.boot_id and row.boot_id == was.boot_id:
         missed += ", and was not restarted meanwhile"
     return NewEvent(
-        CHANGE, WRITER, now_s, was=was.liveness.value, now=row.liveness.value,
+        CHANGE, MONITOR_WRITER, now_s, was=was.liveness.value, now=row.liveness.value,
         cause=f"{row.name} is {row.liveness}: it {missed}", data={"node": row.name, "seen_s": row.seen_s},
     )  # fmt: skip
 
@@ -151,58 +161,58 @@ def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
 def _judged(row: NodeRow, now_s: float) -> NewEvent:
     now, state = (DEAD, f"dead ({row.verdict})") if row.verdict.is_dead else (UNREACHABLE, UNREACHABLE)
     data = {"node": row.name, "verdict": row.verdict.value, "found": row.found}
-    return NewEvent(CHANGE, WRITER, now_s, now=now, cause=f"{row.name} is {state}: {row.found}", data=data)
+    return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=now, cause=f"{row.name} is {state}: {row.found}", data=data)
 
 
 def fenced(node: str, now_s: float) -> NewEvent:
-    """Return what tells that the lease of a node has run out."""
+    """Return the event that the lease of a node has run out."""
     text = f"{node} is fenced: its lease has run out, so its agent has killed what ran there"
-    return NewEvent(CHANGE, WRITER, now_s, now=FENCED, cause=text, data={"node": node})
+    return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=FENCED, cause=text, data={"node": node})
 
 
 def gpu_turned(row: GpuRow) -> NewEvent:
-    """Return what tells that a GPU turned faulty or healthy."""
+    """Return the event that a GPU turned faulty or healthy."""
     words = (FAULTY, HEALTHY) if row.healthy else (HEALTHY, FAULTY)
     return NewEvent(
-        CHANGE, WRITER, row.since_s, was=words[0], now=words[1], cause=f"{row.node}: GPU {row.gpu} is {words[1]}",
-        data={"node": row.node, "gpu": row.gpu},
+        CHANGE, MONITOR_WRITER, row.since_s, was=words[0], now=words[1],
+        cause=f"{row.node}: GPU {row.gpu} is {words[1]}", data={"node": row.node, "gpu": row.gpu},
     )  # fmt: skip
 
 
 log = logging.getLogger(__name__)
 
-POLL_S = 5.0  # between two answers of a node that are waited for
-KEEP_S = 60.0  # between two times that last answers are written to the store if nothing else changes
+NODE_POLL_S = 5.0  # between two answers of a node that are waited for
+WRITE_ANSWERS_S = 60.0  # between two times that last answers are written to the store if nothing else changes
 
 
-class Health(NamedTuple):
-    """GPUs that are not as they should be, by number, ascending."""
+class ClusterHealth(NamedTuple):
+    """GPUs that are not healthy, by number, ascending."""
 
     faulty: tuple[int, ...] = ()  # jobs on them are stopped
-    closed: tuple[int, ...] = ()  # in quarantine, silent or out of service: jobs on them go on, none starts there
-    down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
+    closed: tuple[int, ...] = ()  # in quarantine, silent or out of service: jobs on them continue, none starts there
+    down: tuple[int, ...] = ()  # those of them on nodes that are down: the state of jobs on them is unknown
     fenced: frozenset[str] = frozenset()  # nodes that are down and whose leases have run out
-    failed: tuple[int, ...] = ()  # those that faults took: the faulty ones, and of nodes that are down but should serve
+    failed: tuple[int, ...] = ()  # lost by faults: the faulty ones, and those of nodes that are down though in service
 
-    def without(self, gpus: tuple[int, ...]) -> "Health":
+    def without(self, gpus: tuple[int, ...]) -> "ClusterHealth":
         """Return the same with more GPUs on which no job starts."""
         return self._replace(closed=tuple(sorted({*self.closed, *gpus}))) if gpus else self
 
 
 class Monitor:
-    """Looks at the nodes of a backend, and keeps what it sees in the store.
+    """Polls the nodes of a backend, and writes their state to the store.
 
     Args:
         backend: Whose nodes.
         name: Of the backend.
         layout: Of the cluster.
         types: Node type of each node.
-        poll_s: Seconds in which each node is to answer once.
-        leases: Of nodes; None where nothing is proven by them.
+        poll_s: Seconds in which each node has to answer once.
+        leases: Of nodes; None where there are none.
     """
 
     def __init__(
-        self, backend: Backend, name: str, layout: Layout, types: Mapping[str, str], poll_s: float = POLL_S,
+        self, backend: Backend, name: str, layout: Layout, types: Mapping[str, str], poll_s: float = NODE_POLL_S,
         leases: Leases | None = None,
     ) -> None:  # fmt: skip
         self.leases = leases
@@ -213,41 +223,47 @@ class Monitor:
         self.steps = StepMonitor(backend, types)
         self.witnesses = Witnesses()
         self._own_rounds = OwnRounds(self.witnesses)
-        self.health = Health()
-        self._fence: int | None = None  # token under which all this was taken up
+        self.health = ClusterHealth()
+        self._fence: int | None = None  # token of the lease under which this state was read
         self._rows: dict[str, NodeRow] = {}
         self._faulty: frozenset[tuple[str, int]] = frozenset()
-        self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
+        self._full: frozenset[str] = frozenset()  # nodes that take no jobs, by the backend
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
         self._fenced: frozenset[str] = frozenset()  # nodes that are down and whose leases have run out
         self._accusers = Accusers({})
-        self._accused_at_once: frozenset[str] = frozenset()  # nodes that began together to call a GPU faulty
+        self._accused_at_once: frozenset[str] = frozenset()  # nodes that began together to report a faulty GPU
         self._polled_s = self._kept_s = 0.0
         self._repeats = Repeats()
 
     def take_up(self, store: Store, fence: int, now_s: float) -> None:
-        """Go on from what the store says, once for each lease: everybody has the time of a few answers again."""
+        """Read the state in the store, once for each lease; each node gets the time of a few answers again."""
         if fence == self._fence:
             return
         with store.read() as tx:
             rows, gpus = list_nodes(tx), list_gpus(tx)
             out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
-        faulty = [it for it in gpus if not it.healthy and it.gpu < self._layout.nodes.get(it.node, 0)]
-        self._faulty = frozenset((it.node, it.gpu) for it in faulty)
+        faulty = [gpu for gpu in gpus if not gpu.healthy and gpu.gpu < self._layout.nodes.get(gpu.node, 0)]
+        self._faulty = frozenset((each.node, each.gpu) for each in faulty)
         self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
         latest_first = sorted(faulty, key=lambda it: it.since_s, reverse=True)  # of several of a node the first counts
-        self._accusers = Accusers({it.node: it.since_s for it in latest_first})
+        self._accusers = Accusers({each.node: each.since_s for each in latest_first})
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
         self.health = self._health(out, broken)
-        self.steps = StepMonitor(self._backend, self._types)  # others may have tried jobs again meanwhile
+        self.steps = StepMonitor(self._backend, self._types)  # other schedulers may have retried jobs meanwhile
         self._fence = fence
         if self.leases is not None:
             self.leases.begin()
 
-    def look(self, store: Store, now_s: float) -> Health:
-        """Look at all nodes, and write down what is new of them.
+    def poll(self, store: Store, now_s: float) -> ClusterHealth:
+        """Poll all nodes, and write what has changed.
+
+        1. Read from the store which nodes are out of service, and which GPUs in quarantine.
+        2. Ask the backend for all nodes, and take the last reports of their agents.
+        3. Judge which nodes answer, with what probes of agents' ports found.
+        4. Decide which GPUs are faulty; raise an alarm if too many nodes fail together.
+        5. Write changed nodes, GPUs and events.
 
         Raises:
             FencedError: If another scheduler has taken over.
@@ -259,8 +275,8 @@ class Monitor:
         try:
             seen = {node.name: node for node in self._backend.observe()}
         except BackendError as error:
-            if told := self._repeats.message(str(error), time.monotonic()):
-                log.warning("nodes cannot be seen: %s", told)
+            if message := self._repeats.message(str(error), time.monotonic()):
+                log.warning("nodes cannot be read: %s", message)
         else:
             self._repeats.end()
             self._take_in(store, seen, held, now_s)
@@ -268,17 +284,17 @@ class Monitor:
         return self.health
 
     def _held(self, tx: Connection) -> Mapping[str, frozenset[str]]:
-        """Return the attempts that may run on each guarded node that is down; such a node is not up before others end.
+        """Return the attempts that may run on each guarded node that is down; it is up again once all others ended.
 
-        So no job gets a GPU there on which something lives that was given up.
+        So no job gets a GPU there while a process of an attempt that was given up lives.
         """
         down = {row.name for row in self._rows.values() if row.guarded and row.liveness is Liveness.DOWN}
         if self.leases is None or not down:
             return {}
         found: dict[str, set[str]] = {name: set() for name in down}
-        for it in held_gpus(tx):
-            if it.node in down:
-                found[it.node].add(name_of(it.job_id, it.number))
+        for held_gpu in held_gpus(tx):
+            if held_gpu.node in down:
+                found[held_gpu.node].add(name_of(held_gpu.job_id, held_gpu.number))
         return {node: frozenset(names) for node, names in found.items()}
 
     def _take_in(
@@ -289,8 +305,10 @@ class Monitor:
         before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
         before = [row._replace(agent_s=None, guarded=False) if row.name in dismissed else row for row in before]
         answered_s = {row.name: _answered_s(row, seen[row.name]) for row in before}
-        answered_s |= {name: self._rows[name].seen_s for name, may in held.items() if strangers(reports.get(name), may)}
-        found = self.witnesses.look(reports, time.monotonic(), polls=polls)
+        answered_s |= {
+            name: self._rows[name].seen_s for name, may in held.items() if leftover_attempts(reports.get(name), may)
+        }
+        found = self.witnesses.update(reports, time.monotonic(), polls=polls)
         self._own_rounds.turn()
         judged = judge(before, answered_s, now_s, polls=polls, found=found)
         alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
@@ -306,59 +324,63 @@ class Monitor:
         self._polled_s = now_s if polls else self._polled_s
         self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
 
-    def _row(self, node: NodeView, report: Report | None, now_s: float) -> NodeRow:
-        """Return a node as it stood, with the last report of its agent."""
+    def _row(self, node: NodeView, report: AgentReport | None, now_s: float) -> NodeRow:
+        """Return the last row of a node, with the last report of its agent."""
         kind = self._types.get(node.name, "")
         new = NodeRow(node.name, self._name, kind, node.slots, Liveness.UP, now_s, node.seen_s, 0)
         row = self._rows.get(node.name, new)._replace(backend=self._name, kind=kind, slots=node.slots)
         if report is None:
             return row
         return row._replace(
-            agent_s=report.at_s, address=report.address or row.address, boot_id=report.told.boot_id or row.boot_id,
-            agent_version=report.told.version or row.agent_version, guarded=report.told.attempts is not None,
+            agent_s=report.at_s, address=report.address or row.address, boot_id=report.content.boot_id or row.boot_id,
+            agent_version=report.content.version or row.agent_version, guarded=report.content.attempts is not None,
         )  # fmt: skip
 
-    def _faulty_of(self, row: NodeRow, node: NodeView, report: Report | None) -> Iterable[tuple[str, int]]:
+    def _faulty_of(self, row: NodeRow, node: NodeView, report: AgentReport | None) -> Iterable[tuple[str, int]]:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
         for gpu in node.gpus:
             before = (row.name, gpu.index) in self._faulty
             if row.liveness is not Liveness.UP:
-                told = before
+                is_faulty = before
             elif report is None:
-                told = not gpu.healthy or (before and row.agent_s is not None)  # until its agent says how it is
+                is_faulty = not gpu.healthy or (before and row.agent_s is not None)  # until its agent reports
             else:
-                told = not gpu.healthy or self._is_faulty(report, gpu.index, slots=node.slots, before=before)
-            if told:
+                is_faulty = not gpu.healthy or self._is_faulty(report, gpu.index, slots=node.slots, before=before)
+            if is_faulty:
                 yield (row.name, gpu.index)
 
-    def _is_faulty(self, report: Report, gpu: int, *, slots: bool, before: bool) -> bool:
-        """Return whether a GPU is faulty by its node's reports; while too many nodes tell so, no further one is."""
+    def _is_faulty(self, report: AgentReport, gpu: int, *, slots: bool, before: bool) -> bool:
+        """Return whether a GPU is faulty by its node's reports; no further one while too many report."""
         if before:
             return report.accuses(gpu, slots=slots)
         return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
 
-    def _accuse(self, seen: Mapping[str, NodeView], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
-        """Note which nodes began together to call a GPU faulty; raise an alarm if those are too many."""
+    def _accuse(self, seen: Mapping[str, NodeView], reports: Mapping[str, AgentReport], now_s: float) -> list[NewEvent]:
+        """Record which nodes began together to report a faulty GPU; raise an alarm if they are too many."""
         was, nodes = self._accused_at_once, len(self._layout.nodes)
-        self._accused_at_once = self._accusers.look(seen, reports, nodes, now_s)
+        self._accused_at_once = self._accusers.update(seen, reports, nodes, now_s)
         if was or not self._accused_at_once:
             return []
         text = (
             f"agents of {len(self._accused_at_once)} of {nodes} nodes called GPUs faulty within a minute: no further "
-            "GPU is taken to be; look at the agents and the driver, and drain what is broken"
+            "GPU counts as faulty; check the agents and the driver, and drain what is broken"
         )
-        return [NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(self._accused_at_once)})]
+        return [
+            NewEvent(
+                CHANGE, MONITOR_WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(self._accused_at_once)}
+            )
+        ]
 
     def _write(
         self, store: Store, rows: Sequence[NodeRow], faulty: frozenset[tuple[str, int]], alarms: Sequence[NewEvent],
         now_s: float,
     ) -> None:  # fmt: skip
-        """Write what has changed; last answers now and then, and with every change."""
+        """Write what has changed; last answers only once a minute, and with every change."""
         known, fence = self._rows, self._fence
-        keeps = not 0.0 <= now_s - self._kept_s < KEEP_S
+        keeps = not 0.0 <= now_s - self._kept_s < WRITE_ANSWERS_S
         changed = [row for row in rows if keeps or _differs(known.get(row.name), row)]
         gpus = [GpuRow(*place, place not in faulty, now_s) for place in sorted(faulty ^ self._faulty)]
-        turned = [event for row in changed if row.name in known for event in told_of(known[row.name], row, now_s)]
+        turned = [event for row in changed if row.name in known for event in events_of(known[row.name], row, now_s)]
         events = [*alarms, *turned, *map(gpu_turned, gpus)]
         if not (changed or gpus or events):
             return
@@ -370,23 +392,23 @@ class Monitor:
 
     def _alarm(self, at_once: frozenset[str], now_s: float) -> NewEvent:
         text = (
-            f"{len(at_once)} of {len(self._layout.nodes)} nodes fell silent within a minute: none of them is taken to "
-            "be down; look at the network, and at what they report to"
+            f"{len(at_once)} of {len(self._layout.nodes)} nodes fell silent within a minute: none of them counts as "
+            "down; check the network, and the address that they report to"
         )
-        return NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
+        return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
 
-    def _health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> Health:
+    def _health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> ClusterHealth:
         silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
         closed = out | self._full | {row.name for row in silent}
         down = {row.name for row in silent if row.liveness is Liveness.DOWN}
         faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
         lost = self._gpus(down - out - self._full)
         failed = tuple(sorted({*faulty, *lost}))
-        kept = Health(faulty, self._gpus(closed), self._gpus(down), self._fenced, failed)
+        kept = ClusterHealth(faulty, self._gpus(closed), self._gpus(down), self._fenced, failed)
         return kept.without(tuple(self._layout.number(*place) for place in broken))
 
     def _fenced_of(self, rows: Iterable[NodeRow]) -> frozenset[str]:
-        """Return the nodes on which nothing runs any more, as their leases have run out; none while many are silent."""
+        """Return the nodes on which nothing runs any more, as their leases have run out."""
         leases = self.leases
         if leases is None:
             return frozenset()
@@ -394,7 +416,7 @@ class Monitor:
         return frozenset(name for name in down if leases.has_run_out(name))
 
     def is_down(self, node: str) -> bool:
-        """Return whether a node was down at the last look; any thread may ask."""
+        """Return whether a node was down at the last poll; any thread may call this."""
         row = self._rows.get(node)
         return row is not None and row.liveness is Liveness.DOWN
 
@@ -403,17 +425,17 @@ class Monitor:
         return tuple(number(name, gpu) for name in sizes if name in nodes for gpu in range(sizes[name]))
 
 
-def strangers(report: Report | None, may: frozenset[str]) -> tuple[str, ...]:
-    """Return the attempts that live on a node and that the store has given up; of a node without a report `?`."""
-    if report is None or report.told.attempts is None:
+def leftover_attempts(report: AgentReport | None, may: frozenset[str]) -> tuple[str, ...]:
+    """Return the attempts that live on a node though the store has given them up; `?` for a node without a report."""
+    if report is None or report.content.attempts is None:
         return ("?",)
-    return tuple(name for name in report.told.attempts if name not in may)
+    return tuple(name for name in report.content.attempts if name not in may)
 
 
 def _afresh(row: NodeRow) -> NodeRow:
-    """Return a node as another scheduler goes on with it; one that was not there itself has missed nothing."""
-    most = {Liveness.UP: 0, Liveness.SUSPECT: SUSPECT_MISSES}
-    return row._replace(misses=min(row.misses, most.get(row.liveness, row.misses)))
+    """Return the row of a node for a new leader, which has missed no answers itself."""
+    limit = {Liveness.UP: 0, Liveness.SUSPECT: SUSPECT_MISSES}
+    return row._replace(misses=min(row.misses, limit.get(row.liveness, row.misses)))
 
 
 def _answered_s(row: NodeRow, node: NodeView) -> float:
@@ -422,9 +444,11 @@ def _answered_s(row: NodeRow, node: NodeView) -> float:
 
 
 def _differs(was: NodeRow | None, row: NodeRow) -> bool:
-    """Return whether more has changed of a node than when it last answered."""
+    """Return whether anything of a node has changed except the time of its last answer."""
     if was is None or (was.agent_s is None) != (row.agent_s is None):
         return True
-    if (was.misses < DOWN_MISSES) != (row.misses < DOWN_MISSES):  # by that a suspect node says why it is not down
+    if (was.misses < DOWN_MISSES) != (
+        row.misses < DOWN_MISSES
+    ):  # the reason why a suspect node is not down depends on it
         return True
     return row._replace(seen_s=was.seen_s, misses=was.misses, agent_s=was.agent_s) != was

@@ -1,9 +1,8 @@
 """Into quarantine and out of it: what findings of checks, agents and operators change in the store.
 
-Checks that the agents of nodes are to run: asked for by the scheduler, fetched with the answer to a report.
-
-An order stands in every answer until its outcome has come, as an agent may be started anew. Kept in memory: whoever
-asked waits, and asks again if the scheduler ends.
+`CheckOrders` are the checks that agents are to run: ordered by the scheduler, and fetched with the answer to a report.
+An order is in every answer until its outcome has come, as an agent may be restarted. Orders are kept in memory: the
+caller waits for the outcome, and orders again after a restart of the scheduler.
 
 Source: SPEC C4, C8; docs/nodes.md, Quarantine.
 """
@@ -51,17 +50,26 @@ from ..store.nodes import (
 TWO_GPUS = "two GPUs within an hour"  # cause of the quarantine of a node
 
 
-class Acted(StrEnum):
-    """What came of a finding."""
+class QuarantineOutcome(StrEnum):
+    """The outcome of a finding."""
 
     SET = "quarantined"
-    KNOWN = "known"  # it stands in quarantine for this cause already
+    KNOWN = "known"  # it is in quarantine for this cause already
     OLD = "old"  # it was cleared since
-    REFUSED = "refused"  # too much of its node type came into quarantine within an hour
+    REFUSED = "refused"  # too much of its node type was put into quarantine within an hour
 
 
-def quarantine(tx: Connection, fleet: Fleet, finding: QuarantineFinding, now_s: float, *, writer: str) -> Acted:
-    """Put what was found to be broken into quarantine, unless the rules are against it; safe to repeat.
+def quarantine(
+    tx: Connection, fleet: Fleet, finding: QuarantineFinding, now_s: float, *, writer: str
+) -> QuarantineOutcome:
+    """Put what was found to be broken into quarantine.
+
+    1. If it is in quarantine for this cause, record the new evidence.
+    2. Else refuse a finding that is older than the last clearance.
+    3. Refuse one that exceeds the hourly budget of its node type, with an alarm.
+    4. Else add the entry; for a second GPU within an hour, also one for its node.
+
+    An operator's finding skips steps 2 and 3. Safe to repeat.
 
     Args:
         tx: Transaction.
@@ -76,21 +84,23 @@ def quarantine(tx: Connection, fleet: Fleet, finding: QuarantineFinding, now_s: 
     finding = finding._replace(place=finding.place.ordered())
     _check_known(finding.place, fleet)
     place, entries = finding.place, entries_since(tx, now_s - CLEARED_S)
-    known = next((it for it in entries if _stands(it) and (it.place, it.cause) == (place, finding.cause)), None)
+    known = next(
+        (entry for entry in entries if _stands(entry) and (entry.place, entry.cause) == (place, finding.cause)), None
+    )
     if known is not None:
         note_symptom(tx, known, finding.evidence, finding.at_s)
-        return Acted.KNOWN
+        return QuarantineOutcome.KNOWN
     is_by_hand = finding.check == BY_HAND
     if not is_by_hand and is_old(finding, entries, now_s):
-        return Acted.OLD
+        return QuarantineOutcome.OLD
     if not is_by_hand and is_over_budget(place, entries, fleet, now_s):
         _refuse(tx, finding, fleet, now_s, writer)
-        return Acted.REFUSED
+        return QuarantineOutcome.REFUSED
     if not _set(tx, finding, entries, now_s, writer):
-        return Acted.KNOWN
+        return QuarantineOutcome.KNOWN
     if not is_by_hand and makes_it_the_node(place, entries, now_s):
         _widen(tx, fleet, finding, entries, now_s, writer)
-    return Acted.SET
+    return QuarantineOutcome.SET
 
 
 def _stands(entry: QuarantineEntry) -> bool:
@@ -115,7 +125,7 @@ def _set(
     if not add_entry(tx, entry):
         return False
     text = f"{place.words} is in quarantine: {finding.cause} ({finding.check}: {finding.evidence}); {finding.action}"
-    _tell(tx, place, SET, text, now_s, writer, check=finding.check, cause=finding.cause)
+    _append_event(tx, place, SET, text, now_s, writer, check=finding.check, cause=finding.cause)
     return True
 
 
@@ -125,12 +135,12 @@ def _widen(
 ) -> None:  # fmt: skip
     """Put the node of a GPU into quarantine as well; checks end that only where they end all of its GPUs'."""
     node = HardwarePlace(finding.place.node)
-    others = [it for it in entries if _stands(it) and it.place.node == node.node]
+    others = [entry for entry in entries if _stands(entry) and entry.place.node == node.node]
     found = finding._replace(
-        place=node, cause=TWO_GPUS, clears=stricter([finding.clears, *(it.clears for it in others)]),
+        place=node, cause=TWO_GPUS, clears=stricter([finding.clears, *(other.clears for other in others)]),
         evidence=f"{finding.place.words}: {finding.cause}",
     )  # fmt: skip
-    if any(it.place == node for it in others):
+    if any(other.place == node for other in others):
         return
     if is_over_budget(node, entries, fleet, now_s):
         _refuse(tx, found, fleet, now_s, writer)
@@ -141,26 +151,26 @@ def _widen(
 def _refuse(tx: Connection, finding: QuarantineFinding, fleet: Fleet, now_s: float, writer: str) -> None:
     """Raise an alarm, once an hour for each node type."""
     kind = fleet.types[finding.place.node]
-    told = last_of_no_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
-    if any(it.now == REFUSED and (it.data or {}).get("type") == kind for it in told):
+    events = last_of_no_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
+    if any(event.now == REFUSED and (event.data or {}).get("type") == kind for event in events):
         return
     text = (
-        f"so many GPUs of type {kind} were found broken within an hour that no more of them come into quarantine, such "
-        f"as {finding.place.words} ({finding.check}: {finding.cause}); look at the check, the driver and the switches"
+        f"too many GPUs of type {kind} were found broken within an hour: no more of them are put into quarantine, such "
+        f"as {finding.place.words} ({finding.check}: {finding.cause}); examine the check, the driver and the switches"
     )
-    _tell(tx, finding.place, REFUSED, text, now_s, writer, type=kind)
+    _append_event(tx, finding.place, REFUSED, text, now_s, writer, type=kind)
 
 
 def entries_for(entries: Sequence[QuarantineEntry], place: HardwarePlace) -> list[QuarantineEntry]:
     """Return those of some quarantines that end when a place is cleared: of a node, all of its GPUs and links.
 
     Raises:
-        InputError: If there are none, or if the whole node of a GPU stands in quarantine.
+        InputError: If there are none, or if the whole node of a GPU is in quarantine.
     """
     place = place.ordered()
-    if place.gpu != WHOLE_NODE and any(it.place == HardwarePlace(place.node) for it in entries):
+    if place.gpu != WHOLE_NODE and any(entry.place == HardwarePlace(place.node) for entry in entries):
         raise InputError(f"the whole node {place.node} is in quarantine", f"clear it: {place.node}")
-    found = [it for it in entries if it.place == place or place.covers(it.place)]
+    found = [entry for entry in entries if entry.place == place or place.covers(entry.place)]
     if not found:
         raise InputError(f"{place.words} is not in quarantine", "`longshore node quarantine list` shows what is")
     return found
@@ -174,46 +184,53 @@ def clear(
 
     Args:
         tx: Transaction.
-        place: What was mended.
-        by: Who says so, `checks` if they passed without anybody asking.
+        place: What was repaired.
+        by: Who cleared it, `checks` if they passed in a scheduled run.
         evidence: What the checks found.
         now_s: Unix time.
         writer: Role that writes it.
-        is_ready: Says which of these quarantines may end.
+        is_ready: Whether an entry may end.
 
     Raises:
         InputError: As `entries_for`.
     """
-    found = [it for it in entries_for(open_entries(tx), place) if is_ready(it)]
+    found = [each for each in entries_for(open_entries(tx), place) if is_ready(each)]
     ended = clear_entries(tx, found, by, evidence, now_s)
     if ended:
         text = f"{place.words} is out of quarantine, cleared by {by}: {evidence}"
-        _tell(tx, place, CLEARED, text, now_s, writer, by=by)
+        _append_event(tx, place, CLEARED, text, now_s, writer, by=by)
     return ended
 
 
 def keep(tx: Connection, place: HardwarePlace, evidence: str, now_s: float, *, writer: str) -> None:
-    """Note that checks of a place did not pass: they are not run again by themselves for a longer time."""
+    """Record that checks of a place did not pass: the next scheduled run is later."""
     for entry in entries_for(open_entries(tx), place):
         tries = entry.tries + 1
         note_failed_checks(tx, entry, evidence, tries, now_s + back_off_s(tries))
-    _tell(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)
+    _append_event(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)
 
 
 def by_hand(place: HardwarePlace, reason: str, action: str, now_s: float) -> QuarantineFinding:
-    """Return what an operator puts into quarantine."""
-    return QuarantineFinding(place, BY_HAND, reason, "an operator says so", action, Clears.OPERATOR, now_s)
+    """Return the finding of an operator."""
+    return QuarantineFinding(place, BY_HAND, reason, "set by an operator", action, Clears.OPERATOR, now_s)
 
 
-def _tell(tx: Connection, place: HardwarePlace, now: str, text: str, now_s: float, writer: str, **data: str) -> None:
-    told = {"node": place.node, "gpu": None if place.gpu == WHOLE_NODE else place.gpu, "place": place.words, **data}
-    append(tx, NewEvent(QUARANTINE, writer, now_s, now=now, cause=text, data=told))
+def _append_event(
+    tx: Connection, place: HardwarePlace, now: str, text: str, now_s: float, writer: str, **data: str
+) -> None:
+    data_of_place = {
+        "node": place.node,
+        "gpu": None if place.gpu == WHOLE_NODE else place.gpu,
+        "place": place.words,
+        **data,
+    }
+    append(tx, NewEvent(QUARANTINE, writer, now_s, now=now, cause=text, data=data_of_place))
 
 
-LIMIT_S = 300.0  # for an agent to fetch an order, load PyTorch, run the checks and tell
+CHECK_LIMIT_S = 300.0  # for an agent to fetch an order, load PyTorch, run the checks and report
 
 
-class Order(NamedTuple):
+class CheckOrder(NamedTuple):
     """Checks that an agent is to run."""
 
     id: str
@@ -221,8 +238,8 @@ class Order(NamedTuple):
     level: int
 
 
-class Outcome(NamedTuple):
-    """What came of an order."""
+class OrderOutcome(NamedTuple):
+    """The outcome of an order."""
 
     passed: bool
     evidence: str
@@ -230,56 +247,56 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    order: Order
+    order: CheckOrder
     has_come: threading.Event = field(default_factory=threading.Event)
-    outcome: Outcome | None = None
+    outcome: OrderOutcome | None = None
 
 
 class CheckOrders:
-    """The orders that wait for an outcome. Any thread may use it.
+    """The orders without an outcome yet. Any thread may use it.
 
     Args:
         limit_s: After which an order is given up.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = CHECK_LIMIT_S) -> None:
         self._limit_s = limit_s
         self._open: dict[str, dict[str, _Open]] = {}  # by node and id
         self._able: dict[str, bool] = {}  # nodes whose agents have reported, and whether they run checks
         self._lock = threading.Lock()
 
-    def ask(self, node: str, gpus: tuple[int, ...], level: int = 1) -> Outcome:
-        """Let the agent of a node check GPUs of it, and wait for the outcome.
+    def run(self, node: str, gpus: tuple[int, ...], level: int = 1) -> OrderOutcome:
+        """Let the agent of a node check its GPUs, and wait for the outcome.
 
         Raises:
-            InputError: If no agent there runs checks, or none has told of an outcome in time.
+            InputError: If no agent there runs checks, or none reported an outcome in time.
         """
-        asked = _Open(Order(secrets.token_hex(8), gpus, level))
+        entry = _Open(CheckOrder(secrets.token_hex(8), gpus, level))
         with self._lock:
             if not self._able.get(node, False):
                 fix = f"start it by `longshore node agent --node {node} --checks`"
                 raise InputError(f"no agent on {node} runs checks", fix)
-            self._open.setdefault(node, {})[asked.order.id] = asked
-        asked.has_come.wait(self._limit_s)
+            self._open.setdefault(node, {})[entry.order.id] = entry
+        entry.has_come.wait(self._limit_s)
         with self._lock:
-            self._open[node].pop(asked.order.id)
-            if asked.outcome is None:
-                raise InputError(f"the agent on {node} did not tell within {self._limit_s:.0f} s what it found")
-            return asked.outcome
+            self._open[node].pop(entry.order.id)
+            if entry.outcome is None:
+                raise InputError(f"the agent on {node} reported no outcome within {self._limit_s:.0f} s")
+            return entry.outcome
 
-    def fetch(self, node: str, *, able: bool) -> tuple[Order, ...]:
-        """Return what a node's agent is to check.
+    def fetch(self, node: str, *, able: bool) -> tuple[CheckOrder, ...]:
+        """Return the orders of a node's agent.
 
         Args:
-            node: Whose agent asks.
+            node: Of the agent.
             able: Whether it runs checks.
         """
         with self._lock:
             self._able[node] = able
-            return tuple(it.order for it in self._open.get(node, {}).values()) if able else ()
+            return tuple(each.order for each in self._open.get(node, {}).values()) if able else ()
 
-    def settle(self, node: str, order: str, outcome: Outcome) -> bool:
-        """Take the outcome of an order; return whether anybody waits for it."""
+    def record_outcome(self, node: str, order: str, outcome: OrderOutcome) -> bool:
+        """Record the outcome of an order; return whether it was expected."""
         with self._lock:
             found = self._open.get(node, {}).get(order)
             if found is None or found.outcome is not None:
@@ -294,8 +311,8 @@ class CheckOrders:
             return self._able.get(node, False)
 
     def stop(self) -> None:
-        """Let nobody wait any more."""
+        """Wake all callers that wait."""
         with self._lock:
-            waiting = [it for of_node in self._open.values() for it in of_node.values()]
-        for it in waiting:
-            it.has_come.set()
+            waiting = [each for of_node in self._open.values() for each in of_node.values()]
+        for pair in waiting:
+            pair.has_come.set()

@@ -1,10 +1,6 @@
-"""The steps of all running attempts: which are slow, which hang, and which ranks hold up the others.
+"""The steps of all running attempts: which are slow, which hang, and which ranks slow down the others.
 
-Which ranks compute for far longer than the others of a job whose ranks all wait for each other.
-
-Reads no clock, network or store. Source: SPEC F1, F3; docs/steps.md.
-
-Source: SPEC K2, K3, K5; docs/steps.md.
+It reads no clock, network or store. Source: SPEC K2, K3, K5, F1, F3; docs/steps.md.
 """
 
 import logging
@@ -20,14 +16,14 @@ from ...ring.member_health import far_longer
 from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
 from .detectors import DETECTORS
-from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
+from .liveness import AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE
 from .step_watch import (
-    NOTHING,
+    NO_TIMES,
     Average,
     Computed,
     Hang,
-    RankTimes,
-    Saved,
+    RankStepTimes,
+    SavedCheckpoint,
     Slowness,
     StepKind,
     StepWatch,
@@ -37,7 +33,7 @@ from .step_watch import (
     steps_in,
 )
 
-COMPARE_EVERY_S, LOOKS = 60.0, 3  # between two looks, and in a row, before that counts
+COMPARE_EVERY_S, COMPARISONS = 60.0, 3  # between two comparisons, and in a row, before that counts
 
 
 class Straggler(NamedTuple):
@@ -48,42 +44,42 @@ class Straggler(NamedTuple):
     others_s: float  # median of those of the others
 
 
-def straggling(times: Sequence[RankTimes], going: Collection[int]) -> list[Straggler]:
+def straggling(times: Sequence[RankStepTimes], going: Collection[int]) -> list[Straggler]:
     """Return the ranks that compute for far longer than the others.
 
     Args:
         times: Of all ranks.
-        going: Ranks that tell of steps, and will tell of more.
+        going: Ranks that report steps, and will report more.
     """
-    told = {rank: compute_s for rank in going if (compute_s := times[rank].compute_s) is not None}
-    return [Straggler(*it) for it in far_longer(told)]
+    computed = {rank: compute_s for rank in going if (compute_s := times[rank].compute_s) is not None}
+    return [Straggler(*each) for each in far_longer(computed)]
 
 
 class Stragglers:
-    """Follows the stragglers of one attempt: each counts once, as long as it is one.
+    """Follows the stragglers of one attempt: each is returned once, as long as it is one.
 
     Args:
         now_s: The present.
     """
 
     def __init__(self, now_s: float) -> None:
-        self._look_at_s = now_s + COMPARE_EVERY_S
-        self._looks: dict[int, int] = {}  # in a row, by rank
+        self._compare_at_s = now_s + COMPARE_EVERY_S
+        self._in_a_row: dict[int, int] = {}  # in a row, by rank
 
-    def look(self, times: Sequence[RankTimes], going: Collection[int], now_s: float) -> list[Straggler]:
-        """Return the ranks that have been stragglers for long enough now, once in each minute at most.
+    def compare(self, times: Sequence[RankStepTimes], going: Collection[int], now_s: float) -> list[Straggler]:
+        """Return the ranks that have been stragglers for long enough now, at most once a minute.
 
         Args:
             times: Of all ranks.
-            going: Ranks that tell of steps, and will tell of more.
+            going: Ranks that report steps, and will report more.
             now_s: The present.
         """
-        if 0.0 < self._look_at_s - now_s <= COMPARE_EVERY_S:  # else the clock was set back
+        if 0.0 < self._compare_at_s - now_s <= COMPARE_EVERY_S:  # else the clock was set back
             return []
-        self._look_at_s = now_s + COMPARE_EVERY_S
+        self._compare_at_s = now_s + COMPARE_EVERY_S
         found = straggling(times, going)
-        self._looks = {it.rank: self._looks.get(it.rank, 0) + 1 for it in found}
-        return [it for it in found if self._looks[it.rank] == LOOKS]
+        self._in_a_row = {one.rank: self._in_a_row.get(one.rank, 0) + 1 for one in found}
+        return [one for one in found if self._in_a_row[one.rank] == COMPARISONS]
 
 
 log = logging.getLogger(__name__)
@@ -91,33 +87,33 @@ log = logging.getLogger(__name__)
 About = Callable[[str], AbstractContextManager[None]]
 
 HEALTH = "health"  # kind of events
-LOOK_S = 4.0  # between two looks at what an attempt has told
-SILENT_LOOK_S = 30.0  # at most, at one that is silent so far: as long as it has been followed
+STEPS_POLL_S = 4.0  # between two reads of what an attempt has reported
+SILENT_POLL_S = 30.0  # at most, of one that has reported nothing: as long as it has been followed
 RECORD_S = 60.0  # between two times that computing times of what runs are recorded
-GAP_S = 30.0  # more than there should be between two looks: what happened meanwhile is nobody's fault
+POLL_GAP_S = 30.0  # longer than there should be between two reads: what happened meanwhile does not count
 CHECKS = 3  # in a row at which steps are slow before that counts
-MOST_SAVED = 3  # checkpoints taken in at one look, the last ones
+MAX_SAVED = 3  # checkpoints recorded at one read, the last ones
 
 
 class SlowWord(StrEnum):
-    """What is told of a job's steps."""
+    """An event of a job's steps."""
 
     SLOW = "slow"
-    STEADY = "steady"  # they were slow, and are so no more
+    STEADY = "steady"  # they were slow, and are not any more
     STRAGGLER = "straggler"  # a rank computes for far longer than the others
-    MOVED = "moved"  # the job is stopped, to go on elsewhere
+    MOVED = "moved"  # the job is stopped, to continue elsewhere
     HUNG = "hung"
-    ALARM = "alarm"  # so many jobs became slow at once that the fault is none of a node
+    ALARM = "alarm"  # too many jobs became slow at once for a fault of a node
 
 
-class Running(NamedTuple):
+class RunningAttempt(NamedTuple):
     """An attempt that runs."""
 
     job: str
-    name: str  # what the backend knows it by
+    name: str  # at the backend
     placement: Placement
-    ended: frozenset[int] = frozenset()  # ranks that have ended, while others run on
-    later: tuple[str, ...] = ()  # nodes of ranks that came while it ran, behind those of the placement
+    ended: frozenset[int] = frozenset()  # ranks that have ended, while others run
+    later: tuple[str, ...] = ()  # nodes of ranks that were added while it ran, after those of the placement
 
     @property
     def nodes(self) -> list[str]:
@@ -126,11 +122,11 @@ class Running(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A job whose steps have become slow, and which nodes are to blame."""
+    """A job whose steps have become slow, and the nodes that cause it."""
 
     slowness: Slowness
-    nodes: frozenset[str]  # whose own computing is slow; empty if nobody knows, or if it is slow on all of several
-    is_shared: bool  # so many others became slow at the same time that none of its nodes is to blame
+    nodes: frozenset[str]  # whose own computing is slow; empty if unknown, or if it is slow on all of several
+    is_shared: bool  # too many others became slow at the same time for a fault of its nodes
 
 
 class Straggling(NamedTuple):
@@ -141,52 +137,54 @@ class Straggling(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What is new, by job if nothing else is said."""
+    """What is new, by job unless noted."""
 
     hangs: dict[str, Hang]
     slow: dict[str, Slow]  # those that are so for long enough
-    steady: list[str]  # that were among these, and are slow no more
-    shared: list[str]  # that became slow together, at the first time that this is seen
+    steady: list[str]  # that were among these, and are not slow any more
+    shared: list[str]  # that became slow together, the first time
     stragglers: dict[str, list[Straggling]]  # that have become so
-    saved: dict[str, list[Saved]]  # those that are not in the store yet, by name of the attempt
+    saved: dict[str, list[SavedCheckpoint]]  # those that are not in the store yet, by name of the attempt
 
 
-class End(NamedTuple):
-    """What an attempt told at its end."""
+class AttemptEnd(NamedTuple):
+    """What an attempt reported at its end."""
 
-    saved: list[Saved]  # its last checkpoints, known or not
-    came_further: bool  # to a step behind its first
-    step: int | None  # its highest training step, or of another kind if it told of none; None if it told of no step
+    saved: list[SavedCheckpoint]  # its last checkpoints, known or not
+    came_further: bool  # to a step after its first
+    step: int | None  # its highest training step, or of another kind without any; None without steps
 
 
-class Figures(NamedTuple):
-    """How the steps of a job stand."""
+class StepFigures(NamedTuple):
+    """The progress of a job's steps."""
 
     step: int
     step_s: float | None  # None before the first steps have ended
     average: Average | None = None  # of its iterations, None before the first that counts
     slowest: str = ""  # node that the average is of, "" without one
-    computed_s: tuple[float | None, ...] = ()  # mean of the last computing times of each rank, None where none was told
-    loss: float | None = None  # the last that was told, not always finite
-    away_bytes: tuple[int | None, ...] = ()  # state of each rank that is put away, None where none was told
+    computed_s: tuple[
+        float | None, ...
+    ] = ()  # mean of the last computing times of each rank, None where none was reported
+    loss: float | None = None  # the last one reported, not always finite
+    away_bytes: tuple[int | None, ...] = ()  # offloaded state of each rank, None where none was reported
 
 
 class _Followed:
-    """An attempt with all that was told of it."""
+    """An attempt with all that it has reported."""
 
-    __slots__ = ("began_s", "figures", "job", "last", "look_at_s", "looked_s", "nodes", "slow", "stragglers", "watch")
+    __slots__ = ("began_s", "figures", "job", "last", "nodes", "read_at_s", "read_s", "slow", "stragglers", "watch")
 
-    def __init__(self, it: Running, watch: StepWatch, now_s: float, look_at_s: float) -> None:
-        self.job, self.watch, self.looked_s, self.look_at_s = it.job, watch, now_s, look_at_s
+    def __init__(self, it: RunningAttempt, watch: StepWatch, now_s: float, read_at_s: float) -> None:
+        self.job, self.watch, self.read_s, self.read_at_s = it.job, watch, now_s, read_at_s
         self.began_s = now_s
         self.nodes = it.nodes  # of each rank
         self.last = [StepLines()] * len(self.nodes)
         self.stragglers = Stragglers(now_s)
-        self.figures = Figures(0, None)
+        self.figures = StepFigures(0, None)
         self.slow: Slow | None = None  # None while its steps are as they should be
 
     def grow(self, nodes: list[str]) -> None:
-        """Follow the ranks that have come since the last look."""
+        """Follow the ranks that were added since the last read."""
         if len(nodes) > len(self.nodes):
             self.last += [StepLines()] * (len(nodes) - len(self.nodes))
             self.watch.grow(len(nodes))
@@ -197,7 +195,7 @@ class StepMonitor:
     """Follows the steps of running attempts; another object begins anew.
 
     Args:
-        backend: Which runs them.
+        backend: That runs them.
         types: Node type of each node.
     """
 
@@ -208,65 +206,70 @@ class StepMonitor:
         self._backend = backend if backend.capabilities.reads_steps else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
         self._unwritten: dict[
-            str, list[Saved]
+            str, list[SavedCheckpoint]
         ] = {}  # checkpoints that are not in the store yet, by name of the attempt
         self._shared_since_s = -math.inf  # when jobs last became slow together
-        self.figures: Mapping[str, Figures] = {}  # by job, of those that tell; never changed, but replaced
+        self.figures: Mapping[str, StepFigures] = {}  # by job, of those that report; never changed, but replaced
 
     @property
-    def can_tell(self) -> bool:
-        """Whether jobs can tell anything at this backend."""
+    def reads_steps(self) -> bool:
+        """Whether the backend reads steps."""
         return self._backend is not None
 
-    def look(
-        self, running: Iterable[Running], going: Collection[str], watching: Callable[[str], Watching], now_s: float,
-        about: About,
+    def poll(
+        self, running: Iterable[RunningAttempt], going: Collection[str], watching: Callable[[str], Watching],
+        now_s: float, about: About,
     ) -> Findings:  # fmt: skip
-        """Take in what attempts have told.
+        """Read what attempts have reported, and return what follows from it.
+
+        1. Follow each running attempt; drop those that have ended.
+        2. Read the new lines of those that are due.
+        3. Record checkpoints, and find hangs, stragglers and slow steps of each.
+        4. Find out which jobs became slow together, as no node is the cause then.
 
         Args:
             running: All that run and can be reached.
             going: Names of all that have not ended: what is known of those out of reach is kept.
-            watching: What a job wants to be looked at for.
+            watching: What the steps of a job are watched for.
             now_s: The present.
-            about: Holds what is done about one job.
+            about: Context of what is done about one job.
         """
         found = Findings({}, {}, [], [], {}, self._unwritten)
         followed = {name: one for name, one in self._followed.items() if name in going}
         due = []
-        for it in running:
-            with about(it.job):
-                one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
-                followed[it.name] = one
-                if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
-                    due.append((it, one))
+        for attempt in running:
+            with about(attempt.job):
+                one = followed.get(attempt.name) or self._begin(attempt, watching(attempt.job), now_s, len(followed))
+                followed[attempt.name] = one
+                if not 0.0 < one.read_at_s - now_s <= SILENT_POLL_S:  # or the clock was set back
+                    due.append((attempt, one))
         for name in self._followed.keys() - followed.keys():
             self._keep_news(self._followed[name], self._left)
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
-        for it, one in due:
-            with about(it.job):
-                self._look_at(it, one, found, now_s)
+        for each, one in due:
+            with about(each.job):
+                self._follow(each, one, found, now_s)
         self._judge(found)
         if has_changed:
-            self.figures = {one.job: one.figures for one in followed.values() if one.watch.tells}
+            self.figures = {one.job: one.figures for one in followed.values() if one.watch.reports}
         return found
 
     def train_s(self, name: str) -> Sequence[float]:
-        """Return the times of the last training steps of an attempt, if it runs and tells; any thread may ask."""
+        """Return the times of the last training steps of an attempt that runs and reports; any thread may call this."""
         one = self._followed.get(name)
         return () if one is None else one.watch.train_s()
 
-    def end(self, it: Running) -> End:
-        """Look at an attempt that has ended for the last time, and return what it told at its end."""
+    def end(self, it: RunningAttempt) -> AttemptEnd:
+        """Read the lines of an attempt that has ended for the last time, and return what they report."""
         self._unwritten.pop(it.name, None)
-        told = self._told(it, [StepLines()] * len(it.nodes))
-        saved = _last(saved_in(rank.saved) for rank in told)
-        steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
-        # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
+        lines = self._read_lines(it, [StepLines()] * len(it.nodes))
+        saved = _last(saved_in(rank.saved) for rank in lines)
+        steps = {(each.kind, each.step) for rank in lines for each in steps_in(rank.steps)}
+        # A kind may have numbers of its own, and an attempt that resumes from a checkpoint begins after the first.
         came_further = len(steps) > len({kind for kind, _ in steps})
         trained = [step for kind, step in steps if kind is StepKind.TRAIN]
-        return End(saved, came_further, max(trained or [step for _, step in steps], default=None))
+        return AttemptEnd(saved, came_further, max(trained or [step for _, step in steps], default=None))
 
     def news(self, now_s: float) -> Mapping[str, Mapping[str, Computed]]:
         """Return the computing times that are to be recorded now, by job and node type; often none."""
@@ -286,58 +289,58 @@ class StepMonitor:
                 rank.recorded()
 
     def written(self) -> None:
-        """Forget the checkpoints that were told: they are in the store."""
+        """Forget the reported checkpoints: they are in the store."""
         self._unwritten.clear()
 
-    def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
-        detector = None if wanted.slow == OFF else DETECTORS[wanted.slow]()
-        # Not all at the same moment, even if a scheduler takes all of them up at once.
-        wait_s = LOOK_S * (others % 8) / 8.0
-        watch = StepWatch(len(it.nodes), detector, wanted.hang_s, now_s)
+    def _begin(self, it: RunningAttempt, watching: Watching, now_s: float, others: int) -> _Followed:
+        detector = None if watching.slow == OFF else DETECTORS[watching.slow]()
+        # Not all at the same moment, even if a scheduler starts with all of them at once.
+        wait_s = STEPS_POLL_S * (others % 8) / 8.0
+        watch = StepWatch(len(it.nodes), detector, watching.hang_s, now_s)
         return _Followed(it, watch, now_s, now_s + wait_s)
 
     def _keep_news(self, one: _Followed, found: dict[str, dict[str, Computed]]) -> None:
         kinds = [self._types.get(node, "") for node in one.nodes]
         for kind, news in news_by_type(one.watch.times, kinds).items():
             known = found.setdefault(one.job, {})
-            known[kind] = known.get(kind, NOTHING).with_more(news)
+            known[kind] = known.get(kind, NO_TIMES).with_more(news)
 
-    def _told(self, it: Running, before: Sequence[StepLines]) -> list[StepLines]:
-        """Ask the backend what ranks told; nothing if it does not answer. What goes wrong must hold up nobody."""
+    def _read_lines(self, it: RunningAttempt, before: Sequence[StepLines]) -> list[StepLines]:
+        """Return what ranks reported; nothing if the backend fails, which must not stop the others."""
         if self._backend is None:
             return []
         try:
-            told = self._backend.step_lines(it.name, it.placement, before)
+            lines = self._backend.step_lines(it.name, it.placement, before)
         except BackendError as error:
-            log.warning("steps of %s cannot be seen: %s", it.name, error)
+            log.warning("steps of %s cannot be read: %s", it.name, error)
             return []
         except Exception:
-            log.exception("the backend failed: steps of %s cannot be seen", it.name)
+            log.exception("the backend failed: steps of %s cannot be read", it.name)
             return []
-        return told if len(told) == len(before) else []
+        return lines if len(lines) == len(before) else []
 
-    def _look_at(self, it: Running, one: _Followed, found: Findings, now_s: float) -> None:
-        one.look_at_s = now_s + LOOK_S
+    def _follow(self, it: RunningAttempt, one: _Followed, found: Findings, now_s: float) -> None:
+        one.read_at_s = now_s + STEPS_POLL_S
         one.grow(it.nodes)
-        told = self._told(it, one.last)
-        if not told:
+        lines = self._read_lines(it, one.last)
+        if not lines:
             return
-        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else GAP_S + SILENT_LOOK_S):
+        if not 0.0 <= now_s - one.read_s <= (POLL_GAP_S if one.watch.reports else POLL_GAP_S + SILENT_POLL_S):
             one.watch.forgive(now_s)
-        one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
+        one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in lines]
         one.watch.leave(it.ended)
-        one.watch.take([steps_in(each.steps) if each.steps else () for each in told], now_s)
-        one.looked_s = now_s
+        one.watch.take([steps_in(each.steps) if each.steps else () for each in lines], now_s)
+        one.read_s = now_s
         one.figures = _figures(one)
-        if not one.watch.tells:
+        if not one.watch.reports:
             one.began_s = min(one.began_s, now_s)  # the clock may have been set back
-            one.look_at_s = now_s + min(max(now_s - one.began_s, LOOK_S), SILENT_LOOK_S)
-        if any(each.saved for each in told):
-            found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in told)])
+            one.read_at_s = now_s + min(max(now_s - one.began_s, STEPS_POLL_S), SILENT_POLL_S)
+        if any(each.saved for each in lines):
+            found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in lines)])
         hang = one.watch.hang(now_s)
         if hang is not None:
             found.hangs[it.job] = hang
-        stragglers = one.stragglers.look(one.watch.times, one.watch.going, now_s)
+        stragglers = one.stragglers.compare(one.watch.times, one.watch.going, now_s)
         if stragglers:
             found.stragglers[it.job] = [Straggling(each, one.nodes[each.rank]) for each in stragglers]
         slowness = one.watch.slowness(now_s)
@@ -351,13 +354,13 @@ class StepMonitor:
             one.slow = None
 
     def _judge(self, found: Findings) -> None:
-        """Find out which of those that are slow have become so together with many others."""
+        """Mark the slow jobs that became so together with too many others."""
         if not found.slow:
             return
         ready = [one for one in self._followed.values() if one.watch.is_ready]
-        everyone = {one.job: one.slow for one in ready if one.slow is not None}
+        all_slow = {one.job: one.slow for one in ready if one.slow is not None}
         for job, slow in found.slow.items():
-            others = together(slow, everyone, len(ready))
+            others = together(slow, all_slow, len(ready))
             since_s = slow.slowness.since_s
             if others and abs(since_s - self._shared_since_s) > 2.0 * AT_ONCE_S:
                 found.shared.extend(others)
@@ -365,26 +368,26 @@ class StepMonitor:
             found.slow[job] = slow._replace(is_shared=bool(others))
 
 
-def _figures(one: _Followed) -> Figures:
+def _figures(one: _Followed) -> StepFigures:
     average = average_of(one.watch.times)
     slowest = "" if average is None else one.nodes[average.rank]
-    computed_s = tuple(it.compute_s for it in one.watch.times)
+    computed_s = tuple(rank.compute_s for rank in one.watch.times)
     away_bytes = tuple(one.watch.away_bytes)
-    return Figures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss, away_bytes)
+    return StepFigures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss, away_bytes)
 
 
-def _last(saved: Iterable[Iterable[Saved]]) -> list[Saved]:
-    """Return the last checkpoints that ranks told of, one for each step, in their order."""
-    told = sorted((each for rank in saved for each in rank), key=lambda each: each.at_s)
-    return list({each.step: each for each in told}.values())[-MOST_SAVED:]
+def _last(saved: Iterable[Iterable[SavedCheckpoint]]) -> list[SavedCheckpoint]:
+    """Return the last checkpoints that ranks reported, one for each step, in their order."""
+    reported = sorted((each for rank in saved for each in rank), key=lambda each: each.at_s)
+    return list({each.step: each for each in reported}.values())[-MAX_SAVED:]
 
 
 def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozenset[str]:
     """Return the nodes that slow ranks are on: none if they are on all of several, as then the job itself has changed.
 
     Args:
-        nodes: Of the ranks that go on.
-        slow: Those of them that are slow; None if they do not tell, so that only one node can be to blame.
+        nodes: Of the ranks that continue.
+        slow: Those of them that are slow; None if they do not report it, so that only a single node can be the cause.
     """
     several = frozenset(nodes.values())
     found = several if slow is None else frozenset(nodes[rank] for rank in slow)
@@ -392,14 +395,18 @@ def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozense
 
 
 def together(one: Slow, slow: Mapping[str, Slow], ready: int) -> list[str]:
-    """Return the jobs that became slow together with one: none unless they are so many that no node can be to blame.
+    """Return the jobs that became slow together with one: none unless they are too many for a fault of one node.
 
     Args:
         one: A job that is slow.
         slow: All that are, itself too.
-        ready: Jobs of which it would be known.
+        ready: Number of jobs whose slowness would be known.
     """
-    near = {job: it for job, it in slow.items() if abs(it.slowness.since_s - one.slowness.since_s) <= AT_ONCE_S}
-    # Those that blame the same node have one cause between them.
-    causes = len({it.nodes for it in near.values() if it.nodes}) + sum(not it.nodes for it in near.values())
-    return list(near) if causes >= AT_ONCE_LEAST and len(near) > AT_ONCE_SHARE * ready else []
+    near = {
+        job: slow_job
+        for job, slow_job in slow.items()
+        if abs(slow_job.slowness.since_s - one.slowness.since_s) <= AT_ONCE_S
+    }
+    # Those with the same slow node have one cause.
+    causes = len({each.nodes for each in near.values() if each.nodes}) + sum(not each.nodes for each in near.values())
+    return list(near) if causes >= MIN_AT_ONCE and len(near) > AT_ONCE_SHARE * ready else []

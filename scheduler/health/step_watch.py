@@ -1,14 +1,10 @@
 """The steps of one attempt, as its ranks report them: whether they have become slow, and whether one hangs.
 
-The steps of one attempt, from what its ranks tell: whether they have become slow, and whether one hangs.
+It reads no clock, network or store, and keeps nothing for the next attempt. `RankStepTimes` has how long a rank
+computes and steps: for the average iteration time, and the record by node type. All ranks of a ring are as slow as the
+slowest one, which is found by its computing time.
 
-Reads no clock, network or store. All of it is of this attempt, so that nothing crosses to the next one.
-
-How long the ranks of an attempt compute and step: the average iteration time, and the record by node type.
-
-All ranks of a ring are as slow as the slowest one, so that one is found by its computing time.
-
-Source: SPEC K2, K3, K5, F3, F1, F2; docs/steps.md; docs/steps.md has the format.
+Source: SPEC K2, K3, K5, F1 to F3; docs/steps.md has the format.
 """
 
 import logging
@@ -26,27 +22,27 @@ from .detectors import Cusum, Detector
 
 
 class StepKind(StrEnum):
-    """What a rank is at."""
+    """The kind of a step."""
 
     TRAIN = "train"
     CHECKPOINT = "checkpoint"
     EVALUATE = "evaluate"
-    OTHER = "other"  # nobody knows how long that takes
-    DONE = "done"  # no step at all: what still comes may take as long as it likes
+    OTHER = "other"  # without a known duration
+    DONE = "done"  # no step: what follows may take any time
 
 
 class Begun(NamedTuple):
-    """A step that began, and with it the one before ended."""
+    """A step that began, which ended the one before."""
 
     kind: StepKind
     step: int
     at_s: float  # Unix time, by the clock of the rank
-    computed_s: float | None  # of the step that ended, without what it waited for; None if it was not told
-    loss: float | None = None  # of the step that ended, not always finite; None if it was not told, or is no number
-    away_bytes: int | None = None  # of state that is put away; None if it was not told
+    computed_s: float | None  # of the step that ended, without its waits; None if not reported
+    loss: float | None = None  # of the step that ended, not always finite; None if not reported, or no number
+    away_bytes: int | None = None  # of offloaded state; None if not reported
 
 
-class Saved(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint that is complete."""
 
     step: int  # the last one that it holds
@@ -55,19 +51,21 @@ class Saved(NamedTuple):
     path: str
 
 
-_TIME = rb"(\d{1,11}(?:\.\d{1,9})?)"
-_LOSS = rb"([!-~]{1,400})"  # as any language writes a number: a step counts whatever it says of its loss
+_TIME_PATTERN = rb"(\d{1,11}(?:\.\d{1,9})?)"
+_LOSS = rb"([!-~]{1,400})"  # as any language writes a number: a step counts with any text as its loss
 _STEP = re.compile(
     rb"^(train|checkpoint|evaluate|other|done) (\d{1,15}) %b(?: (?:%b|-)(?: %b(?: (\d{1,18}))?)?)?$"
-    % (_TIME, _TIME, _LOSS),
+    % (_TIME_PATTERN, _TIME_PATTERN, _LOSS),
     re.MULTILINE,
 )
-_SAVED = re.compile(rb"^(\d{1,15}) %b (-|[0-9a-f]{8,128}) ([^\x00-\x1f\x7f]{1,1024})$" % _TIME, re.MULTILINE)
+_SAVED_LINE = re.compile(
+    rb"^(\d{1,15}) %b (-|[0-9a-f]{8,128}) ([^\x00-\x1f\x7f]{1,1024})$" % _TIME_PATTERN, re.MULTILINE
+)
 _KINDS = {kind.value.encode(): kind for kind in StepKind}
 
 
 def steps_in(lines: bytes) -> list[Begun]:
-    """Return the steps that lines tell of, in their order."""
+    """Return the steps in lines, in their order."""
     return [
         Begun(
             _KINDS[kind],
@@ -88,21 +86,21 @@ def _loss_of(text: bytes) -> float | None:
         return None
 
 
-def saved_in(lines: bytes) -> list[Saved]:
-    """Return the checkpoints that lines tell of, in their order."""
+def saved_in(lines: bytes) -> list[SavedCheckpoint]:
+    """Return the checkpoints in lines, in their order."""
     found = []
-    for step, at, digest, path in _SAVED.findall(lines):
+    for step, at, digest, path in _SAVED_LINE.findall(lines):
         try:
             text = path.decode()
         except UnicodeDecodeError:
             continue
         if text.isprintable():
-            found.append(Saved(int(step), float(at), "" if digest == b"-" else digest.decode(), text))
+            found.append(SavedCheckpoint(int(step), float(at), "" if digest == b"-" else digest.decode(), text))
     return found
 
 
-KEPT = 32  # steps that a mean is taken over
-LEFT_OUT = 3  # first steps of an attempt: they compile and warm up
+MEAN_STEPS = 32  # steps that a mean is taken over
+SKIPPED_STEPS = 3  # first steps of an attempt: they compile and warm up
 
 
 class Computed(NamedTuple):
@@ -113,13 +111,13 @@ class Computed(NamedTuple):
     last_s: tuple[float, ...]  # the last 32, the newest last
 
     def with_more(self, more: "Computed") -> "Computed":
-        """Return both together, of which the other came later."""
+        """Return both together; `more` came later."""
         count = self.iterations + more.iterations
         mean_s = (self.iterations * self.mean_s + more.iterations * more.mean_s) / count if count else 0.0
-        return Computed(count, mean_s, (self.last_s + more.last_s)[-KEPT:])
+        return Computed(count, mean_s, (self.last_s + more.last_s)[-MEAN_STEPS:])
 
 
-NOTHING = Computed(0, 0.0, ())
+NO_TIMES = Computed(0, 0.0, ())
 
 
 class Average(NamedTuple):
@@ -130,25 +128,25 @@ class Average(NamedTuple):
     steps: int  # that the mean is taken over
 
 
-class RankTimes:
+class RankStepTimes:
     """The iterations of one rank."""
 
     __slots__ = ("_computed_s", "_new", "_seen", "_sum_s", "_took_s")
 
     def __init__(self) -> None:
         self._seen = 0
-        self._took_s, self._computed_s = deque[float](maxlen=KEPT), deque[float](maxlen=KEPT)
+        self._took_s, self._computed_s = deque[float](maxlen=MEAN_STEPS), deque[float](maxlen=MEAN_STEPS)
         self._new, self._sum_s = 0, 0.0  # computing times since they were last recorded
 
-    def tell(self, took_s: float, computed_s: float | None) -> None:
-        """Take in an iteration; the first of them are left out.
+    def add(self, took_s: float, computed_s: float | None) -> None:
+        """Add an iteration; the first ones are skipped.
 
         Args:
             took_s: From its begin to that of the next one.
-            computed_s: Without what it waited for; None if that was not told.
+            computed_s: Without its waits; None if not reported.
         """
         self._seen += 1
-        if self._seen <= LEFT_OUT:
+        if self._seen <= SKIPPED_STEPS:
             return
         self._took_s.append(took_s)
         if computed_s is not None:
@@ -157,7 +155,7 @@ class RankTimes:
 
     @property
     def compute_s(self) -> float | None:
-        """Mean of the last computing times, None if none was told."""
+        """Mean of the last computing times, None if none was reported."""
         return fmean(self._computed_s) if self._computed_s else None
 
     @property
@@ -167,36 +165,36 @@ class RankTimes:
 
     @property
     def steps(self) -> int:
-        """How many these are."""
+        """Number of these."""
         return len(self._took_s)
 
     def news(self) -> Computed:
         """Return the computing times that are not recorded yet."""
-        last = tuple(islice(reversed(self._computed_s), min(self._new, KEPT)))[::-1]
-        return Computed(self._new, self._sum_s / self._new, last) if self._new else NOTHING
+        last = tuple(islice(reversed(self._computed_s), min(self._new, MEAN_STEPS)))[::-1]
+        return Computed(self._new, self._sum_s / self._new, last) if self._new else NO_TIMES
 
     def recorded(self) -> None:
-        """Forget which these were: they are recorded."""
+        """Mark these as recorded."""
         self._new, self._sum_s = 0, 0.0
 
 
-def average_of(ranks: Sequence[RankTimes]) -> Average | None:
+def average_of(ranks: Sequence[RankStepTimes]) -> Average | None:
     """Return the mean of the last step times of the slowest rank, None before there are any.
 
-    Where no rank tells how long it computes, the slowest is the one whose steps take longest.
+    Where no rank reports computing times, the slowest is the one whose steps take longest.
 
     Source: SPEC F3.
     """
-    told = [(rank.compute_s, number) for number, rank in enumerate(ranks) if rank.steps]
-    if not told:
+    known = [(rank.compute_s, number) for number, rank in enumerate(ranks) if rank.steps]
+    if not known:
         return None
-    computing = [(compute_s, number) for compute_s, number in told if compute_s is not None]
-    stepping = [(ranks[number].step_s or 0.0, number) for _, number in told]
+    computing = [(compute_s, number) for compute_s, number in known if compute_s is not None]
+    stepping = [(ranks[number].step_s or 0.0, number) for _, number in known]
     _, slowest = max(computing or stepping, key=lambda it: (it[0], -it[1]))
     return Average(ranks[slowest].step_s or 0.0, slowest, ranks[slowest].steps)
 
 
-def news_by_type(ranks: Sequence[RankTimes], types: Sequence[str]) -> Mapping[str, Computed]:
+def news_by_type(ranks: Sequence[RankStepTimes], types: Sequence[str]) -> Mapping[str, Computed]:
     """Return the computing times that are not recorded yet, by node type.
 
     Args:
@@ -207,18 +205,18 @@ def news_by_type(ranks: Sequence[RankTimes], types: Sequence[str]) -> Mapping[st
     for rank, kind in zip(ranks, types, strict=True):
         news = rank.news()
         if news.iterations:
-            found[kind] = found.get(kind, NOTHING).with_more(news)
+            found[kind] = found.get(kind, NO_TIMES).with_more(news)
     return found
 
 
 log = logging.getLogger(__name__)
 
-LEAST_HANG_S, UNKNOWN_HANG_S = 60.0, 900.0
+MIN_HANG_S, UNKNOWN_HANG_S = 60.0, 900.0
 MEDIANS, LONGESTS, RECENT = 10.0, 2.0, 1500  # a step may take ten medians, and twice the longest of the last ones
-FIRST = 20  # steps of a kind before anybody knows how long one takes
-CHECK_S = 60.0  # between two looks at whether steps are slow
-MOST_PENDING = 4096  # steps that some ranks have told of and others have not
-SHOWN = 50  # steps that the present step time is the median of
+MIN_STEPS = 20  # steps of a kind before its duration is known
+CHECK_S = 60.0  # between two checks whether steps are slow
+MAX_PENDING = 4096  # steps that some ranks have reported and others have not
+PRESENT_STEPS = 50  # steps that the present step time is the median of
 
 
 class Hang(NamedTuple):
@@ -237,38 +235,38 @@ class Slowness(NamedTuple):
     since_s: float  # Unix time by the clock of the job, about
     usual_s: float  # step time before
     present_s: float
-    ranks: tuple[int, ...] | None  # whose own computing is slow; None if they do not tell of it
+    ranks: tuple[int, ...] | None  # whose own computing is slow; None if they do not report it
     checks: int  # in a row at which they were slow
 
 
 class _Rank:
-    """What a rank has told."""
+    """What a rank has reported."""
 
-    __slots__ = ("away_bytes", "began_s", "compute", "has_ended", "last", "look", "loss", "times")
+    __slots__ = ("away_bytes", "began_s", "compute", "has_ended", "last", "loss", "read", "times")
 
     def __init__(self) -> None:
-        self.last: Begun | None = None  # the step that it is at
-        self.look = 0  # at which it last told anything
-        self.began_s = 0.0  # of that step, by the clock of who watches
-        self.compute: Cusum | None = None  # of its own computing, once it tells of it
+        self.last: Begun | None = None  # its current step
+        self.read = 0  # number of the read with its last report
+        self.began_s = 0.0  # of that step, by the scheduler's clock
+        self.compute: Cusum | None = None  # of its own computing, once it reports that
         self.has_ended = False
-        self.times = RankTimes()
-        self.loss: tuple[int, float] | None = None  # its last step that it told the loss of, and that
-        self.away_bytes: int | None = None  # of its state that is put away, as it told last
+        self.times = RankStepTimes()
+        self.loss: tuple[int, float] | None = None  # its last step with a reported loss, and that loss
+        self.away_bytes: int | None = None  # of its offloaded state, by its last report
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has told of steps and tells of more."""
+        """Whether it has reported steps and will report more."""
         return not self.has_ended and self.last is not None and self.last.kind is not StepKind.DONE
 
 
 class _Pending(NamedTuple):
-    """A step that some ranks have told the end of, and others have not."""
+    """A step whose end some ranks have reported, and others have not."""
 
     ranks: int  # that have
     took_s: float  # the longest of them
     at_s: float  # when it ended, by the clock of the last of them
-    look: int  # at which the first of them told
+    read: int  # number of the read with the first of them
 
 
 class StepWatch:
@@ -276,8 +274,8 @@ class StepWatch:
 
     Args:
         ranks: How many it has.
-        detector: Of slow steps; None to look for none.
-        hang_s: How long a step may take, inf for as long as it likes; None to go by the steps before.
+        detector: Of slow steps; None to detect none.
+        hang_s: How long a step may take, inf for any time; None to go by the steps before.
         now_s: The present.
     """
 
@@ -285,16 +283,16 @@ class StepWatch:
         self._ranks = [_Rank() for _ in range(ranks)]
         self._detector, self._hang_s = detector, hang_s
         self._pending: dict[tuple[StepKind, int], _Pending] = {}
-        self._telling = 0  # ranks that tell of steps
-        self._look = 0  # how many there were
+        self._reporting = 0  # ranks that report steps
+        self._reads = 0
         self._took_s: dict[StepKind, array[float]] = {}  # of the slowest rank, the last ones
-        self._looked_s = now_s
+        self._read_s = now_s
         self._check_at_s = now_s + CHECK_S
         self._checks = 0
-        self._calm_s = 0.0  # when steps last looked as they should, by the clock of the job
+        self._calm_s = 0.0  # when steps were last as usual, by the clock of the job
         self._usual_s = 0.0
-        self.step = 0  # the highest that was told
-        self.tells = False  # any rank has told anything
+        self.step = 0  # the highest one reported
+        self.reports = False  # any rank has reported anything
 
     @property
     def is_ready(self) -> bool:
@@ -307,70 +305,70 @@ class StepWatch:
         return self._detector is not None and self._detector.is_slow
 
     def train_s(self) -> Sequence[float]:
-        """Return the times of the last training steps; any thread may ask."""
+        """Return the times of the last training steps; any thread may call this."""
         return self._took_s.get(StepKind.TRAIN, array("d"))[-RECENT:]
 
     def present_s(self) -> float | None:
         """Return the present step time, None before the first steps have ended."""
-        told = self._took_s.get(StepKind.TRAIN)
-        return statistics.median(told[-SHOWN:]) if told else None
+        times_s = self._took_s.get(StepKind.TRAIN)
+        return statistics.median(times_s[-PRESENT_STEPS:]) if times_s else None
 
     @property
-    def times(self) -> Sequence[RankTimes]:
+    def times(self) -> Sequence[RankStepTimes]:
         """The iterations of each rank."""
         return [rank.times for rank in self._ranks]
 
     @property
     def loss(self) -> float | None:
-        """Loss of the last step that any rank told it of; where several did, of the lowest. Not always finite."""
-        told = [(-rank.loss[0], number, rank.loss[1]) for number, rank in enumerate(self._ranks) if rank.loss]
-        return min(told)[2] if told else None
+        """Loss of the last step with one; of several ranks, of the lowest. Not always finite."""
+        losses = [(-rank.loss[0], number, rank.loss[1]) for number, rank in enumerate(self._ranks) if rank.loss]
+        return min(losses)[2] if losses else None
 
     @property
     def away_bytes(self) -> list[int | None]:
-        """State of each rank that is put away, None of those that tell of none."""
+        """Offloaded state of each rank, None for those that report none."""
         return [rank.away_bytes for rank in self._ranks]
 
     @property
     def going(self) -> list[int]:
-        """Ranks that have told of steps and tell of more."""
+        """Ranks that have reported steps and will report more."""
         return [number for number, rank in enumerate(self._ranks) if rank.goes_on]
 
     def grow(self, ranks: int) -> None:
-        """Follow more ranks, which came while the attempt ran."""
+        """Follow more ranks, which were added while the attempt runs."""
         self._ranks += [_Rank() for _ in range(ranks - len(self._ranks))]
 
-    def take(self, told: Sequence[Sequence[Begun]], now_s: float) -> None:
-        """Take in what was told since the last time.
+    def take(self, reported: Sequence[Sequence[Begun]], now_s: float) -> None:
+        """Process what was reported since the last call.
 
         Args:
-            told: By rank.
+            reported: By rank.
             now_s: The present.
         """
-        self._telling = sum(bool(steps) or rank.goes_on for rank, steps in zip(self._ranks, told, strict=True))
-        self.tells = self.tells or self._telling > 0
-        self._look += 1
-        for rank, steps in zip(self._ranks, told, strict=True):
+        self._reporting = sum(bool(steps) or rank.goes_on for rank, steps in zip(self._ranks, reported, strict=True))
+        self.reports = self.reports or self._reporting > 0
+        self._reads += 1
+        for rank, steps in zip(self._ranks, reported, strict=True):
             for begun in steps:
                 if rank.last is not None:
                     self._end(rank, rank.last, begun)
                 rank.last = begun
             if steps:
-                rank.look = self._look
-                # Whatever its clock says, it began it since the last time.
-                rank.began_s = max(self._looked_s, min(steps[-1].at_s, now_s))
+                rank.read = self._reads
+                # By any clock, the step began after the last call.
+                rank.began_s = max(self._read_s, min(steps[-1].at_s, now_s))
                 self.step = max(self.step, steps[-1].step)
-        self._looked_s = now_s
+        self._read_s = now_s
         self._take_left()
 
     def leave(self, ended: Collection[int]) -> None:
-        """Wait no more for ranks that have ended: like those that are done, they never hang."""
+        """Expect nothing more from ranks that have ended: like those that are done, they never hang."""
         for number in ended:
             self._ranks[number].has_ended = True
 
     def forgive(self, now_s: float) -> None:
-        """Let all steps have begun now, as nobody could look for a while."""
-        self._looked_s = now_s
+        """Let all steps begin now, after a while without reads."""
+        self._read_s = now_s
         for rank in self._ranks:
             rank.began_s = now_s
 
@@ -384,21 +382,21 @@ class StepWatch:
         if not running:
             return None
         began_s, number, last = min(running)
-        if now_s - began_s <= (LEAST_HANG_S if self._hang_s is None else self._hang_s):
+        if now_s - began_s <= (MIN_HANG_S if self._hang_s is None else self._hang_s):
             return None
-        # Others may well wait for one that evaluates or saves.
+        # Others may wait for one that evaluates or saves.
         limit_s = self._hang_s or max(self.limit_s(kind) for kind in {last.kind for _, _, last in running})
         if now_s - began_s <= limit_s:
             return None
         return Hang(number, last.kind, last.step, began_s, limit_s)
 
     def limit_s(self, kind: StepKind) -> float:
-        """Return how long a step of a kind may take, by those before."""
-        told = self._took_s.get(kind, ())
-        if kind is StepKind.OTHER or len(told) < FIRST:
+        """Return how long a step of a kind may take, by the ones before."""
+        times_s = self._took_s.get(kind, ())
+        if kind is StepKind.OTHER or len(times_s) < MIN_STEPS:
             return UNKNOWN_HANG_S
-        recent = told[-RECENT:]
-        return max(LEAST_HANG_S, MEDIANS * statistics.median(recent), LONGESTS * max(recent))
+        recent = times_s[-RECENT:]
+        return max(MIN_HANG_S, MEDIANS * statistics.median(recent), LONGESTS * max(recent))
 
     def slowness(self, now_s: float) -> Slowness | None:
         """Return how much longer steps take, once in each minute in which they do."""
@@ -410,12 +408,12 @@ class StepWatch:
             return None
         self._checks += 1
         going = [(number, self._ranks[number].compute) for number in self.going]
-        telling = [(number, compute) for number, compute in going if compute is not None]
-        slow = tuple(number for number, compute in telling if compute.is_slow) if telling else None
+        reporting = [(number, compute) for number, compute in going if compute is not None]
+        slow = tuple(number for number, compute in reporting if compute.is_slow) if reporting else None
         return Slowness(self._calm_s, self._usual_s, self.present_s() or 0.0, slow, self._checks)
 
     def _end(self, rank: _Rank, was: Begun, begun: Begun) -> None:
-        """Take in how a step of a rank was."""
+        """Process the end of a rank's step."""
         rank.away_bytes = begun.away_bytes
         if begun.loss is not None:
             rank.loss = was.step, begun.loss
@@ -423,29 +421,29 @@ class StepWatch:
         if took_s <= 0.0 or was.kind is StepKind.DONE:
             return  # a clock was set back
         if was.kind is StepKind.TRAIN:
-            took_s /= max(begun.step - was.step, 1)  # not every step is told
-            rank.times.tell(took_s, begun.computed_s)
+            took_s /= max(begun.step - was.step, 1)  # not every step is reported
+            rank.times.add(took_s, begun.computed_s)
             if begun.computed_s:
                 rank.compute = rank.compute or Cusum()
                 rank.compute.update(begun.computed_s)
         key = (was.kind, was.step)
-        it = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._look)
-        self._pending[key] = _Pending(it.ranks + 1, max(it.took_s, took_s), begun.at_s, it.look)
-        if it.ranks + 1 >= self._telling:
+        it = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._reads)
+        self._pending[key] = _Pending(it.ranks + 1, max(it.took_s, took_s), begun.at_s, it.read)
+        if it.ranks + 1 >= self._reporting:
             self._take_pending(key)
-        elif len(self._pending) > MOST_PENDING:
+        elif len(self._pending) > MAX_PENDING:
             self._take_pending(next(iter(self._pending)))
 
     def _take_left(self) -> None:
-        """Take in the steps that no rank will tell of any more.
+        """Process the steps that no rank will report any more.
 
-        All tell of each training step, those that are done or have ended apart. One rank alone may evaluate or save:
-        once all others have told anything behind that, they will not tell of it.
+        All ranks report each training step, except those that are done or have ended. One rank alone may evaluate or
+        save: once all others have reported something later, they will not report that.
         """
-        going = [rank.look for rank in self._ranks if rank.goes_on]
-        oldest = min(going, default=self._look + 1)
-        for key, it in list(self._pending.items()):
-            if it.ranks >= len(going) or (key[0] is not StepKind.TRAIN and it.look < oldest):
+        going = [rank.read for rank in self._ranks if rank.goes_on]
+        oldest = min(going, default=self._reads + 1)
+        for key, each in list(self._pending.items()):
+            if each.ranks >= len(going) or (key[0] is not StepKind.TRAIN and each.read < oldest):
                 self._take_pending(key)
 
     def _take_pending(self, key: tuple[StepKind, int]) -> None:
@@ -453,11 +451,11 @@ class StepWatch:
         self._take(key[0], it.took_s, it.at_s)
 
     def _take(self, kind: StepKind, took_s: float, at_s: float) -> None:
-        """Take in how long a step took the slowest rank."""
-        told = self._took_s.setdefault(kind, array("d"))
-        told.append(took_s)
-        if len(told) > 2 * RECENT:
-            del told[:-RECENT]
+        """Process how long a step took the slowest rank."""
+        times_s = self._took_s.setdefault(kind, array("d"))
+        times_s.append(took_s)
+        if len(times_s) > 2 * RECENT:
+            del times_s[:-RECENT]
         detector = self._detector
         if kind is not StepKind.TRAIN or detector is None:
             return
@@ -466,4 +464,4 @@ class StepWatch:
         if detector.slow_steps == 0:
             self._calm_s = at_s
         elif is_slow and not was_slow:
-            self._usual_s = statistics.median(told[: -detector.slow_steps] or told)
+            self._usual_s = statistics.median(times_s[: -detector.slow_steps] or times_s)

@@ -27,7 +27,7 @@ from ..mirror.records import (
 )
 from ..mirror.rehearsal import rehearse
 from ..mirror.vacant_seats import PlacementShape, fitted
-from ..policy_host.answer import RecordParts, Stored, stored_of
+from ..policy_host.answer import RecordParts, StoredRecord, stored_of
 from ..policy_host.process import Miss, MissError
 from ..policy_host.rollover import Breaker, Rollover
 
@@ -73,7 +73,7 @@ class Decision(NamedTuple):
     took_s: float
     kind: Miss | None  # why there is no usable answer of the policy, None if there is
     reason: str  # the same in words
-    record: Stored | None  # what the policy saw, if it reports that
+    record: StoredRecord | None  # what the policy saw, if it reports that
     past: bytes  # journal record of the decision, empty if it is not recorded
 
 
@@ -158,7 +158,7 @@ class Placer:
         """Check for a newer version of the policy, so that it takes over even if there is nothing to decide."""
         self._unstored += self._new_calls(mirror)
         if self.rollover is not None:
-            self.rollover.look(mirror)
+            self.rollover.update(mirror)
 
     def end(self) -> None:
         """End the policy's processes."""
@@ -272,20 +272,20 @@ class Placer:
         """Send the new calls of the mirror to the policy's processes, and return them."""
         calls, mirror.journal = mirror.journal or [], []
         if self.rollover is not None:
-            self.rollover.tell(calls)
+            self.rollover.record(calls)
         return calls
 
     def _ask(self, mirror: ClusterMirror) -> MissError | None:
         """Ask the policy, and return why it cannot be asked if so."""
         try:
             if self.rollover is not None:
-                self.rollover.ask(mirror)
+                self.rollover.request(mirror)
         except MissError as miss:
             self.misses[miss.kind] += 1
             return miss
         return None
 
-    def _receive(self, mirror: ClusterMirror) -> tuple[Proposal | None, Stored | None, MissError | None]:
+    def _receive(self, mirror: ClusterMirror) -> tuple[Proposal | None, StoredRecord | None, MissError | None]:
         """Return the policy's proposal and what it saw, or why there is no usable answer."""
         if self.rollover is None:
             return None, None, None
@@ -295,12 +295,12 @@ class Placer:
             record = self._checked(mirror, proposal, choice.record)
         except MissError as miss:
             self.misses[miss.kind] += 1
-            self.rollover.blame(miss)
+            self.rollover.record_miss(miss)
             return None, None, miss
-        self.rollover.thank()
+        self.rollover.record_success()
         return proposal, record, None
 
-    def _checked(self, mirror: ClusterMirror, proposal: Proposal, record: RecordParts | None) -> Stored | None:
+    def _checked(self, mirror: ClusterMirror, proposal: Proposal, record: RecordParts | None) -> StoredRecord | None:
         """Check the policy's proposal, and return what it saw.
 
         Raises:

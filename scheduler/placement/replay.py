@@ -18,7 +18,7 @@ from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
 from ..mirror.records import ROW, ExpectedStart, MirrorCall, expected
-from ..policy_host.answer import Stored
+from ..policy_host.answer import StoredRecord
 from ..policy_host.worker import sampling
 from ..store.decisions import DecisionRow, WholeDecision, decisions_after
 from ..store.opening import Store
@@ -95,12 +95,12 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return found
 
 
-def stored_in(decision: dict[str, Any]) -> Stored | None:
+def stored_in(decision: dict[str, Any]) -> StoredRecord | None:
     """Return what the policy saw at a decision of a file, None if it did not report that."""
     if decision["observation"] is None:
         return None
     observation, mask, log_probability = (b64decode(decision[name]) for name in _BYTES)
-    return Stored(observation, mask, log_probability, tuple(decision["explanation"]["actions"]))
+    return StoredRecord(observation, mask, log_probability, tuple(decision["explanation"]["actions"]))
 
 
 def _nothing() -> None:

@@ -22,40 +22,40 @@ from ...cluster.files.plugins import registered
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, AfterValidator(readable)]  # JSON has no form for bytes of a path that are no UTF-8
-MOST_RECORD_BYTES = 1 << 20  # of a decision; what it saw is not sent if it is more
-MOST_NAME, MOST_REMARK = 200, 1000  # characters
-ROUNDING = 1e-3  # by which a log-probability may be above 0
+MAX_RECORD_BYTES = 1 << 20  # of a decision; a larger observation is not sent
+MAX_NAME, MAX_REMARK = 200, 1000  # characters
+LOG_PROBABILITY_ROUNDING = 1e-3  # by which a log-probability may be above 0
 
 
-class _Message(BaseModel):
+class _AnswerMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Ready(_Message):
+class Ready(_AnswerMessage):
     """The policy is loaded and compiled."""
 
     kind: Literal["ready"] = "ready"
     name: Text
     waits: bool
-    remark: Annotated[Text, Field(max_length=MOST_REMARK)] = ""  # how its training differs from its use here
+    remark: Annotated[Text, Field(max_length=MAX_REMARK)] = ""  # how its training differs from its use here
 
 
-class Refused(_Message):
+class Refused(_AnswerMessage):
     """The policy could not be loaded."""
 
     kind: Literal["refused"] = "refused"
     reason: Text
 
 
-class Followed(_Message):
-    """All that was told is taken in."""
+class Followed(_AnswerMessage):
+    """The policy knows the cluster that was sent."""
 
     kind: Literal["followed"] = "followed"
-    number: int  # of the message that told it
+    number: int  # of the message with it
 
 
-class RecordParts(_Message):
-    """What a network saw and how it chose, in base64."""
+class RecordParts(_AnswerMessage):
+    """The observation of a network and its choice, in base64."""
 
     observations: str  # little-endian float32, choice by choice
     masks: str  # one byte an action, 0 or 1
@@ -63,19 +63,19 @@ class RecordParts(_Message):
     actions: list[int]  # one a choice
 
 
-class Choice(_Message):
+class PolicyAnswer(_AnswerMessage):
     """What the policy would do."""
 
     kind: Literal["choice"] = "choice"
     number: int  # of the question
-    job: Annotated[str, Field(max_length=MOST_NAME)]  # that it starts; it may have turned to another one than was due
+    job: Annotated[str, Field(max_length=MAX_NAME)]  # that it starts; it may be another one than was due
     gpus: list[int]  # in the order of their picks; none to wait
     rests: bool = False  # all jobs wait
     took_s: Finite = 0.0
-    record: RecordParts | None = None  # if it tells
+    record: RecordParts | None = None  # if the policy has one
 
 
-class Failed(_Message):
+class Failed(_AnswerMessage):
     """The policy raised an error."""
 
     kind: Literal["failed"] = "failed"
@@ -83,7 +83,7 @@ class Failed(_Message):
     reason: Text
 
 
-Message = Ready | Refused | Followed | Choice | Failed
+Message = Ready | Refused | Followed | PolicyAnswer | Failed
 _MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -99,7 +99,7 @@ def read_message(data: bytes) -> Message:
         raise PluginError(f"the policy's process sent what is no answer: {str(error).splitlines()[0]}") from error
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """What a network saw, as it is stored."""
 
     observation: bytes  # little-endian float32, choice by choice
@@ -111,13 +111,13 @@ class Stored(NamedTuple):
 def parts_of(record: DecisionRecord) -> RecordParts | None:
     """Return what is sent of what a network saw, None if that is too much."""
     arrays = (record.observations.astype("<f4"), record.masks.astype("u1"), record.log_probabilities.astype("<f4"))
-    if sum(array.nbytes for array in arrays) > MOST_RECORD_BYTES:
+    if sum(array.nbytes for array in arrays) > MAX_RECORD_BYTES:
         return None
     texts = (base64.b64encode(array.tobytes()).decode() for array in arrays)
     return RecordParts(**dict(zip(RecordParts.model_fields, (*texts, record.actions.tolist()), strict=True)))
 
 
-def stored_of(parts: RecordParts) -> Stored:
+def stored_of(parts: RecordParts) -> StoredRecord:
     """Return what is stored of what a network saw.
 
     Raises:
@@ -128,19 +128,19 @@ def stored_of(parts: RecordParts) -> Stored:
         observation, mask, log_probability = (base64.b64decode(text, validate=True) for text in texts)
     except ValueError as error:  # not ASCII, or no base64
         raise PluginError(f"what the policy saw is no base64: {error}") from error
-    stored = Stored(observation, mask, log_probability, tuple(parts.actions))
+    stored = StoredRecord(observation, mask, log_probability, tuple(parts.actions))
     record = record_of(stored)
     if not np.isfinite(record.observations).all():
         raise PluginError("what the policy saw is not finite")
     closed, logs = ~record.masks, record.log_probabilities
-    if not (np.isneginf(logs) == closed).all() or not (logs <= ROUNDING).all():
+    if not (np.isneginf(logs) == closed).all() or not (logs <= LOG_PROBABILITY_ROUNDING).all():
         raise PluginError("the policy's log-probabilities are none, or do not go with its mask")
     if closed[np.arange(record.actions.size), record.actions].any():
         raise PluginError("the policy took an action that its mask closes")
     return stored
 
 
-def record_of(stored: Stored) -> DecisionRecord:
+def record_of(stored: StoredRecord) -> DecisionRecord:
     """Return what a network saw at a stored decision.
 
     Raises:
@@ -163,7 +163,7 @@ def _floats(data: bytes, rows: int) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False).reshape(rows, -1)
 
 
-MOST_FILE_BYTES = 64 << 20
+MAX_EDITION_BYTES = 64 << 20
 Stamp = tuple[int, int, int]  # of a file: when it was written, its size and its number
 
 
@@ -190,10 +190,10 @@ def checkpoint_of(name: str) -> Path | None:
 
 
 def read_edition(name: str) -> Edition:
-    """Return the version of a policy that there is now; a file that is not there is left to who loads it."""
+    """Return the present version of a policy, without content if its file does not exist."""
     path = checkpoint_of(name)
     try:
-        if path is not None and path.is_file() and path.stat().st_size <= MOST_FILE_BYTES:
+        if path is not None and path.is_file() and path.stat().st_size <= MAX_EDITION_BYTES:
             content = path.read_bytes()
             return Edition(name, hashlib.sha256(content).hexdigest(), content)
     except OSError:
@@ -209,7 +209,7 @@ def _package_of(name: str) -> str:
 
 
 def stamp_of(name: str) -> Stamp | None:
-    """Return what changes when a policy's checkpoint is replaced, None if it has none, or it is not there."""
+    """Return what changes when a policy's checkpoint is replaced, None if it has none, or the file does not exist."""
     path = checkpoint_of(name)
     try:
         found = None if path is None else path.stat()
@@ -218,9 +218,9 @@ def stamp_of(name: str) -> Stamp | None:
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-MOST_BYTES = 4 << 20  # of a message that a policy's process sends; what it is sent may be larger
+MAX_MESSAGE_BYTES = 4 << 20  # of a message of a policy's process; messages to it may be larger
 LENGTH_BYTES = 8
-PIECE_BYTES = 1 << 18
+READ_BYTES = 1 << 18
 
 
 class Channel:
@@ -228,11 +228,11 @@ class Channel:
 
     Args:
         connection: A stream socket.
-        most_bytes: Of a message that comes in.
+        max_bytes: Of a message that comes in.
     """
 
-    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
-        self._connection, self._most_bytes = connection, most_bytes
+    def __init__(self, connection: socket.socket, max_bytes: int) -> None:
+        self._connection, self._most_bytes = connection, max_bytes
         self._came = bytearray()
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connection, select.POLLIN)
@@ -243,7 +243,7 @@ class Channel:
 
         Args:
             data: The message.
-            until: Of `time.monotonic`; None for as long as it takes.
+            until: Of `time.monotonic`; None for no limit.
 
         Raises:
             OSError: If the other side has ended, TimeoutError if it does not listen; then nothing can follow.
@@ -251,7 +251,7 @@ class Channel:
         left = memoryview(len(data).to_bytes(LENGTH_BYTES) + data)
         while left:
             try:
-                left = left[self._connection.send(left[:PIECE_BYTES], socket.MSG_DONTWAIT) :]
+                left = left[self._connection.send(left[:READ_BYTES], socket.MSG_DONTWAIT) :]
             except BlockingIOError:
                 _wait(self._writable, until)
 
@@ -264,7 +264,7 @@ class Channel:
         """
         while (message := self._message()) is None:
             try:
-                piece = self._connection.recv(PIECE_BYTES, socket.MSG_DONTWAIT)
+                piece = self._connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 _wait(self._readable, until)
                 continue

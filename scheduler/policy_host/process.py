@@ -19,25 +19,36 @@ from enum import StrEnum
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import in_one_line
 from ..mirror.records import ClusterSite, MirrorCall, MirrorSnapshot
-from .answer import MOST_BYTES, Channel, Choice, Edition, Failed, Followed, Message, Ready, Refused, read_message
-from .worker import Begin, Question
+from .answer import (
+    MAX_MESSAGE_BYTES,
+    Channel,
+    Edition,
+    Failed,
+    Followed,
+    Message,
+    PolicyAnswer,
+    Ready,
+    Refused,
+    read_message,
+)
+from .worker import Begin, DecisionQuestion
 
 
 class Miss(StrEnum):
-    """Kinds of reasons; what exactly happened stands in the decision."""
+    """Kinds of reasons; the stored decision has the exact one."""
 
     LATE = "late"  # no answer before the deadline
     RAISED = "raised"  # it raised an error
     REFUSED = "refused"  # its answer cannot be carried out
-    RUBBISH = "rubbish"  # its process sent what is no answer
+    RUBBISH = "rubbish"  # its process sent no valid answer
     DEAD = "dead"  # its process has ended
     UNLOADABLE = "unloadable"  # it cannot be loaded
     LOADING = "loading"  # it is being loaded
-    BEHIND = "behind"  # it has not yet taken in all that has happened
-    RESTING = "resting"  # it is not asked for a while after misses
+    BEHIND = "behind"  # it does not know all events yet
+    RESTING = "resting"  # it gets no questions for a while after misses
 
 
-WORDS = {  # for who may not read the reason: it may name other people's jobs, and files of the scheduler
+MISS_WORDS = {  # for users who may not read the reason: it may name other users' jobs, and files of the scheduler
     Miss.LATE: "it did not answer in time",
     Miss.RAISED: "it raised an error",
     Miss.REFUSED: "its answer could not be carried out",
@@ -48,29 +59,29 @@ WORDS = {  # for who may not read the reason: it may name other people's jobs, a
     Miss.BEHIND: "it had not yet taken in all that had happened",
     Miss.RESTING: "it rested after misses",
 }
-MOST_REASON = 500  # characters
-BLAMELESS = frozenset({Miss.LOADING, Miss.BEHIND, Miss.RESTING})
+MAX_REASON = 500  # characters
+NOT_COUNTED = frozenset({Miss.LOADING, Miss.BEHIND, Miss.RESTING})
 
 
 class MissError(PluginError):
-    """A policy that was not heard.
+    """A decision without a usable answer of the policy.
 
     Args:
         kind: Of the reason.
-        reason: For people. It may come from a stranger: it becomes one line that can be printed, of some length.
+        reason: For people. It may come from a plug-in: it becomes one printable line of limited length.
     """
 
     def __init__(self, kind: Miss, reason: str) -> None:
-        head = reason[: 2 * MOST_REASON]
-        super().__init__(in_one_line(head)[:MOST_REASON])
+        head = reason[: 2 * MAX_REASON]
+        super().__init__(in_one_line(head)[:MAX_REASON])
         self.kind = kind
 
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 500  # entries that a question carries; where there are more, the cluster is sent anew
-LOADED_S, TAKEN_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take up a cluster
-ENDED, UNASKED = "the policy's process has ended", "the policy's process answered something that was not asked"
+MAX_CALLS = 500  # entries in a question; beyond that the cluster is sent anew
+LOADED_S, CAUGHT_UP_S = 300.0, 10.0  # far more than a policy takes to load, and to read a cluster
+ENDED, UNEXPECTED = "the policy's process has ended", "the policy's process sent an unexpected answer"
 _RUN = """\
 import os, sys
 sys.path[:] = sys.argv.pop().split(os.pathsep)
@@ -82,14 +93,14 @@ main()
 class PolicyProcess:
     """A process that follows the cluster and decides as a policy does.
 
-    It is started without waiting for it: `ready` says when it can be asked. Once it has missed a question it is of no
-    more use, for nobody knows what it is doing.
+    It is started without waiting for it: `ready` returns whether it is loaded. After a missed question it is
+    killed, as its state is unknown.
 
     Args:
         edition: Of the policy.
         site: The cluster.
         deadline_s: For a decision.
-        sample_temperature: At which it draws what it does; None if it does what it holds for best.
+        sample_temperature: At which it draws what it does; None to choose the best action.
     """
 
     def __init__(
@@ -97,9 +108,9 @@ class PolicyProcess:
     ) -> None:
         self.edition, self.deadline_s = edition, deadline_s
         self.is_over = False
-        self.known: Ready | None = None  # what it said once it was loaded
+        self.known: Ready | None = None  # its message once the policy was loaded
         self._has_cluster = False  # it knows where the cluster stood, and all since then but the backlog
-        self._takes_up = False  # it was sent the cluster, and has not answered
+        self._catches_up = False  # it was sent the cluster, and has not answered
         self._backlog: list[MirrorCall] = []
         self._number = 0
         self._busy_since = time.monotonic()
@@ -111,15 +122,15 @@ class PolicyProcess:
             except OSError:
                 self._connection.close()
                 raise
-        self._channel = Channel(self._connection, MOST_BYTES)
+        self._channel = Channel(self._connection, MAX_MESSAGE_BYTES)
         self._send_aside(Begin(edition, deadline_s, site, sample_temperature))
 
-    def _send_aside(self, what: Begin | Question) -> None:
+    def _send_aside(self, what: Begin | DecisionQuestion) -> None:
         """Send what is more than the connection holds, to a process that may have to begin before it reads."""
         self._sends = threading.Thread(target=self._send_all, args=(what,), daemon=True)
         self._sends.start()
 
-    def _send_all(self, what: Begin | Question) -> None:
+    def _send_all(self, what: Begin | DecisionQuestion) -> None:
         with suppress(OSError):  # that it has ended is found by who reads
             self._channel.send(pickle.dumps(what))
 
@@ -128,17 +139,17 @@ class PolicyProcess:
         """Number of the process, and of the session that it leads."""
         return self._process.pid
 
-    def tell(self, calls: Sequence[MirrorCall]) -> None:
-        """Note what has happened, for the next question."""
+    def record(self, calls: Sequence[MirrorCall]) -> None:
+        """Record what has happened, for the next question."""
         if self._has_cluster:
             self._backlog += calls
 
-    def let_go(self) -> None:
+    def reset(self) -> None:
         """Follow another cluster from the next question on."""
         self._has_cluster, self._backlog = False, []
 
     def ready(self, wait_s: float = 0.0) -> Ready | None:
-        """Return what the process says of the policy once that is loaded, None before.
+        """Return the message of the process once the policy is loaded, None before.
 
         Raises:
             MissError: If it could not be loaded, with the reason; the process is over then.
@@ -152,7 +163,7 @@ class PolicyProcess:
                 raise self._ended(Miss.UNLOADABLE, f"the policy is not loaded after {LOADED_S:.0f} s") from None
             return None
         if not isinstance(message, Ready):
-            reason = message.reason if isinstance(message, Refused) else "it answered before it was asked"
+            reason = message.reason if isinstance(message, Refused) else "it answered before a question"
             raise self._ended(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
         self.known = message
         if message.remark:
@@ -160,64 +171,64 @@ class PolicyProcess:
         return message
 
     def catch_up(self, snapshot: Callable[[], MirrorSnapshot], until: float) -> bool:
-        """Return whether a loaded policy can be asked; if too much has happened it is sent the cluster anew.
+        """Return whether a loaded policy knows the cluster; after too many events it is sent anew.
 
         Args:
-            snapshot: Gives the cluster as it stands.
-            until: Of `time.monotonic`; where this is too early, more calls have to follow.
+            snapshot: Returns the present cluster.
+            until: Of `time.monotonic`; if it is not done by then, call this again.
 
         Raises:
-            MissError: If it takes up no cluster; the process is over then.
+            MissError: If it does not read the cluster; the process is over then.
         """
-        if self._takes_up and not self._has_taken_up(until):
+        if self._catches_up and not self._has_caught_up(until):
             return False
-        if self._has_cluster and len(self._backlog) <= MOST_TOLD:
+        if self._has_cluster and len(self._backlog) <= MAX_CALLS:
             return True
         self._number += 1
-        self._has_cluster, self._takes_up, self._backlog = True, True, []
+        self._has_cluster, self._catches_up, self._backlog = True, True, []
         self._busy_since = time.monotonic()
-        self._send_aside(Question(self._number, snapshot=snapshot()))
-        return self._has_taken_up(until)
+        self._send_aside(DecisionQuestion(self._number, snapshot=snapshot()))
+        return self._has_caught_up(until)
 
-    def _has_taken_up(self, until: float) -> bool:
+    def _has_caught_up(self, until: float) -> bool:
         try:
             message = self._read(until)
         except TimeoutError:
-            if time.monotonic() - self._busy_since > TAKEN_UP_S:
-                raise self._ended(Miss.LATE, f"it took up no cluster for {TAKEN_UP_S:.0f} s") from None
+            if time.monotonic() - self._busy_since > CAUGHT_UP_S:
+                raise self._ended(Miss.LATE, f"it did not read the cluster for {CAUGHT_UP_S:.0f} s") from None
             return False
         if not isinstance(message, Followed) or message.number != self._number:
-            raise self._ended(Miss.RUBBISH, UNASKED)
-        self._takes_up = False
+            raise self._ended(Miss.RUBBISH, UNEXPECTED)
+        self._catches_up = False
         return True
 
-    def ask(self, snapshot: Callable[[], MirrorSnapshot]) -> None:
-        """Ask what the policy would do at the decision that is due.
+    def request(self, snapshot: Callable[[], MirrorSnapshot]) -> None:
+        """Send the question of the decision that is due.
 
         Args:
-            snapshot: Gives the cluster as it stands.
+            snapshot: Returns the present cluster.
 
         Raises:
-            MissError: If it does not know yet how the cluster stands; if it does not listen, and then it is over.
+            MissError: If it does not know the cluster yet; or does not read the question, and is over then.
         """
         self._until = time.monotonic() + self.deadline_s
-        # Who took up the cluster at the last question is not waited for again.
-        if not self.catch_up(snapshot, time.monotonic() if self._takes_up else self._until):
-            raise MissError(Miss.BEHIND, "it is told how the cluster stands")
+        # Do not wait twice for a process that began to read the cluster at the last question.
+        if not self.catch_up(snapshot, time.monotonic() if self._catches_up else self._until):
+            raise MissError(Miss.BEHIND, "it is reading the cluster")
         calls, self._backlog = self._backlog, []
         self._number += 1
         try:
-            self._channel.send(pickle.dumps(Question(self._number, calls)), self._until)
+            self._channel.send(pickle.dumps(DecisionQuestion(self._number, calls)), self._until)
         except TimeoutError as error:
-            raise self._ended(Miss.LATE, "it does not listen") from error
+            raise self._ended(Miss.LATE, "it does not read its questions") from error
         except OSError as error:
             raise self._ended(Miss.DEAD, ENDED) from error
 
-    def answer(self) -> Choice:
+    def answer(self) -> PolicyAnswer:
         """Return the answer to the last question.
 
         Raises:
-            MissError: If there is none in time, or none of use; unless the policy itself raised an error, the process
+            MissError: If there is none in time, or no usable one; unless the policy itself raised an error, the process
                 is over then.
         """
         try:
@@ -226,8 +237,8 @@ class PolicyProcess:
             raise self._ended(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
         if isinstance(message, Failed) and message.number == self._number:
             raise MissError(Miss.RAISED, message.reason)
-        if not isinstance(message, Choice) or message.number != self._number:
-            raise self._ended(Miss.RUBBISH, UNASKED)
+        if not isinstance(message, PolicyAnswer) or message.number != self._number:
+            raise self._ended(Miss.RUBBISH, UNEXPECTED)
         return message
 
     def _read(self, until: float) -> Message:
@@ -253,9 +264,9 @@ class PolicyProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(OSError):
             self._channel.close()
-        threading.Thread(target=self._bury, daemon=True).start()
+        threading.Thread(target=self._reap, daemon=True).start()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         self._process.wait()
         self._sends.join()
         self._connection.close()

@@ -14,16 +14,16 @@ from enum import StrEnum
 
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.records import MirrorCall
-from .answer import Choice, Edition, checkpoint_of, read_edition, stamp_of
-from .process import BLAMELESS, Miss, MissError, PolicyProcess
+from .answer import Edition, PolicyAnswer, checkpoint_of, read_edition, stamp_of
+from .process import NOT_COUNTED, Miss, MissError, PolicyProcess
 
-MOST_IN_A_ROW = 3  # misses of a process that goes on; one that is over rests at once
+MAX_MISSES = 3  # misses of a process that lives; the policy of a dead one rests at once
 FIRST_REST_S, LONGEST_REST_S = 5.0, 600.0  # doubled with each rest
 FORGIVEN_AFTER = 100  # answers in a row, after which the next rest is the first again
 
 
 class Breaker:
-    """Counts misses and answers, and says when a policy rests.
+    """Counts misses and answers, and decides when a policy rests.
 
     Args:
         first_rest_s: How long the first time; then twice as long with each rest.
@@ -39,55 +39,55 @@ class Breaker:
         """Whether the policy rests."""
         return time.monotonic() < self._rest_until
 
-    def answered(self) -> None:
-        """Note an answer of use."""
+    def record_answer(self) -> None:
+        """Record a usable answer."""
         self._misses = 0
         self._answers += 1
         if self._answers == FORGIVEN_AFTER:
             self._rests = 0
 
-    def missed(self, *, is_over: bool) -> bool:
-        """Note a miss; return whether the policy is to rest.
+    def record_miss(self, *, is_over: bool) -> bool:
+        """Record a miss; return whether the policy is to rest.
 
         Args:
             is_over: Whether its process is.
         """
         self._misses += 1
         self._answers = 0
-        if not is_over and self._misses < MOST_IN_A_ROW:
+        if not is_over and self._misses < MAX_MISSES:
             return False
         rest_s = min(LONGEST_REST_S, self._first_rest_s * 2.0**self._rests)
         self._misses, self._rests, self._rest_until = 0, min(self._rests + 1, 20), time.monotonic() + rest_s
         return True
 
     def close(self) -> None:
-        """End a rest, for there is a new version of the policy."""
+        """End a rest: there is a new version of the policy."""
         self._misses, self._rests, self._rest_until = 0, 0, 0.0
 
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks at a checkpoint, which must find it unchanged before it is loaded
+CHECKPOINT_POLL_S = 1.0  # between two checks of a checkpoint, which must find it unchanged before it is loaded
 
 
 class Reload(StrEnum):
-    """What came of a newer version."""
+    """The outcome of a reload."""
 
     DONE = "done"
-    REFUSED = "refused"  # it could not be loaded, and the one before goes on
+    REFUSED = "refused"  # it could not be loaded, and the one before stays
     UNCHANGED = "unchanged"  # it is the same
 
 
 class Rollover:
-    """The process that is asked, and one that may take its place between two decisions.
+    """The process that decides, and one that may replace it between two decisions.
 
     All but `reload` is called from one thread.
 
     Args:
         name: Of the policy.
         deadline_s: For a decision.
-        breaker: Says when it rests; one of its own if left out.
-        sample_temperature: At which it draws what it does; None if it does what it holds for best.
+        breaker: Decides when it rests; by default one of its own.
+        sample_temperature: At which it draws what it does; None to choose the best action.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Rollover:
         self.reloads: Counter[Reload] = Counter()
         self.last_refusal = ""  # why a newer version was refused, "" since one took over
         self._stamp = self._changed = stamp_of(name)  # before it is read, or a change in between would be missed
-        self._look_at = 0.0  # of `time.monotonic`
-        self._edition = read_edition(name)  # that runs well, as far as is known
+        self._poll_at = 0.0  # of `time.monotonic`
+        self._edition = read_edition(name)  # the last one that runs
         self._serving: PolicyProcess | None = None
         self._successor: PolicyProcess | None = None
         self._breaker = breaker or Breaker()
-        self._wanted = threading.Event()
+        self._reload_requested = threading.Event()
         self._reading: Future[Edition] | None = None  # of a file that has changed
 
     @property
     def version(self) -> str:
-        """Version of the policy that is asked."""
+        """Version of the policy that decides."""
         return self._edition.version if self._serving is None else self._serving.edition.version
 
     @property
@@ -119,7 +119,7 @@ class Rollover:
         """Follow a cluster from here on."""
         for process in (self._serving, self._successor):
             if process is not None:
-                process.let_go()
+                process.reset()
         if self._serving is None and not self._breaker.is_open:
             with suppress(MissError):
                 self._serve(mirror)
@@ -131,76 +131,76 @@ class Rollover:
             raise MissError(Miss.DEAD, f"no process can be started: {error}") from error
 
     def _serve(self, mirror: ClusterMirror) -> PolicyProcess:
-        """Start the process that is asked."""
+        """Start the process that decides."""
         if self._edition.content is None and checkpoint_of(self.name) is not None:
-            self._edition = read_edition(self.name)  # the file may be there by now
+            self._edition = read_edition(self.name)  # the file may exist by now
         try:
             self._serving = self._start(self._edition, mirror)
         except MissError as miss:
             log.warning("policy %s: %s", self.name, miss)
-            self._breaker.missed(is_over=True)
+            self._breaker.record_miss(is_over=True)
             raise
         return self._serving
 
-    def tell(self, calls: Sequence[MirrorCall]) -> None:
-        """Note what has happened, for all processes."""
+    def record(self, calls: Sequence[MirrorCall]) -> None:
+        """Record what has happened, for all processes."""
         for process in (self._serving, self._successor):
             if process is not None:
-                process.tell(calls)
+                process.record(calls)
 
-    def ask(self, mirror: ClusterMirror) -> None:
-        """Ask the policy what it would do at the decision that is due.
+    def request(self, mirror: ClusterMirror) -> None:
+        """Send the question of the decision that is due.
 
         Raises:
-            MissError: If it cannot be asked.
+            MissError: If that is not possible.
         """
-        self.look(mirror)
+        self.update(mirror)
         if self._breaker.is_open:
             raise MissError(Miss.RESTING, "it rests after misses")
         serving = self._serving or self._serve(mirror)
         try:
             if serving.ready() is None:
                 raise MissError(Miss.LOADING, "it is being loaded")
-            serving.ask(mirror.snapshot)
+            serving.request(mirror.snapshot)
         except MissError as miss:
-            self.blame(miss)
+            self.record_miss(miss)
             raise
 
-    def answer(self) -> Choice:
-        """Return what the policy says that was asked.
+    def answer(self) -> PolicyAnswer:
+        """Return the answer of the policy.
 
         Raises:
-            MissError: If that is nothing of use; the caller blames it for that, as for what only the caller can tell.
+            MissError: If there is no usable one. The caller records the miss.
         """
         if self._serving is None:
             raise MissError(Miss.DEAD, "the policy's process has ended")
         return self._serving.answer()
 
-    def thank(self) -> None:
-        """Note that the last answer was of use."""
-        self._breaker.answered()
+    def record_success(self) -> None:
+        """Record that the last answer was usable."""
+        self._breaker.record_answer()
 
-    def blame(self, miss: MissError) -> None:
-        """Note that there was no answer of use."""
-        if miss.kind in BLAMELESS or self._serving is None:
+    def record_miss(self, miss: MissError) -> None:
+        """Record that there was no usable answer."""
+        if miss.kind in NOT_COUNTED or self._serving is None:
             return
         log.warning("policy %s: %s", self.name, miss)
-        if self._breaker.missed(is_over=self._serving.is_over):
+        if self._breaker.record_miss(is_over=self._serving.is_over):
             log.warning("policy %s rests", self.name)
             self._serving.end()
         if self._serving.is_over:
             self._serving = None
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Return whether the policy can be asked."""
+        """Return whether the policy is loaded."""
         try:
             return self._serving is not None and self._serving.ready(wait_s) is not None
         except MissError as miss:
-            self.blame(miss)
+            self.record_miss(miss)
             return False
 
     def load(self, wait_s: float) -> None:
-        """Wait until the policy can be asked for the first time.
+        """Wait until the policy is loaded for the first time.
 
         Raises:
             MissError: If it cannot be loaded.
@@ -211,17 +211,17 @@ class Rollover:
             if self._serving.ready(wait_s) is None:
                 raise MissError(Miss.LOADING, f"policy {self.name!r} was not loaded within {wait_s:.0f} s")
         except MissError:
-            # Proposal once, by who called.
+            # The caller logs it.
             if self._serving.is_over:
-                self._breaker.missed(is_over=True)
+                self._breaker.record_miss(is_over=True)
                 self._serving = None
             raise
 
     def reload(self) -> None:
-        """Look for a newer version soon. Any thread, and a signal's handler, may call it."""
-        self._wanted.set()
+        """Check for a newer version soon. Any thread, and a signal's handler, may call it."""
+        self._reload_requested.set()
 
-    def look(self, mirror: ClusterMirror) -> None:
+    def update(self, mirror: ClusterMirror) -> None:
         """Begin to load a newer version if there is one, and let one take over that is loaded. Never takes long."""
         if self._successor is not None:
             self._succeed(self._successor, mirror)
@@ -234,12 +234,12 @@ class Rollover:
                     self._refuse(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
                 else:
                     self._prepare(edition, mirror)
-        elif self._wanted.is_set() or time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_S
+        elif self._reload_requested.is_set() or time.monotonic() >= self._poll_at:
+            self._poll_at = time.monotonic() + CHECKPOINT_POLL_S
             stamp = stamp_of(self.name)
             is_stable, self._changed = stamp == self._changed, stamp
-            if self._wanted.is_set() or (stamp is not None and stamp != self._stamp and is_stable):
-                self._wanted.clear()
+            if self._reload_requested.is_set() or (stamp is not None and stamp != self._stamp and is_stable):
+                self._reload_requested.clear()
                 self._stamp = stamp
                 self._reading = _read_aside(self.name)
 
@@ -256,7 +256,7 @@ class Rollover:
     def _refuse(self, miss: MissError) -> None:
         self._successor, self.last_refusal = None, str(miss)
         self.reloads[Reload.REFUSED] += 1
-        log.warning("policy %s goes on with version %.12s: %s", self.name, self.version, miss)
+        log.warning("policy %s stays at version %.12s: %s", self.name, self.version, miss)
 
     def _succeed(self, successor: PolicyProcess, mirror: ClusterMirror) -> None:
         """Let a newer version take over if it is loaded and knows all that has happened."""
@@ -277,7 +277,7 @@ class Rollover:
     def end(self) -> None:
         """End all processes."""
         if self._successor is not None:
-            self._wanted.set()
+            self._reload_requested.set()
         for process in (self._serving, self._successor):
             if process is not None:
                 process.end()
@@ -285,13 +285,13 @@ class Rollover:
 
 
 def _read_aside(name: str) -> Future[Edition]:
-    """Read a version in a thread of its own: a large file on a slow disk must hold up no decision."""
+    """Read a version in a thread of its own: a large file on a slow disk must delay no decision."""
     found: Future[Edition] = Future()
 
     def read() -> None:
         try:
             found.set_result(read_edition(name))
-        except Exception as error:  # whoever waits for it must hear of it
+        except Exception as error:  # it is raised in the thread that waits
             found.set_exception(error)
 
     threading.Thread(target=read, daemon=True).start()

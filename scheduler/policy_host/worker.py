@@ -1,4 +1,4 @@
-"""The process in which a policy decides: it follows the cluster, and answers when it is asked.
+"""The process in which a policy decides: it follows the cluster, and answers questions.
 
 Source: SPEC R8, R12.
 """
@@ -29,13 +29,13 @@ from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.records import ROW, ClusterSite, JobRequest, MirrorCall, MirrorOrigin, MirrorSnapshot
 from ..mirror.rehearsal import rehearse
 from .answer import (
-    MOST_REMARK,
+    MAX_REMARK,
     Channel,
-    Choice,
     Edition,
     Failed,
     Followed,
     Message,
+    PolicyAnswer,
     Ready,
     Refused,
     base_of,
@@ -43,29 +43,29 @@ from .answer import (
     parts_of,
 )
 
-MOST_MEMORY_BYTES = 4 << 30  # that the process may ask for
+MAX_MEMORY_BYTES = 4 << 30  # that the process may allocate
 ROLLOUT_SHARE = 0.7  # of the deadline
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What the process is told first."""
+    """The first message to the process."""
 
     edition: Edition
     deadline_s: float
     site: ClusterSite
-    sample_temperature: float | None = None  # at which it draws what it does; None: it does what it holds for best
+    sample_temperature: float | None = None  # at which it draws what it does; None to choose the best action
     orders: tuple[str, ...] = tuple(ORDERS)  # whose numbers the site's rules have
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What it is told after that."""
+class DecisionQuestion:
+    """A later message to the process."""
 
     number: int
     calls: Sequence[MirrorCall] = ()  # what has happened since the last one
-    snapshot: MirrorSnapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
+    snapshot: MirrorSnapshot | None = None  # a new cluster to follow; then there is no question
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
 def _confine(parent: int) -> None:
     """Die with the scheduler, leave its output alone, and be the first to go where memory is short."""
     os.dup2(2, 1)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -100,7 +100,7 @@ def serve(channel: Channel) -> None:
         policy = sampling(load(begin.edition), begin.sample_temperature)
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)
-        remark = in_one_line(remark_on(policy, use_of(begin.site.rules, USERS)))[:MOST_REMARK]
+        remark = in_one_line(remark_on(policy, use_of(begin.site.rules, USERS)))[:MAX_REMARK]
         ready = Ready(name=policy.name, waits=bool(policy.waits), remark=remark)
         _warm_up(policy, begin.site)
     except EOFError:
@@ -117,7 +117,7 @@ def serve(channel: Channel) -> None:
 def _answer_all(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoReturn:
     observing = policy if isinstance(policy, Observing) else None
     while True:
-        question: Question = pickle.loads(channel.receive())
+        question: DecisionQuestion = pickle.loads(channel.receive())
         if question.snapshot is not None:
             mirror = ClusterMirror.of(question.snapshot)
             answer: Message = Followed(number=question.number)
@@ -166,7 +166,7 @@ def limit(policy: Policy, deadline_s: float) -> None:
     policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
 
 
-def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, number: int) -> Choice | Failed:
+def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, number: int) -> PolicyAnswer | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
     mirror.due()
     began = time.perf_counter()
@@ -176,7 +176,7 @@ def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, 
         gpus = list(mirror.picks(job)) if placed else []
         took_s = time.perf_counter() - began
         record = None if observing is None else parts_of(observing.last_decision())
-        return Choice(
+        return PolicyAnswer(
             number=number, job=job, gpus=gpus, rests=not placed and mirror.rests, took_s=took_s, record=record
         )
     except Exception as error:

@@ -65,7 +65,7 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
     choice, orders = settings.preflight, CheckOrders()
 
     def ask(node: str, gpu: int | None) -> tuple[bool, str]:
-        return orders.ask(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+        return orders.run(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
     def node_checks(rounds: BackgroundRounds | None) -> NodeChecks:
         links, scratch = choice.link_bytes_per_s, None if choice.scratch is None else choice.scratch.absolute()

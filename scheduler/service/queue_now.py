@@ -26,7 +26,7 @@ from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...cluster.queue.order_table import order_of
 from ..control.facade import RunningScheduler
 from ..control.job_errors import JobErrors
-from ..health.step_monitor import Figures
+from ..health.step_monitor import StepFigures
 from ..model.gpu_index import Layout
 from ..rules.jobs import Led, Turns, WaitingJob, in_order, in_turn, places
 from ..settings import SchedulerSettings
@@ -255,7 +255,11 @@ class PlannedJob(NamedTuple):
 
 
 def planned(
-    plan: PlanFile, attempts: list[AttemptRow], figures: Figures | None, now_s: float, seats: Mapping[int, SeatHolder]
+    plan: PlanFile,
+    attempts: list[AttemptRow],
+    figures: StepFigures | None,
+    now_s: float,
+    seats: Mapping[int, SeatHolder],
 ) -> PlannedJob:
     """Return how a job with a plan stands.
 

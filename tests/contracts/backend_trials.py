@@ -23,7 +23,7 @@ class Trial:
 
     make: Callable[[Path], Backend]  # a fresh object on the same folder knows the attempts of an earlier one
     end: Callable[[Path], None]
-    sees_programs: bool = True  # so that it can tell whether one is there before it starts it
+    checks_programs: bool = True  # whether it refuses a program that does not exist
 
 
 def local_trial(request: pytest.FixtureRequest) -> Trial:
@@ -33,7 +33,7 @@ def local_trial(request: pytest.FixtureRequest) -> Trial:
 
 def kubernetes_trial(request: pytest.FixtureRequest) -> Trial:
     del request
-    return Trial(make_on_double, end_double, sees_programs=False)
+    return Trial(make_on_double, end_double, checks_programs=False)
 
 
 def slurm_trial(request: pytest.FixtureRequest) -> Trial:

@@ -12,5 +12,5 @@ from tests.contracts.backend_trials import TRIALS
 @pytest.fixture(params=[pytest.param(it, marks=pytest.mark.full) if it == "ray" else it for it in TRIALS])
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackendTrial]:
     trial = TRIALS[request.param](request)
-    yield BackendTrial(partial(trial.make, tmp_path), tmp_path, trial.sees_programs)
+    yield BackendTrial(partial(trial.make, tmp_path), tmp_path, trial.checks_programs)
     trial.end(tmp_path)

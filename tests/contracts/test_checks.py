@@ -48,7 +48,7 @@ BROKEN: list[tuple[Check, str]] = [
 
 
 @pytest.mark.parametrize(("check", "problem"), BROKEN)
-def test_a_check_that_breaks_a_rule_is_told_which(check: Check, problem: str) -> None:
+def test_a_check_that_breaks_a_rule_gets_the_rule_in_its_error(check: Check, problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
         check_preflight_check(check)
 

@@ -16,7 +16,7 @@ BROKEN = {
     "knows another batch": (("return logits, ", "return logits + observation.mean(), "), "hang on the other"),
     "remembers": (
         ("decision = ", "self.asked = getattr(self, 'asked', 0) + 1\n        decision = self.asked * "),
-        "something else when it is asked again",
+        "second call gives another output",
     ),
     "has whole numbers for weights": (
         ("self.wait = ", "self.register_buffer('seen', torch.zeros(1, dtype=torch.long))\n        self.wait = "),
@@ -29,7 +29,7 @@ BROKEN = {
         ("    def __init__", "    sized_by = 'nothing'\n\n    def __init__"), "no weight nothing",
     ),
     "has actions that nobody has": (("    def __init__", "    actions = ('rack',)\n\n    def __init__"), "rack"),
-    "has no actions": (("    def __init__", "    actions = ()\n\n    def __init__"), "of no action"),
+    "has no actions": (("    def __init__", "    actions = ()\n\n    def __init__"), "can choose no action"),
 }  # fmt: skip
 
 
@@ -39,17 +39,17 @@ def test_a_network_does_its_part(name: str) -> None:
     check_network(name)
 
 
-def test_a_strangers_network_does_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_ins_network_does_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_network(tmp_path / "theirs", monkeypatch)
     check_network("theirs")
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_network_that_is_broken_is_told_what_is(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (old, new), told = BROKEN[fault]
+def test_a_broken_network_gets_the_reason(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (old, new), reported = BROKEN[fault]
     assert old in NETWORK
     install_network(tmp_path / "theirs", monkeypatch, NETWORK.replace(old, new))
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=reported):
         check_network("theirs")
 
 

@@ -36,9 +36,9 @@ def test_a_plan_is_carried_out_by_ranks_on_two_nodes(trial: BackendTrial) -> Non
     trial.backend.launch(attempt, THREE_GPUS)
     status = end_of(trial.backend, attempt)
     assert status.run is Run.EXITED
-    told = json.loads((trial.folder / "took.json").read_text())
-    assert len(told["losses"]) == 3
-    assert told["losses"][2] < told["losses"][0]
+    reported = json.loads((trial.folder / "took.json").read_text())
+    assert len(reported["losses"]) == 3
+    assert reported["losses"][2] < reported["losses"][0]
     (kept,) = (trial.folder / "kept" / attempt.job).iterdir()
     assert sorted(it.name for it in kept.iterdir()) == ["stage-0.pt", "stage-1.pt", "stage-2.pt"]
     trial.backend.forget(attempt.name)

@@ -57,7 +57,7 @@ def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> N
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=examples(10))
 @given(case=cases(), decisions=st.integers(0, 15), seed=st.integers(0, 2**32 - 1))
-def test_a_policy_does_not_see_what_nobody_can_know(case: Case, decisions: int, seed: int, name: str) -> None:
+def test_a_policy_does_not_see_what_cannot_be_known(case: Case, decisions: int, seed: int, name: str) -> None:
     draws = name in DRAW_FROM_THE_SEED
     check_knowledge(POLICIES[name], problem_of(case), case.row, decisions, seed=seed, draws=draws)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.health import link_probes
-from longshore.scheduler.health.link_probes import Order, ProbePlace, Prober, UnprovenError, send
+from longshore.scheduler.health.link_probes import ProbeOrder, ProbePlace, Prober, UnprovenError, send
 
 HERE = "127.0.0.1"
 
@@ -44,7 +44,7 @@ class Agents:
     def hang(self) -> None:
         """Let no agent carry out any order, until the end."""
 
-        def wait(key: str, line: str) -> Order:
+        def wait(key: str, line: str) -> ProbeOrder:
             self._ends.wait()
             raise UnprovenError("all is over")
 

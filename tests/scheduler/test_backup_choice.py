@@ -14,7 +14,7 @@ from longshore.ring.wire import EmptySeat, MemberOffer, NoMemberOffer, SeatReque
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
 from longshore.scheduler.control import seat_choice
-from longshore.scheduler.health.liveness import GpuReport, NodeReport, Report
+from longshore.scheduler.health.liveness import AgentReport, GpuReport, NodeReport
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import StoredJob
 from tests.scheduler.obedient import Obedient
@@ -133,4 +133,4 @@ def test_gpus_of_slow_nodes_and_those_that_someone_uses_get_no_backup(
     layout = Layout(["a", "b", "c"], [2, 2, 2])
     want = SeatRequest(3, [], [0, 1], 1.0, {}, {"0": "a", "1": "b", "7": "nowhere"}, [SlowSeat(0, 0, 1, 1)], [7])
     told = NodeReport(gpus=(GpuReport(index=1, healthy=True, utilisation=utilisation, free_bytes=0),))
-    assert seat_choice.unfit(want, layout, {"c": Report(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]
+    assert seat_choice.unfit(want, layout, {"c": AgentReport(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]

@@ -15,7 +15,7 @@ from longshore.scheduler.control.node_checks import (
     lines_of,
     stored_results,
 )
-from longshore.scheduler.health.quarantining import Acted, clear, quarantine
+from longshore.scheduler.health.quarantining import QuarantineOutcome, clear, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
 from longshore.scheduler.rules.quarantine import Fleet
 from longshore.scheduler.store.nodes import open_entries
@@ -76,9 +76,9 @@ def test_whatever_a_check_says_is_one_line_that_can_be_stored(
 def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     (found,) = findings_of(report(CheckResult("x", "a", CheckOutcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
-    assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is Acted.SET
+    assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is QuarantineOutcome.SET
     store.write(lambda tx: clear(tx, HardwarePlace("a", 0), "ann", "mended", 200.0, writer="t"))
-    assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is Acted.OLD
+    assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is QuarantineOutcome.OLD
     with store.read() as tx:
         assert open_entries(tx) == []
     store.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control.facade import RunningScheduler
-from longshore.scheduler.health.liveness import FENCED, Door, NodeReport, look_at
+from longshore.scheduler.health.liveness import FENCED, AgentPort, NodeReport, probe_ports
 from longshore.scheduler.model.states import AttemptState, Contact, ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow, list_nodes
 from longshore.scheduler.store.schema import Liveness
@@ -18,25 +18,27 @@ PATIENCE_S = 180.0
 
 
 class Doors(Fenced):
-    """A scheduler whose nodes have agents with real doors, all in this process."""
+    """A scheduler whose nodes have agents with real agent_ports, all in this process."""
 
     def __init__(self, folder: Path, *, fencing: bool) -> None:
-        self.doors: dict[str, Door] = {}
+        self.agent_ports: dict[str, AgentPort] = {}
         super().__init__(folder, fencing=fencing)
-        self.doors = {node: Door(node, "b1") for node in self.nodes}
-        self.comes_true(lambda: all(len(it) == 3 for it in RunningScheduler(self.scheduler).let_in().values()))
+        self.agent_ports = {node: AgentPort(node, "b1") for node in self.nodes}
+        self.comes_true(lambda: all(len(it) == 3 for it in RunningScheduler(self.scheduler).reached_by().values()))
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
             control = RunningScheduler(self.scheduler)
             for node in self.nodes:
                 if node not in self.silent:
-                    port = self.doors[node].port if node in self.doors else 0
-                    reported = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])), door=port)
+                    port = self.agent_ports[node].port if node in self.agent_ports else 0
+                    reported = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])), agent_port=port)
                     self.living[node] -= set(control.take_report(node, reported, LOCAL).kill)
                     orders = control.monitor.witnesses.fetch(node)
-                    sights = look_at([it.knock for it in orders], 30.0)
-                    control.take_sights(node, {it.id: sight for it, sight in zip(orders, sights, strict=True)})
+                    results = probe_ports([it.probe for it in orders], 30.0)
+                    control.record_port_probes(
+                        node, {it.id: result for it, result in zip(orders, results, strict=True)}
+                    )
             self.scheduler.tick()
 
     def comes_true(self, is_so: object) -> None:
@@ -52,8 +54,8 @@ class Doors(Fenced):
             return next(row for row in list_nodes(tx) if row.name == node)
 
     def end(self) -> None:
-        for door in self.doors.values():
-            door.close()
+        for agent_port in self.agent_ports.values():
+            agent_port.close()
         self.close()
 
 
@@ -68,7 +70,7 @@ def test_jobs_on_a_dead_node_keep_their_gpus_and_go_on_when_it_answers(trial: Do
     job = trial.start(2)
     (node,) = trial.nodes_of(job)
     trial.cut_off(node)
-    trial.doors[node].close()
+    trial.agent_ports[node].close()
     trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.GONE)
     trial.wait(120.0, 1.0)
     (row,) = trial.attempts(job)
@@ -88,7 +90,7 @@ def test_jobs_on_a_dead_node_keep_their_gpus_and_go_on_when_it_answers(trial: Do
 def test_the_next_scheduler_knows_who_found_what_and_that_the_node_is_dead(trial: Doors) -> None:
     node = next(iter(trial.nodes))
     trial.silent.add(node)
-    trial.doors[node].close()
+    trial.agent_ports[node].close()
     trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.GONE)
     found = trial.row(node).found
     assert found.startswith("the scheduler is refused, ")
@@ -108,7 +110,7 @@ def test_a_dead_node_is_fenced_by_its_lease_alone_and_no_sooner(trial: Doors) ->
     (node,) = trial.nodes_of(job)
     trial.cut_off(node)
     trial.living[node].clear()
-    trial.doors[node].close()
+    trial.agent_ports[node].close()
     silent_s = trial.later_s
     trial.comes_true(lambda: trial.row(node).verdict is ProbeVerdict.GONE)
     if trial.later_s - silent_s < 12.0:

@@ -306,7 +306,7 @@ def test_nodes_that_cannot_be_seen_are_reported_once_for_each_cause(
     with on_kubernetes(tmp_path, deadline_s=0.5) as trial:
         trial.tick()
         trial.double.cluster.server.admission.withheld.update({("list", "nodes"), ("watch", "nodes")})
-        trial.until(lambda: [it for it in caplog.records if "nodes cannot be seen" in it.message])
+        trial.until(lambda: [it for it in caplog.records if "nodes cannot be read" in it.message])
         trial.tick(100)
         reported = [it.message for it in caplog.records if "nodes cannot be seen" in it.message]
         assert len(reported) <= 2  # a watch that is refused, and the list that is tried instead from then on

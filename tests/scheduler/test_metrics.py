@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from longshore.cluster.files.disk_space import Room
 from longshore.cluster.model.placement import Share
-from longshore.scheduler.health.step_monitor import HEALTH, Figures, SlowWord
+from longshore.scheduler.health.step_monitor import HEALTH, SlowWord, StepFigures
 from longshore.scheduler.metrics import SchedulerMetrics
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow, NewEvent
@@ -41,7 +41,7 @@ class Watched:
         self.store: Store = open_store(f"sqlite:///{folder / 'store.db'}")
         layout = Layout(["a", "b"], [2, 2])
         types = {"a": "slow", "b": "fast"}
-        self.figures: dict[str, Figures] = {}
+        self.figures: dict[str, StepFigures] = {}
         self.metrics = SchedulerMetrics(
             self.store, layout, types, lambda: True, lambda: self.figures, Room([folder], 1 << 20)
         )
@@ -185,7 +185,7 @@ def test_decisions_are_counted_by_who_was_obeyed_and_why_the_policy_was_not(watc
 
 def test_steps_of_jobs_that_run_are_reported_and_verdicts_and_checkpoints_are_counted(watched: Watched) -> None:
     watched.start(watched.submit(), 100.0)
-    watched.figures = {"x": Figures(7, 0.25), "y": Figures(0, None)}
+    watched.figures = {"x": StepFigures(7, 0.25), "y": StepFigures(0, None)}
     hung = NewEvent(HEALTH, "scheduler", 3.0, "x", 1, now=SlowWord.HUNG)
     watched.store.write(lambda tx: write_health(tx, watched.fence, [], [], [hung]))
     watched.store.write(lambda tx: register(tx, CheckpointRow("x", 1, 5, "/ckpt/5", "", 3.0), writer="api"))
@@ -249,7 +249,7 @@ def test_the_page_lists_every_metric_with_its_labels(watched: Watched) -> None:
     watched.drain("x", 101.0)
     watched.release("x", "user", JobState.FAILED)
     watched.decide("learned", agrees=True)
-    watched.figures = {"x": Figures(1, 1.0)}
+    watched.figures = {"x": StepFigures(1, 1.0)}
     found = {}
     for family in text_string_to_metric_families(watched.metrics.scrape().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -50,8 +50,8 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
     def ask() -> None:
         assert live.mirror.journal is not None
         journal, live.mirror.journal = live.mirror.journal, []
-        process.tell(journal)
-        process.ask(live.mirror.snapshot)
+        process.record(journal)
+        process.request(live.mirror.snapshot)
         answers.append(process.answer())
 
     pairs = list(decided(live, find_policy(name), ask))

@@ -118,8 +118,8 @@ def test_a_newer_version_that_cannot_be_read_changes_nothing(monkeypatch: pytest
     end_s = time.monotonic() + PATIENCE_S
     while Reload.REFUSED not in served.reloads:
         assert time.monotonic() < end_s
-        served.look(mirror)
+        served.update(mirror)
 
-    served.look(mirror)
+    served.update(mirror)
     assert served.reloads == {Reload.REFUSED: 1}
     assert "cannot be read" in served.last_refusal

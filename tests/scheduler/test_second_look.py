@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from longshore.cluster.files.processes import free_port
-from longshore.scheduler.health.liveness import Door
+from longshore.scheduler.health.liveness import AgentPort
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import CHANGE
 from longshore.scheduler.store.opening import open_store
@@ -61,7 +61,7 @@ class Watched(Served):
         return self.page(node)
 
     def start_agents(self, *nodes: str) -> None:
-        """Start agents, and wait until all that there are were let in at each other's doors."""
+        """Start agents, and wait until all that there are were let in at each other's agent_ports."""
         for node in nodes:
             self.agent(node)
         most = min(len(self.agents), 3)  # the scheduler and two others
@@ -153,7 +153,7 @@ def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: W
     watched.agent(A, "--port", str(port))
     until(lambda: len(watched.page(A)["witnesses"]) == 3)
     watched.send(A, signal.SIGKILL)
-    stranger = Door("another node", "", port)
+    stranger = AgentPort("another node", "", port)
     page = watched.becomes(A, "unreachable", "finds somebody else at its port")
     assert page["verdict"] == ""
     stranger.close()
@@ -184,8 +184,8 @@ def test_of_many_that_die_at_once_none_is_declared_and_the_words_say_so(watched:
 
 @pytest.mark.full
 def test_a_port_that_is_taken_is_one_line(watched: Watched) -> None:
-    door = Door("x", "")
-    done = watched.call("node", "agent", "--node", A, "--port", str(door.port), check=False)
+    agent_port = AgentPort("x", "")
+    done = watched.call("node", "agent", "--node", A, "--port", str(agent_port.port), check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"longshore: the agent cannot listen at port {door.port}: ")
-    door.close()
+    assert done.stderr.splitlines()[-1].startswith(f"longshore: the agent cannot listen at port {agent_port.port}: ")
+    agent_port.close()

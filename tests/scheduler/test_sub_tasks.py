@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.plan_file import plan_in
-from longshore.scheduler.health.step_monitor import Figures
+from longshore.scheduler.health.step_monitor import StepFigures
 from longshore.scheduler.health.step_watch import Average
 from longshore.scheduler.model.job_spec import MAX_PLAN_BYTES, JobFile, plan_text
 from longshore.scheduler.service.queue_now import SeatHolder, planned, sub_tasks, waited_for
@@ -79,14 +79,14 @@ def test_activations_go_on_and_their_gradients_come_back() -> None:
 
 def test_a_job_is_done_when_its_steps_go_on_as_they_do() -> None:
     plan = plan_of(2, 1, 1, iterations=100, step_s=1.0)
-    figures = Figures(step=40, step_s=2.0, average=Average(2.0, 0, 30), slowest="n", computed_s=(0.5,))
+    figures = StepFigures(step=40, step_s=2.0, average=Average(2.0, 0, 30), slowest="n", computed_s=(0.5,))
     found = planned(plan, [], figures, now_s=1000.0, seats={})
     assert found.ends_s == 1000.0 + 60 * 2.0
     assert planned(plan, [], None, now_s=1000.0, seats={}).ends_s is None
 
 
 def test_in_a_ring_a_sub_task_is_where_its_seat_is_and_takes_what_the_rank_there_takes() -> None:
-    figures = Figures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7), away_bytes=(None, None, 5))
+    figures = StepFigures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7), away_bytes=(None, None, 5))
     seats = {0: SeatHolder("a", 3, 2), 1: SeatHolder("b", 1, 0)}
     found = planned(plan_of(3, 1, 1), [], figures, now_s=1000.0, seats=seats).tasks
     assert [(it.node, it.gpu, it.computed_s) for it in found] == [("a", 3, 0.7), ("b", 1, 0.5), ("", None, None)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.scheduler.health.step_watch import LEFT_OUT
+from longshore.scheduler.health.step_watch import SKIPPED_STEPS
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import delete_jobs
@@ -59,7 +59,7 @@ def test_the_iterations_of_a_job_are_reported_while_it_runs_and_recorded_beyond_
     case.tick()
     with case.store.read() as tx:
         (record,) = records_of(tx, job)
-    counted = 2 * (49 - LEFT_OUT)
+    counted = 2 * (49 - SKIPPED_STEPS)
     assert (record.kind, record.iterations) == ("slots", counted)
     assert record.mean_s == pytest.approx(1.0)
     assert len(record.last_s) == 32

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ....cluster.files.errors import BackendError, InputError
 from ...logs import Repeats
-from .objects import Metadata
+from .objects import ObjectMetadata
 
 MANAGER = "longshore"  # of the fields that we write
 JSON_PATCH = "application/json-patch+json"
@@ -158,13 +158,13 @@ log = logging.getLogger(__name__)
 
 _PAGE = 500  # objects of a page of a list
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a failure, doubled each time
-_GONE = 410  # the version is too old to watch from
+_VERSION_GONE = 410  # the version is too old to watch from
 _MAX_LINE_BYTES = 16 << 20
 
 
 class _Object(Protocol):
     @property
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> ObjectMetadata: ...
 
     @classmethod
     def model_validate(cls, obj: Any) -> "_Object": ...
@@ -257,7 +257,11 @@ class ObjectView(Generic[ObjectT]):
                 self._fresh.clear()
                 if self._ends.is_set():
                     return
-                level = logging.INFO if isinstance(error, ApiStatusError) and error.code == _GONE else logging.WARNING
+                level = (
+                    logging.INFO
+                    if isinstance(error, ApiStatusError) and error.code == _VERSION_GONE
+                    else logging.WARNING
+                )
                 is_bug = not isinstance(error, BackendError)
                 if told := self._repeats.message(self._stale_reason, time.monotonic()):
                     log.log(level, "%s are listed anew: %s", self._kind, told, exc_info=is_bug)

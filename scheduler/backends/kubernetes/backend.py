@@ -17,12 +17,12 @@ from .objects import (
     ATTEMPT,
     FIRST_RANK,
     PODS,
-    RANKS,
-    Gpu,
-    Node,
+    RANKS_ANNOTATION,
+    KubernetesGpu,
+    KubernetesNode,
+    KubernetesPod,
     NodeSpec,
     Offers,
-    Pod,
     ResourceSlice,
     by_index,
     learned,
@@ -31,12 +31,12 @@ from .objects import (
 from .output import Output
 from .pods import pod_name
 from .reading import AvoidedNodes, Removal, status_of
-from .records import Records
+from .records import RecordFolders
 from .settings import KubernetesSettings, blocking_taint
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
+_ATTEMPT_NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
 
 
 class KubernetesBackend(Backend):
@@ -69,11 +69,11 @@ class KubernetesBackend(Backend):
         exact = settings.gpus == "claims"
         self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
         self.settings, self._sizes = settings, dict(nodes)
-        self._records = Records(folder / "kubernetes")
+        self._records = RecordFolders(folder / "kubernetes")
         self._api = api = KubernetesApi(settings.kubeconfig, settings.deadline_s)
         namespace = (settings.namespace,)
-        self._pods = ObjectView(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
-        self._nodes = ObjectView(api, "nodes", api.core.list_node, Node)
+        self._pods = ObjectView(api, "pods", api.core.list_namespaced_pod, KubernetesPod, namespace, ATTEMPT)
+        self._nodes = ObjectView(api, "nodes", api.core.list_node, KubernetesNode)
         self._slices = ObjectView(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
         self._lease = NamespaceLease(api, settings.namespace, self._records.installation(), lease_times)
         self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lease)
@@ -188,7 +188,7 @@ class KubernetesBackend(Backend):
         if offset < 0 or max_bytes < 0:
             raise ValueError(f"offset {offset} and max_bytes {max_bytes} must not be negative")
         pods = self._pods_of(name)
-        pod = next((pod for pod in pods if 0 <= rank - pod.count(FIRST_RANK) < pod.count(RANKS)), None)
+        pod = next((pod for pod in pods if 0 <= rank - pod.count(FIRST_RANK) < pod.count(RANKS_ANNOTATION)), None)
         if pod is None:
             return self._output.read(name, rank, offset, max_bytes, exists=False)
         try:
@@ -221,7 +221,7 @@ class KubernetesBackend(Backend):
         self._removal.remove(pods)
 
     @property
-    def _views(self) -> tuple[ObjectView[Pod] | ObjectView[Node] | ObjectView[ResourceSlice], ...]:
+    def _views(self) -> tuple[ObjectView[KubernetesPod] | ObjectView[KubernetesNode] | ObjectView[ResourceSlice], ...]:
         followed = (self._pods, self._nodes)
         return (*followed, self._slices) if self.capabilities.exact_gpus else followed
 
@@ -241,14 +241,14 @@ class KubernetesBackend(Backend):
             self._order = order
         return by_index(order, offers)
 
-    def _silent_of(self, known: Mapping[str, Node], offers: Offers | None) -> frozenset[str]:
+    def _silent_of(self, known: Mapping[str, KubernetesNode], offers: Offers | None) -> frozenset[str]:
         """Return the nodes that do not answer, that the cluster lacks, or whose driver publishes nothing."""
         answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
         if offers is not None:
             answers &= set(offers)
         return frozenset(name for name in self._sizes if name not in answers)
 
-    def _shut_of(self, known: Mapping[str, Node]) -> dict[str, str]:
+    def _shut_of(self, known: Mapping[str, KubernetesNode]) -> dict[str, str]:
         """Return the nodes that pods cannot or should not go to, and why."""
         shut = dict.fromkeys(self._avoided.at(time.monotonic()), "it did not take a pod in time")
         tolerations = self.settings.tolerations()
@@ -265,7 +265,7 @@ class KubernetesBackend(Backend):
         self._shut = shut
         return shut
 
-    def _pods_of(self, name: str) -> list[Pod]:
+    def _pods_of(self, name: str) -> list[KubernetesPod]:
         pods = self._pods.objects()
         first = pods.get(pod_name(name, 0))
         if first is None:
@@ -273,7 +273,7 @@ class KubernetesBackend(Backend):
         found = (pods.get(pod_name(name, number)) for number in range(max(first.count(PODS), 1)))
         return [pod for pod in found if pod is not None and pod.metadata.labels[ATTEMPT] == name]
 
-    def _status(self, name: str, pods: list[Pod], silent: frozenset[str]) -> Status:
+    def _status(self, name: str, pods: list[KubernetesPod], silent: frozenset[str]) -> Status:
         if pods:
             cancelled = any(pod.is_deleted for pod in pods) and self._records.has(name, "cancelled")
             status = status_of(name, pods, silent, cancelled=cancelled)
@@ -283,22 +283,22 @@ class KubernetesBackend(Backend):
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not _ATTEMPT_NAME.fullmatch(name):
         raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 56 of a-z, 0-9 and -, no - at the end")
 
 
-def _is_usable(gpus: Sequence[Gpu], index: int) -> bool:
+def _is_usable(gpus: Sequence[KubernetesGpu], index: int) -> bool:
     return index < len(gpus) and gpus[index].usable
 
 
-def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
-    found: dict[str, list[Pod]] = {}
+def _by_attempt(pods: Mapping[str, KubernetesPod]) -> dict[str, list[KubernetesPod]]:
+    found: dict[str, list[KubernetesPod]] = {}
     for pod in pods.values():
         found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
     return found
 
 
-def _silent_since_s(node: Node | None) -> float:
+def _silent_since_s(node: KubernetesNode | None) -> float:
     """Return when a node last answered if that is known, else 0."""
     changed = None if node is None or node.ready is None else node.ready.last_transition_time
     return 0.0 if changed is None else changed.timestamp()

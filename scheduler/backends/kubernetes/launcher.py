@@ -1,4 +1,4 @@
-"""The program in each pod of a job: it starts the pod's ranks, passes on what they print, and tells how they ended.
+"""The program in each pod of a job: it starts the pod's ranks, forwards their output, and reports how they ended.
 
 Its source travels in the pod's command, so that any image with Python 3.9 will do: one file, standard library only.
 Each piece that a rank prints becomes one line of the container's log, `RANK@OFFSET TEXT`, with a plus for the blank
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STARTED_BEFORE = 76  # exit code of a second start
-_NOT_STARTED = 127  # as shells say it
+_NOT_STARTED = 127  # as in shells
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PIECE = 4096  # bytes of a line of the log at most; container runtimes split lines of 16 KiB
 _POLL_S, _LOOK_AGAIN_S = 0.5, 0.02
@@ -62,8 +62,8 @@ class Launcher:
         self._kill_rest()
         for pipe in list(self._pipes):
             while pipe in self._pipes:
-                self._pass_on(pipe)
-        self._tell()
+                self._forward(pipe)
+        self._write_message()
         return 1 if self.reason or any(code or number for _, code, number, _ in self.ends) else 0
 
     def _note(self, number: int, _frame: object) -> None:
@@ -86,7 +86,7 @@ class Launcher:
                 self._become(local_rank, into)
             os.close(into)
             with suppress(PermissionError, ProcessLookupError):  # It runs its program already, or has ended.
-                os.setpgid(pid, pid)  # The rank does the same: whoever comes first, no signal misses it.
+                os.setpgid(pid, pid)  # The rank does the same: in either order, no signal misses it.
             self._ranks[pid] = rank
             self._pipes[out] = [rank, 0]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -138,7 +138,7 @@ class Launcher:
         }
 
     def _home(self) -> dict[str, str]:
-        """Return a home for a user who has none in the image that can be written to, as one with any number has."""
+        """Return a home for a user without a writable one in the image, such as an arbitrary user id."""
         has_one = os.access(os.environ.get("HOME") or self.home / "none", os.W_OK | os.X_OK)
         return {} if has_one else {"HOME": str(self.home / "work")}
 
@@ -150,7 +150,7 @@ class Launcher:
             if descriptor == wake:
                 os.read(wake, _PIECE)
             else:
-                self._pass_on(descriptor)
+                self._forward(descriptor)
         self._reap()
         if time.monotonic() >= self._limit_at_s:
             self._limit_at_s = float("inf")
@@ -158,8 +158,8 @@ class Launcher:
         if time.monotonic() >= self._kill_at_s:
             self._signal(signal.SIGKILL)
 
-    def _pass_on(self, pipe: int) -> None:
-        """Pass on a piece of what a rank has printed."""
+    def _forward(self, pipe: int) -> None:
+        """Forward a piece of a rank's output."""
         content = os.read(pipe, _PIECE)
         if not content:
             os.close(pipe)
@@ -167,12 +167,12 @@ class Launcher:
             return
         rank, offset = self._pipes[pipe]
         self._pipes[pipe][1] += len(content)
-        told = []
+        pieces = []
         for line in _lines(content):
             mark, text = (b" ", line[:-1]) if line.endswith(b"\n") else (b"+", line)
-            told.append(b"%d@%d%b%b\n" % (rank, offset, mark, text))
+            pieces.append(b"%d@%d%b%b\n" % (rank, offset, mark, text))
             offset += len(line)
-        _write(b"".join(told))
+        _write(b"".join(pieces))
 
     def _reap(self) -> None:
         while self._ranks:
@@ -186,7 +186,7 @@ class Launcher:
                     self._stop("rank failed")
 
     def _stop(self, reason: str) -> None:
-        """Ask all processes to end; they are killed after the grace. The first reason stays."""
+        """Send SIGTERM to all processes; they are killed after the grace. The first reason stays."""
         if not self.reason:
             self.reason = reason
             self._kill_at_s = time.monotonic() + self.spec["grace_s"]
@@ -194,11 +194,11 @@ class Launcher:
 
     def _signal(self, number: int) -> None:
         for pid in self._ranks:
-            with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: it is waited for.
+            with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: the caller waits for it.
                 os.killpg(pid, number)
 
     def _kill_rest(self) -> None:
-        """Kill what the ranks left behind, all of which has come to this process."""
+        """Kill what the ranks left behind, all of which this process has adopted."""
         while True:
             try:
                 while os.waitpid(-1, os.WNOHANG) != (0, 0):
@@ -210,31 +210,31 @@ class Launcher:
                     os.kill(child, signal.SIGKILL)
             time.sleep(_LOOK_AGAIN_S)
 
-    def _tell(self) -> None:
+    def _write_message(self) -> None:
         """Write the termination message, which the kubelet puts into the pod's status."""
-        told = {
+        message = {
             "attempt": self.spec["attempt"],
             "reason": self.reason,
             "started_s": self.started_s,
             "ends": self.ends,
             "progress": self._progress(),
         }
-        content = json.dumps(told, separators=(",", ":")).encode()
+        content = json.dumps(message, separators=(",", ":")).encode()
         if len(content) > _MESSAGE_BYTES:
-            content = json.dumps({**told, "progress": {}}, separators=(",", ":")).encode()
+            content = json.dumps({**message, "progress": {}}, separators=(",", ":")).encode()
         with suppress(OSError):  # Without it, an exit code of 0 is no proof of success.
             Path(self.spec["message"]).write_bytes(content)
 
     def _progress(self) -> dict[str, float]:
-        """Return the finite numbers that the job told of itself."""
+        """Return the finite numbers in the job's progress file."""
         try:
             with (self.home / "progress.json").open("rb") as progress:
-                told = json.loads(progress.read(_PROGRESS_BYTES + 1))
+                content = json.loads(progress.read(_PROGRESS_BYTES + 1))
         except (OSError, ValueError, RecursionError):
             return {}
-        told = told if isinstance(told, dict) else {}
-        most = sys.float_info.max
-        return {key: value for key, value in told.items() if type(value) in (int, float) and -most <= value <= most}
+        items = content.items() if isinstance(content, dict) else ()
+        limit = sys.float_info.max
+        return {key: value for key, value in items if type(value) in (int, float) and -limit <= value <= limit}
 
 
 def _user_variables() -> dict[str, str]:
@@ -253,7 +253,7 @@ def _lines(content: bytes) -> list[bytes]:
 
 
 def _children() -> list[int]:
-    """Return the children of this process: /proc tells of the parent in the second field after the program's name."""
+    """Return the children of this process: the parent is the second field after the program's name in /proc."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # It has ended meanwhile.

@@ -20,9 +20,9 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_placement, refuse_texts
 from .api import APPLY, JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi, ObjectView
-from .objects import ATTEMPT, SPEC, Gpu, Pod, Read
+from .objects import ATTEMPT, SPEC_ANNOTATION, KubernetesGpu, KubernetesPod, Read
 from .pods import PodPart, claim_manifest, digest_of, lifting, pod_manifest
-from .records import Records
+from .records import RecordFolders
 from .settings import KubernetesSettings
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ LEASE_NAME = "longshore"
 HOLD_S = 15  # for which a lease holds
 RENEW_S = 5.0  # after which it is renewed
 _MISSING = 404
-_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+_LEASE_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class NamespaceLease:
         lease = api.call(api.coordination.read_namespaced_lease, LEASE_NAME, self._namespace)
         found = _Spec.model_validate(lease.get("spec") or {})
         if (found.holder_identity, found.renewed) == (self._wrote.holder_identity, self._wrote.renewed):
-            now = datetime.now(UTC).strftime(_TIME)
+            now = datetime.now(UTC).strftime(_LEASE_TIME)
             lease["spec"] |= {"leaseDurationSeconds": 1, "acquireTime": now, "renewTime": now}
             del lease["spec"]["holderIdentity"]
             api.call(
@@ -154,7 +154,7 @@ class NamespaceLease:
         return bool(spec.holder_identity) and time.monotonic() < self._seen_s + spec.lease_duration_seconds
 
     def _ours(self, before: _Spec) -> Json:
-        now, me = datetime.now(UTC).strftime(_TIME), f"{socket.gethostname()}_{self._installation}"
+        now, me = datetime.now(UTC).strftime(_LEASE_TIME), f"{socket.gethostname()}_{self._installation}"
         stays = before.holder_identity == me
         return {
             "holderIdentity": me,
@@ -191,14 +191,18 @@ class Launch:
     """
 
     def __init__(
-        self, api: KubernetesApi, settings: KubernetesSettings, records: Records, view: ObjectView[Pod],
+        self, api: KubernetesApi, settings: KubernetesSettings, records: RecordFolders, view: ObjectView[KubernetesPod],
         sizes: Mapping[str, int], lease: NamespaceLease,
     ) -> None:  # fmt: skip
         self._api, self._settings, self._records, self._view, self._sizes = api, settings, records, view, sizes
         self._lease = lease
 
     def launch(
-        self, attempt: Attempt, placement: Placement, known: Sequence[Pod], gpus: Mapping[str, Sequence[Gpu]] | None
+        self,
+        attempt: Attempt,
+        placement: Placement,
+        known: Sequence[KubernetesPod],
+        gpus: Mapping[str, Sequence[KubernetesGpu]] | None,
     ) -> None:
         """Start an attempt as far as possible.
 
@@ -221,7 +225,7 @@ class Launch:
         parts = self._parts(attempt, placement, gpus)
         name, digest = attempt.name, digest_of(attempt, placement)
         before = self._records.digest(name)
-        if before not in ("", digest) or any(pod.annotation(SPEC) != digest for pod in known):
+        if before not in ("", digest) or any(pod.annotation(SPEC_ANNOTATION) != digest for pod in known):
             raise BackendError(f"{name} was launched before with another command or placement")
         _refuse_containers(known, self._settings.bind_s)
         ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
@@ -244,7 +248,9 @@ class Launch:
                 if _is_gated(pod):
                     self._lift(pod, part)
 
-    def _parts(self, attempt: Attempt, placement: Placement, gpus: Mapping[str, Sequence[Gpu]] | None) -> list[PodPart]:
+    def _parts(
+        self, attempt: Attempt, placement: Placement, gpus: Mapping[str, Sequence[KubernetesGpu]] | None
+    ) -> list[PodPart]:
         refuse_placement(attempt, placement, self._sizes)
         refuse_texts(attempt)
         parts, first = [], 0
@@ -268,10 +274,10 @@ class Launch:
             if error.code != _EXISTS:
                 raise _refusal(name, error) from error
             pod = api.call(api.core.read_namespaced_pod, name, namespace)
-            read = Pod.model_validate(pod)
+            read = KubernetesPod.model_validate(pod)
             wanted = manifest["metadata"]
-            if (read.metadata.labels.get(ATTEMPT), read.annotation(SPEC)) != (
-                wanted["labels"][ATTEMPT], wanted["annotations"][SPEC],
+            if (read.metadata.labels.get(ATTEMPT), read.annotation(SPEC_ANNOTATION)) != (
+                wanted["labels"][ATTEMPT], wanted["annotations"][SPEC_ANNOTATION],
             ):  # fmt: skip
                 raise BackendError(f"there is another pod {name} in {namespace}") from error
         self._view.learn(pod)
@@ -303,7 +309,7 @@ class Launch:
         )  # fmt: skip
 
 
-def _refuse_containers(pods: Sequence[Pod], patience_s: float) -> None:
+def _refuse_containers(pods: Sequence[KubernetesPod], patience_s: float) -> None:
     """Refuse an attempt whose image cannot be pulled in time; raise an error for other failures of containers."""
     for pod in pods:
         waiting, placed = pod.state.waiting, pod.condition("PodScheduled")
@@ -327,4 +333,4 @@ def _refusal(name: str, error: ApiStatusError) -> BackendError:
 
 
 def _is_gated(pod: Json) -> bool:
-    return Pod.model_validate(pod).is_gated
+    return KubernetesPod.model_validate(pod).is_gated

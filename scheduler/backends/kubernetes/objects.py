@@ -12,11 +12,11 @@ from pydantic.alias_generators import to_camel
 
 ATTEMPT = "longshore.io/attempt"  # label of all that belongs to an attempt, and the finalizer that keeps its pods
 PODS = "longshore.io/pods"  # annotation: how many the attempt has
-SPEC = "longshore.io/spec"  # annotation: digest of what was to be run
+SPEC_ANNOTATION = "longshore.io/spec"  # annotation: digest of what was to be run
 FIRST_RANK = "longshore.io/first-rank"  # annotation
-RANKS = "longshore.io/ranks"  # annotation: how many the pod has
+RANKS_ANNOTATION = "longshore.io/ranks"  # annotation: how many the pod has
 GPUS = "longshore.io/gpus"  # annotation: their indices on its node
-NODE = "longshore.io/node"  # annotation: its node
+NODE_ANNOTATION = "longshore.io/node"  # annotation: its node
 DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
 GATE = "longshore.io/placement"
 
@@ -32,7 +32,7 @@ class Read(BaseModel):
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
-class Metadata(Read):
+class ObjectMetadata(Read):
     """The identity of an object."""
 
     name: str
@@ -54,20 +54,20 @@ class Condition(Read):
     last_transition_time: datetime | None = None
 
 
-class Running(Read):
+class RunningState(Read):
     """A container that runs."""
 
     started_at: datetime
 
 
-class Waiting(Read):
+class WaitingState(Read):
     """A container that does not run yet."""
 
     reason: str = ""
     message: str = ""
 
 
-class Terminated(Read):
+class TerminatedState(Read):
     """A container that has ended."""
 
     exit_code: int
@@ -95,9 +95,9 @@ class Terminated(Read):
 class ContainerState(Read):
     """One of three."""
 
-    running: Running | None = None
-    waiting: Waiting | None = None
-    terminated: Terminated | None = None
+    running: RunningState | None = None
+    waiting: WaitingState | None = None
+    terminated: TerminatedState | None = None
 
 
 class ContainerStatus(Read):
@@ -106,7 +106,7 @@ class ContainerStatus(Read):
     state: ContainerState = ContainerState()
 
 
-class PodStatus(Read):
+class KubernetesPodStatus(Read):
     """The node's report of a pod."""
 
     phase: str = "Pending"
@@ -122,19 +122,19 @@ class SchedulingGate(Read):
     name: str
 
 
-class PodSpec(Read):
+class KubernetesPodSpec(Read):
     """Where a pod runs."""
 
     node_name: str = ""
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
-class Pod(Read):
+class KubernetesPod(Read):
     """A pod of ours, which has one container."""
 
-    metadata: Metadata
-    spec: PodSpec
-    status: PodStatus = PodStatus()
+    metadata: ObjectMetadata
+    spec: KubernetesPodSpec
+    status: KubernetesPodStatus = KubernetesPodStatus()
 
     @property
     def state(self) -> ContainerState:
@@ -194,7 +194,7 @@ class Taint(Read):
     effect: str = ""
 
 
-class NodeStatus(Read):
+class KubernetesNodeStatus(Read):
     """The status of a node."""
 
     conditions: tuple[Condition, ...] = ()
@@ -207,12 +207,12 @@ class NodeSpec(Read):
     taints: tuple[Taint, ...] = ()
 
 
-class Node(Read):
+class KubernetesNode(Read):
     """A node."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
     spec: NodeSpec = NodeSpec()
-    status: NodeStatus = NodeStatus()
+    status: KubernetesNodeStatus = KubernetesNodeStatus()
 
     @property
     def ready(self) -> Condition | None:
@@ -226,7 +226,7 @@ class Attribute(Read):
     string: str = ""
 
 
-class Device(Read):
+class OfferedDevice(Read):
     """A device that a driver offers."""
 
     name: str
@@ -248,13 +248,13 @@ class SliceSpec(Read):
     driver: str
     pool: Pool
     node_name: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[OfferedDevice, ...] = ()
 
 
 class ResourceSlice(Read):
     """Devices of a node, as their driver publishes them."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
     spec: SliceSpec
 
 
@@ -263,14 +263,14 @@ _STOPS = frozenset({"NoSchedule", "NoExecute"})
 GpuOrder = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
 
 
-class Gpu(NamedTuple):
+class KubernetesGpu(NamedTuple):
     """A GPU of a node."""
 
     uuid: str
     usable: bool  # its driver offers it, and no taint forbids it
 
 
-Offers = Mapping[str, tuple[Gpu, ...]]  # GPUs of each node
+Offers = Mapping[str, tuple[KubernetesGpu, ...]]  # GPUs of each node
 
 
 def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
@@ -307,25 +307,25 @@ def learned(order: GpuOrder, now: Offers) -> GpuOrder:
 def by_index(order: GpuOrder, now: Offers) -> Offers:
     """Return the GPUs of each node by index, with those that are not offered now."""
     usable = {gpu.uuid for gpus in now.values() for gpu in gpus if gpu.usable}
-    return {node: tuple(Gpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}
+    return {node: tuple(KubernetesGpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}
 
 
-def _in_order(devices: list[Device]) -> list[Device]:
+def _in_order(devices: list[OfferedDevice]) -> list[OfferedDevice]:
     whole = [device for device in devices if _text(device, "uuid") and _text(device, "type") in ("", "gpu")]
     return sorted(whole, key=lambda device: (_bus_id(device), _number(device.name), device.name))
 
 
-def _gpu(device: Device) -> Gpu:
-    return Gpu(_text(device, "uuid"), not any(taint.effect in _STOPS for taint in device.taints))
+def _gpu(device: OfferedDevice) -> KubernetesGpu:
+    return KubernetesGpu(_text(device, "uuid"), not any(taint.effect in _STOPS for taint in device.taints))
 
 
-def _bus_id(device: Device) -> str:
+def _bus_id(device: OfferedDevice) -> str:
     """Return the bus id of a device: by the standard name, or by a driver's own."""
     names = ("resource.kubernetes.io/pciBusID", "pcieBusID", "pciBusID")  # NVIDIA's says pcieBusID
     return next((text for name in names if (text := _text(device, name))), "").lower()
 
 
-def _text(device: Device, name: str) -> str:
+def _text(device: OfferedDevice, name: str) -> str:
     found = device.attributes.get(name)
     return "" if found is None else found.string
 

@@ -15,10 +15,10 @@ from ....cluster.files.durable import is_there, open_file
 from ..local.ranks import drop_beginning, log_name, read_log
 from ..protocol import NoLogError
 from .api import ApiStatusError, KubernetesApi
-from .objects import FIRST_RANK, RANKS, Pod
-from .records import Records
+from .objects import FIRST_RANK, RANKS_ANNOTATION, KubernetesPod
+from .records import RecordFolders
 
-_LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
+_LOG_LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
 _KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most
 _BACK_S = 2.0  # read again: the server rounds to seconds, and its clock is not ours
 
@@ -40,7 +40,7 @@ def pieces_of(content: bytes, ranks: range) -> tuple[list[Piece], float]:
     """
     pieces, last_s = [], 0.0
     for line in content.split(b"\n")[:-1]:
-        found = _LINE.match(line)
+        found = _LOG_LINE.match(line)
         if found is None or int(found["rank"]) not in ranks:
             continue  # Output of the runtime, or a line without its beginning.
         end = b"\n" if found["mark"] == b" " else b""
@@ -86,7 +86,7 @@ def _seconds(text: bytes | None) -> float:
 
 log = logging.getLogger(__name__)
 
-_NOT_STARTED = 400  # the container has not started
+_CONTAINER_WAITING = 400  # the container has not started
 _MAX_LOG_BYTES = 64 << 20  # of a log, read at once; nodes keep 10 MiB by default
 
 
@@ -99,12 +99,12 @@ class Output:
         records: Whose folders the copies are in.
     """
 
-    def __init__(self, api: KubernetesApi, namespace: str, records: Records) -> None:
+    def __init__(self, api: KubernetesApi, namespace: str, records: RecordFolders) -> None:
         self._api, self._namespace, self._records = api, namespace, records
         self._last_s: dict[str, float] = {}  # time of the last line that was copied, by uid of the pod
         self._whole: set[str] = set()  # uids of pods that are over and copied
 
-    def fetch(self, attempt: str, pod: Pod) -> None:
+    def fetch(self, attempt: str, pod: KubernetesPod) -> None:
         """Copy what a pod has printed since the last call, as far as it comes before the deadline.
 
         Raises:
@@ -121,17 +121,19 @@ class Output:
                 limit_bytes=_MAX_LOG_BYTES, **{name: value for name, value in options.items() if value is not None},
             )  # fmt: skip
         except ApiStatusError as error:
-            if error.code == _NOT_STARTED:
+            if error.code == _CONTAINER_WAITING:
                 return
             raise
-        pieces, last_s = pieces_of(content, range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS)))
+        pieces, last_s = pieces_of(
+            content, range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS_ANNOTATION))
+        )
         with self._records.made(attempt) as folder:
             store_pieces(folder, pieces)
         self._last_s[uid] = max(last_s, self._last_s.get(uid, 0.0))
         if whole and pod.is_over:
             self._whole.add(uid)
 
-    def fetch_what_is_left(self, attempt: str, pod: Pod) -> None:
+    def fetch_what_is_left(self, attempt: str, pod: KubernetesPod) -> None:
         """Copy the end of a pod's output if its node still has it.
 
         Raises:

@@ -12,7 +12,17 @@ from ....cluster.model.placement import Placement, Share
 from ..protocol import Attempt, RefusedError
 from . import launcher
 from .api import Json
-from .objects import ATTEMPT, FIRST_RANK, GATE, GPUS, NODE, PODS, RANKS, SPEC, Gpu
+from .objects import (
+    ATTEMPT,
+    FIRST_RANK,
+    GATE,
+    GPUS,
+    NODE_ANNOTATION,
+    PODS,
+    RANKS_ANNOTATION,
+    SPEC_ANNOTATION,
+    KubernetesGpu,
+)
 from .settings import KubernetesSettings
 
 PORT = 29500  # rendezvous port of ranks, PyTorch's default; each pod has an address of its own
@@ -31,7 +41,7 @@ class PodPart(NamedTuple):
     number: int  # in the order of the placement
     share: Share
     first_rank: int
-    gpus: tuple[Gpu, ...]  # devices of the share; empty where GPUs are only counted
+    gpus: tuple[KubernetesGpu, ...]  # devices of the share; empty where GPUs are only counted
 
 
 def digest_of(attempt: Attempt, placement: Placement) -> str:
@@ -71,9 +81,9 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: PodPart, settings
             # Without it, a pod that was deleted would be gone with the record of how it ended.
             "finalizers": [ATTEMPT],
             "annotations": {
-                SPEC: digest_of(attempt, placement), PODS: str(len(placement)),
-                FIRST_RANK: str(part.first_rank), RANKS: str(len(part.share.gpus)),
-                GPUS: ",".join(str(gpu) for gpu in part.share.gpus), NODE: part.share.node,
+                SPEC_ANNOTATION: digest_of(attempt, placement), PODS: str(len(placement)),
+                FIRST_RANK: str(part.first_rank), RANKS_ANNOTATION: str(len(part.share.gpus)),
+                GPUS: ",".join(str(gpu) for gpu in part.share.gpus), NODE_ANNOTATION: part.share.node,
             },
         },
         "spec": _pod_spec(attempt, part, settings, _container(attempt, part, settings, spec)),
@@ -113,7 +123,9 @@ def _pod_spec(attempt: Attempt, part: PodPart, settings: KubernetesSettings, con
         "hostname": name,
         "subdomain": settings.ranks_service,
         "terminationGracePeriodSeconds": math.ceil(attempt.grace_s) + END_S,
-        "tolerations": [it.model_dump(by_alias=True, exclude_none=True) for it in settings.tolerations()],
+        "tolerations": [
+            toleration.model_dump(by_alias=True, exclude_none=True) for toleration in settings.tolerations()
+        ],
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [container],

@@ -12,8 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ....cluster.files.errors import BackendError
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from .api import JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi
-from .objects import ATTEMPT, DROPPED, FIRST_RANK, NODE, PODS, RANKS, Pod, Terminated
-from .records import Records
+from .objects import (
+    ATTEMPT,
+    DROPPED,
+    FIRST_RANK,
+    NODE_ANNOTATION,
+    PODS,
+    RANKS_ANNOTATION,
+    KubernetesPod,
+    TerminatedState,
+)
+from .records import RecordFolders
 from .settings import KubernetesSettings
 
 _SIGNALLED = range(129, 193)  # exit codes of containers that a signal ended: 128 is added to its number
@@ -38,7 +47,7 @@ class LauncherRecord(BaseModel):
     progress: dict[str, object]
 
 
-def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, cancelled: bool) -> Status:
+def status_of(attempt: str, pods: Sequence[KubernetesPod], silent: frozenset[str], *, cancelled: bool) -> Status:
     """Return what is known of an attempt.
 
     Args:
@@ -60,7 +69,7 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
         runs = all(pod.state.running is not None for pod in living) and len(pods) == pods[0].count(PODS)
         return Status(Run.RUNNING if runs else Run.PENDING, tuple(ends), started_s=started_s if runs else 0.0)
     progress = {key: value for each in reversed(list(record.values())) for key, value in _numbers(each).items()}
-    ranks, well = sum(pod.count(RANKS) for pod in pods), not any(end.code or end.signal for end in ends)
+    ranks, well = sum(pod.count(RANKS_ANNOTATION) for pod in pods), not any(end.code or end.signal for end in ends)
     if well and len(ends) == ranks and len(pods) == pods[0].count(PODS):
         return Status(Run.EXITED, tuple(ends), _by(pods, record), "", started_s, progress)
     run, by, words = _why_not(pods, record)
@@ -72,13 +81,13 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
     return Status(run, tuple(ends), by, words, started_s, progress)
 
 
-def must_stop_rest(pods: Sequence[Pod]) -> bool:
+def must_stop_rest(pods: Sequence[KubernetesPod]) -> bool:
     """Return whether the rest of an attempt is to stop: a pod has failed, is being deleted, or is missing."""
     begun = any(not pod.is_gated for pod in pods)
     return any(pod.has_failed or pod.is_deleted for pod in pods) or (begun and len(pods) < pods[0].count(PODS))
 
 
-def _record_of(attempt: str, pod: Pod) -> LauncherRecord | None:
+def _record_of(attempt: str, pod: KubernetesPod) -> LauncherRecord | None:
     """Return the record of its launcher, None if there is none."""
     ended = pod.state.terminated
     try:
@@ -88,7 +97,7 @@ def _record_of(attempt: str, pod: Pod) -> LauncherRecord | None:
     return record if record is not None and record.attempt == attempt else None
 
 
-def _ends(pod: Pod, record: LauncherRecord | None) -> list[RankEnd]:
+def _ends(pod: KubernetesPod, record: LauncherRecord | None) -> list[RankEnd]:
     """Return how the ranks of a pod ended: by its launcher's record, or else all like their container."""
     if record is not None:
         return [RankEnd(*end) for end in record.ends]
@@ -97,7 +106,7 @@ def _ends(pod: Pod, record: LauncherRecord | None) -> list[RankEnd]:
         return []  # A launcher that ends well writes a record: a code of 0 alone is no proof of success.
     number = ended.signal or (ended.exit_code - 128 if ended.exit_code in _SIGNALLED else 0)
     at_s = 0.0 if ended.finished_at is None else ended.finished_at.timestamp()
-    ranks = range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS))
+    ranks = range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS_ANNOTATION))
     return [RankEnd(rank, 0 if number else ended.exit_code, number, at_s) for rank in ranks]
 
 
@@ -110,13 +119,13 @@ def _when(end: RankEnd) -> float:
     return end.ended_s + float(got_sigterm)
 
 
-def _started_s(pod: Pod, record: LauncherRecord | None) -> float:
+def _started_s(pod: KubernetesPod, record: LauncherRecord | None) -> float:
     if record is not None:
         return record.started_s
     return pod.state.running.started_at.timestamp() if pod.state.running is not None else 0.0
 
 
-def _fault(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> str:
+def _fault(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None]) -> str:
     """Return why an end was the cluster's fault or is unknown, "" for any other."""
     for pod in pods:
         name, disrupted = pod.metadata.name, pod.condition("DisruptionTarget")
@@ -134,7 +143,7 @@ def _fault(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> str
     return ""
 
 
-def _has_no_record(pod: Pod, record: LauncherRecord | None) -> bool:
+def _has_no_record(pod: KubernetesPod, record: LauncherRecord | None) -> bool:
     """Return whether a pod ended without being deleted or timed out, and without a record."""
     if record is not None or pod.is_deleted or pod.status.reason == _TOO_LONG:
         return False
@@ -142,7 +151,7 @@ def _has_no_record(pod: Pod, record: LauncherRecord | None) -> bool:
     return not _ends(pod, None) and not (ended is not None and ended.never_began)
 
 
-def _text_of(ended: Terminated | None) -> str:
+def _text_of(ended: TerminatedState | None) -> str:
     if ended is None:
         return "it failed, without a reason from its node"
     if ended.is_made_up:
@@ -150,7 +159,7 @@ def _text_of(ended: Terminated | None) -> str:
     return f"{ended.reason} with exit code {ended.exit_code}, and no record of its ranks"
 
 
-def _why_not(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> tuple[Run, EndedBy, str]:
+def _why_not(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None]) -> tuple[Run, EndedBy, str]:
     """Return why an attempt has not succeeded if its ranks are not the reason, else EXITED without one."""
     if fault := _fault(pods, record):
         return Run.LOST, EndedBy.NODE_FAULT, fault
@@ -164,7 +173,7 @@ def _why_not(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> t
     return Run.EXITED, EndedBy.TIME_LIMIT if is_late else EndedBy.NONE, ""
 
 
-def _by(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> EndedBy:
+def _by(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None]) -> EndedBy:
     """Return what ended an attempt; a pod without a record ended by itself unless it was deleted."""
     found = set()
     for pod in pods:
@@ -177,7 +186,7 @@ def _by(pods: Sequence[Pod], record: dict[str, LauncherRecord | None]) -> EndedB
     return next((by for by in order if by in found), EndedBy.NONE)
 
 
-def _why_failed(ended: Terminated | None) -> EndedBy:
+def _why_failed(ended: TerminatedState | None) -> EndedBy:
     ran_out = ended is not None and ended.reason == "OOMKilled"
     return EndedBy.OUT_OF_MEMORY if ran_out else EndedBy.RANK_FAILED
 
@@ -222,8 +231,8 @@ class AvoidedNodes:
 
     def at(self, now_s: float) -> frozenset[str]:
         """Return the nodes to avoid; none while they are more than half: then they are hardly the reason."""
-        self._avoided = {node: it for node, it in self._avoided.items() if now_s < it.until_s + MAX_AVOID_S}
-        nodes = frozenset(node for node, it in self._avoided.items() if now_s < it.until_s)
+        self._avoided = {node: each for node, each in self._avoided.items() if now_s < each.until_s + MAX_AVOID_S}
+        nodes = frozenset(node for node, each in self._avoided.items() if now_s < each.until_s)
         return nodes if len(nodes) <= self._max else frozenset()
 
 
@@ -243,12 +252,12 @@ class Removal:
     """
 
     def __init__(
-        self, api: KubernetesApi, settings: KubernetesSettings, records: Records, avoided: AvoidedNodes
+        self, api: KubernetesApi, settings: KubernetesSettings, records: RecordFolders, avoided: AvoidedNodes
     ) -> None:
         self._api, self._settings, self._records, self._avoided = api, settings, records, avoided
         self._unbound_since_s: dict[str, float] = {}  # by uid; monotonic time
 
-    def delete(self, pods: Iterable[Pod]) -> None:
+    def delete(self, pods: Iterable[KubernetesPod]) -> None:
         """Delete pods: their processes get SIGTERM, and are killed after the grace.
 
         Raises:
@@ -258,7 +267,7 @@ class Removal:
             if not pod.is_over and not pod.is_deleted:
                 self._delete(pod)
 
-    def remove(self, pods: Iterable[Pod]) -> None:
+    def remove(self, pods: Iterable[KubernetesPod]) -> None:
         """Delete pods that are over for good.
 
         Raises:
@@ -273,7 +282,7 @@ class Removal:
                 same = {"op": "test", "path": path, "value": before}  # Keep the others.
                 self._patch(pod, [same, {"op": "replace", "path": path, "value": kept}])
 
-    def tend(self, by_attempt: Mapping[str, Sequence[Pod]]) -> None:
+    def tend(self, by_attempt: Mapping[str, Sequence[KubernetesPod]]) -> None:
         """Stop the rest of attempts that lost a pod, were not bound or were cancelled; remove forgotten ones.
 
         After an error the next call tries again.
@@ -296,9 +305,9 @@ class Removal:
                 break  # Without an answer, each further call could take as long to fail.
         self._unbound_since_s = unbound
 
-    def _check_bound(self, pod: Pod, unbound: dict[str, float], now_s: float) -> None:
+    def _check_bound(self, pod: KubernetesPod, unbound: dict[str, float], now_s: float) -> None:
         """Drop a pod that its node does not take for too long, and record those that still have time."""
-        uid, node = pod.metadata.uid, pod.annotation(NODE)
+        uid, node = pod.metadata.uid, pod.annotation(NODE_ANNOTATION)
         if pod.spec.node_name:
             if uid in self._unbound_since_s:
                 self._avoided.forget(node)
@@ -309,7 +318,7 @@ class Removal:
                 if node:
                     self._avoided.note(node, now_s)
 
-    def _drop(self, pod: Pod) -> None:
+    def _drop(self, pod: KubernetesPod) -> None:
         """Delete a pod that no node takes; the rest of its attempt follows."""
         placed = pod.condition("PodScheduled")
         why = placed.message if placed is not None and placed.status != "True" else ""
@@ -318,7 +327,7 @@ class Removal:
         self._patch(pod, [{"op": "add", "path": path, "value": text}])
         self._delete(pod)
 
-    def _delete(self, pod: Pod) -> None:
+    def _delete(self, pod: KubernetesPod) -> None:
         api, meta = self._api, pod.metadata
         body = {"preconditions": {"uid": meta.uid}}
         try:
@@ -327,7 +336,7 @@ class Removal:
             if error.code not in _NOT_THE_ONE:
                 raise
 
-    def _patch(self, pod: Pod, operations: list[Json]) -> None:
+    def _patch(self, pod: KubernetesPod, operations: list[Json]) -> None:
         api, meta = self._api, pod.metadata
         patch = [{"op": "test", "path": "/metadata/uid", "value": meta.uid}, *operations]
         try:

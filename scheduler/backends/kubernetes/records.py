@@ -15,7 +15,7 @@ from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from .objects import GpuOrder
 
 _MAX_RECORD_BYTES = 1 << 20
-_ORDER = TypeAdapter(dict[str, tuple[str, ...]])
+_GPU_ORDER = TypeAdapter(dict[str, tuple[str, ...]])
 
 
 class _End(BaseModel):
@@ -30,7 +30,7 @@ class _End(BaseModel):
     progress: dict[str, float]
 
 
-class Records:
+class RecordFolders:
     """The folders of attempts, each with up to four files; the order of GPUs, `gpus.json`; and `installation`.
 
     `launched.json` has the digest of what was to be run; with `lifted.json` its pods can start; with `cancelled.json`
@@ -59,7 +59,7 @@ class Records:
     def gpus(self) -> GpuOrder:
         """Return the stored order of the nodes' GPUs."""
         try:
-            return _ORDER.validate_json((self.folder / "gpus.json").read_bytes())
+            return _GPU_ORDER.validate_json((self.folder / "gpus.json").read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ class Records:
         try:
             folder = open_folder(str(self.folder))
             try:
-                write_whole(folder, "gpus.json", _ORDER.dump_json(dict(order)))
+                write_whole(folder, "gpus.json", _GPU_ORDER.dump_json(dict(order)))
             finally:
                 os.close(folder)
         except OSError as error:

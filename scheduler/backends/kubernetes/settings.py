@@ -39,9 +39,9 @@ def blocking_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -
     """Return the first taint that keeps pods from a node, None if there is none."""
     return next(
         (
-            it
-            for it in taints
-            if it.effect in _STOPS and not any(toleration.tolerates(it) for toleration in tolerations)
+            taint
+            for taint in taints
+            if taint.effect in _STOPS and not any(toleration.tolerates(taint) for toleration in tolerations)
         ),
         None,
     )
@@ -54,11 +54,11 @@ DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."
 Fields = dict[str, Any]  # of Kubernetes' own, under its own names
 
 
-class _Section(BaseModel):
+class _KubernetesSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
 
-class ContainerFields(_Section):
+class ContainerFields(_KubernetesSection):
     """What the container of each pod gets on top of what Longshore sets."""
 
     env: tuple[Fields, ...] = ()
@@ -69,7 +69,7 @@ class ContainerFields(_Section):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
 
-class PodFields(_Section):
+class PodFields(_KubernetesSection):
     """What each pod gets on top of what Longshore sets: data, secrets, rights."""
 
     volumes: tuple[Fields, ...] = ()

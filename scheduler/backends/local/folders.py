@@ -16,7 +16,7 @@ from ..protocol import NoLogError, StepLines
 from .ranks import decode, log_name, read_log, saved_name, steps_name
 from .supervision import SPEC_BYTES
 
-_NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
+_ATTEMPT_NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
 
 
@@ -51,7 +51,7 @@ class Folders:
         Raises:
             BackendError: If that is no name of an attempt.
         """
-        if not _NAME.fullmatch(name):
+        if not _ATTEMPT_NAME.fullmatch(name):
             raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
         return self._attempts / name
 
@@ -65,8 +65,9 @@ class Folders:
         """
         with as_backend_error("attempts"), os.scandir(self._attempts) as entries:
             return sorted(
-                it.name for it in entries
-                if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False) and _may_hold(it.path, file)
+                entry.name for entry in entries
+                if _ATTEMPT_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+                and _may_hold(entry.path, file)
             )  # fmt: skip
 
     @contextmanager

@@ -11,7 +11,7 @@ from typing import NoReturn
 from ....cluster.files.processes import Process, find
 from .ranks import adopt_orphans, kill_children, send
 
-_KILLED = 128  # plus the signal: exit code of a process that a signal ended, as in shells
+_SIGNAL_EXIT = 128  # plus the signal: exit code of a process that a signal ended, as in shells
 
 
 def guarded(supervise: Callable[[Process | None], int]) -> int:
@@ -54,7 +54,7 @@ def _wait_for(supervisor: int) -> int:
         pid, status = os.waitpid(supervisor, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else _KILLED - code
+            return code if code >= 0 else _SIGNAL_EXIT - code
         woken = signal.sigwaitinfo({signal.SIGCHLD, signal.SIGTERM})
         if woken.si_signo == signal.SIGTERM:
             send(os.kill, supervisor, signal.SIGTERM)

@@ -17,7 +17,7 @@ from ....cluster.model.placement import Placement, Share
 from ...model.job import is_job_id
 from ..protocol import Attempt, RefusedError, refuse_placement, refuse_texts
 from .folders import Folders, as_backend_error
-from .ranks import Rank, Spec, decode
+from .ranks import RankPlace, Spec, decode
 from .supervision import SPEC_BYTES
 from .supervisor import STARTED_BEFORE, TWIN
 
@@ -54,7 +54,7 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
         {"PATH": os.defpath, "PYTHONUNBUFFERED": "1", **attempt.environment},
         attempt.grace_s,
         None if attempt.limit_s == float("inf") else attempt.limit_s,
-        tuple(Rank(share.node, gpu) for share in placement for gpu in share.gpus),
+        tuple(RankPlace(share.node, gpu) for share in placement for gpu in share.gpus),
         attempt.seats,
         attempt.backups,
         attempt.visible_gpus,
@@ -109,7 +109,7 @@ def spawn_supervisor(path: Path) -> None:
 
 log = logging.getLogger(__name__)
 
-SPEC = "spec.json"
+SPEC_FILE = "spec.json"
 NO_FILE_OF_OURS = (  # errors
     errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
     errno.EACCES, errno.EPERM,  # unreadable, as a job can make it
@@ -128,7 +128,7 @@ def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
         BackendError: If one of them cannot be read.
     """
     found: dict[str, tuple[Attempt, Placement]] = {}
-    for name in folders.names_with(SPEC):
+    for name in folders.names_with(SPEC_FILE):
         with as_backend_error(name):
             try:
                 spec = _read(folders, name)
@@ -137,7 +137,7 @@ def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
             except (ValueError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_FILE_OF_OURS:
                     raise
-                log.error("%s: its %s cannot be read: %s", name, SPEC, words_of(error))
+                log.error("%s: its %s cannot be read: %s", name, SPEC_FILE, words_of(error))
                 found[name] = (_named(name), ())
     return found
 
@@ -150,9 +150,9 @@ def _read(folders: Folders, name: str) -> Spec | None:
         OSError: If it cannot be read.
     """
     with folders.open(name) as folder:
-        if folder is None or not is_there(folder, SPEC):
+        if folder is None or not is_there(folder, SPEC_FILE):
             return None
-        return _checked(decode(read_whole(folder, SPEC, SPEC_BYTES)), name)
+        return _checked(decode(read_whole(folder, SPEC_FILE, SPEC_BYTES)), name)
 
 
 def _checked(spec: Spec, name: str) -> Spec:
@@ -172,7 +172,7 @@ def _checked(spec: Spec, name: str) -> Spec:
     return spec
 
 
-def _is_place(rank: Rank) -> bool:
+def _is_place(rank: RankPlace) -> bool:
     """Return whether a rank has a node and a GPU; the node's name must be printable."""
     is_node = isinstance(rank.node, str) and 0 < len(rank.node) <= _MAX_NODE_LETTERS and rank.node.isprintable()
     return is_node and type(rank.gpu) is int and 0 <= rank.gpu < _MAX_GPU

@@ -26,14 +26,14 @@ from ....cluster.files.processes import children, find, memory_kills, read_file
 ALL_ON_NODE, OWN = "node", "rank"  # GPUs that a rank sees
 
 
-class Rank(NamedTuple):
+class RankPlace(NamedTuple):
     """Where one rank runs."""
 
     node: str
     gpu: int  # index on the node
 
 
-class Part(NamedTuple):
+class RankGroup(NamedTuple):
     """The ranks of an attempt that one supervisor runs, and the rendezvous address of all."""
 
     visible: dict[int, str]  # what CUDA_VISIBLE_DEVICES calls the GPU of each rank
@@ -52,7 +52,7 @@ class Spec(NamedTuple):
     environment: dict[str, str]
     grace_s: float
     limit_s: float | None
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankPlace, ...]
     seats: int = 0  # of its ring; 0 for ranks that stop together
     backups: int = 0  # slow members of it whose work backup members may do
     visible_gpus: str = ALL_ON_NODE  # that a rank sees: those of all ranks on its node, or its own
@@ -75,7 +75,9 @@ def decode(content: bytes) -> Spec:
     """
     try:
         fields = json.loads(content)
-        ranks = tuple(Rank(node, gpu) for node, gpu, *_ in fields.pop("ranks"))  # older versions wrote more of each
+        ranks = tuple(
+            RankPlace(node, gpu) for node, gpu, *_ in fields.pop("ranks")
+        )  # older versions wrote more of each
         return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an attempt: {type(error).__name__}: {error}") from error
@@ -98,7 +100,7 @@ class Start(NamedTuple):
 
     rank: int
     path: str  # the attempt's folder
-    part: Part  # of the attempt that its supervisor runs
+    part: RankGroup  # of the attempt that its supervisor runs
     log: int  # descriptor for its output
     gate: int  # descriptor that a byte comes through once the rank may begin
     gate_in: int  # the gate's other end, which only the supervisor may hold
@@ -337,7 +339,7 @@ class Gang:
         path: The same folder.
     """
 
-    def __init__(self, spec: Spec, part: Part, folder: int, path: str) -> None:
+    def __init__(self, spec: Spec, part: RankGroup, folder: int, path: str) -> None:
         self.reason = ""  # why it is being stopped
         self.ends: list[tuple[int, int, int, float]] = []  # rank, code, signal, Unix time: in the order of the ends
         self._grace_s = spec.grace_s
@@ -437,7 +439,7 @@ class Gang:
                 send(os.kill, child.pid, number)
 
 
-_GONE = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
+_CGROUP_GONE = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
 
 
 def confine(attempt: str, pids: Iterable[int]) -> str:
@@ -479,7 +481,7 @@ def kill_group(path: str) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        if error.errno not in _GONE:
+        if error.errno not in _CGROUP_GONE:
             raise
 
 
@@ -492,7 +494,7 @@ def is_populated(path: str) -> bool:
     try:
         return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _CGROUP_GONE:
             return False
         raise
 

@@ -32,7 +32,7 @@ from ....ring.coordinator import WORN_OUT
 from ....ring.coordinator_state import make_ring, write_file
 from ....ring.launcher import MemberStart, RingLauncher
 from ....ring.wire import GONE_STATUS, RESTART_STATUS, UNKNOWN_STATUS, RingEnd
-from .ranks import Part, Rank, Spec, decode, drop_beginning, environment_of, log_name, open_log, steps_name
+from .ranks import RankGroup, RankPlace, Spec, decode, drop_beginning, environment_of, log_name, open_log, steps_name
 from .ranks import Start as RankStart
 
 _ATTEMPT, _MEMBER = b"LONGSHORE_ATTEMPT", b"LONGSHORE_RING_MEMBER"
@@ -71,10 +71,10 @@ def kill_members(every: Sequence[MemberTraces], others: Others) -> list[bool]:
     unreadable process seems to be root's. An orphan is a child of the supervisor. One that belongs to no known rank has
     left its session, and has closed its log or cannot be read. While it lives no rank counts as left.
     """
-    processes = [_read_process(process) for process in living()]
-    is_clear = not any(_is_unknown(it, others) for it in processes)
-    pids = {it.process.pid for it in processes}
-    found = [_left_of(traces, others, processes, pids) for traces in every]
+    all_seen = [_read_process(process) for process in living()]
+    is_clear = not any(_is_unknown(seen, others) for seen in all_seen)
+    pids = {seen.process.pid for seen in all_seen}
+    found = [_left_of(traces, others, all_seen, pids) for traces in every]
     for process in {process for left in found for process in left}:
         kill(process)
     return [is_clear and not left for left in found]
@@ -85,21 +85,21 @@ def _read_process(process: Process) -> _Seen:
     return _Seen(process, environment(process, _ATTEMPT, _MEMBER), outputs)
 
 
-def _left_of(traces: MemberTraces, others: Others, processes: list[_Seen], pids: Collection[int]) -> list[Process]:
+def _left_of(traces: MemberTraces, others: Others, all_seen: list[_Seen], pids: Collection[int]) -> list[Process]:
     spared = {others.host, others.supervisor, *others.tools}
     log = _identity(traces.log)
     # The number of a session is not reused while a process is in it; a living process of that number is another one.
-    sessions = {it for it in traces.sessions if it not in pids}
+    sessions = {session for session in traces.sessions if session not in pids}
     found = {
-        it.process.pid for it in processes
-        if it.process.session in sessions or _is_member(it, traces) or (log is not None and log in it.outputs)
+        seen.process.pid for seen in all_seen
+        if seen.process.session in sessions or _is_member(seen, traces) or (log is not None and log in seen.outputs)
     }  # fmt: skip
     found -= spared
     before = 0
     while before != len(found):
         before = len(found)
-        found |= {it.process.pid for it in processes if it.process.parent in found}
-    return [it.process for it in processes if it.process.pid in found]
+        found |= {seen.process.pid for seen in all_seen if seen.process.parent in found}
+    return [seen.process for seen in all_seen if seen.process.pid in found]
 
 
 def _is_member(seen: _Seen, traces: MemberTraces) -> bool:
@@ -129,7 +129,9 @@ RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked f
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
 MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
-PAUSE_S = 1.0  # before a member is started in place of one that asked for it without a reason, or could not be started
+RESTART_PAUSE_S = (
+    1.0  # before a member is started in place of one that asked for it without a reason, or could not be started
+)
 _MAX_SPEC_BYTES, _MAX_FILE_BYTES = 4 << 20, 4 << 20
 
 
@@ -144,7 +146,7 @@ class Host:
     def __init__(self, spec: Spec, path: str) -> None:
         self._spec, self._path = spec, path
         self._supervisor = os.getppid()  # which adopts orphans of members
-        self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
+        self._part = RankGroup({rank: str(each.gpu) for rank, each in enumerate(spec.ranks)}, "127.0.0.1", 0)
         self._ranks: list[int] = []  # of each member
         self._unused: set[int] = set()  # ranks on which no process will be started any more
         self._left: set[int] = set()  # those of them whose processes are proven gone
@@ -172,9 +174,11 @@ class Host:
             self._try(self._write_places)
             for rank in range(len(self._spec.ranks)):
                 self._start(rank)
-            searches = (self._add_member, self._start_waiting, self._prove_left)
-            work = [(TEND_S, it) for it in (self._tend, self._write_places)] + [(SEARCH_S, it) for it in searches]
-            tasks = [asyncio.create_task(self._repeat(*it)) for it in work]
+            work = {
+                self._tend: TEND_S, self._write_places: TEND_S,
+                self._add_member: SEARCH_S, self._start_waiting: SEARCH_S, self._prove_left: SEARCH_S,
+            }  # fmt: skip
+            tasks = [asyncio.create_task(self._repeat(pause_s, do)) for do, pause_s in work.items()]
             end = await self._launcher.ended()
             for task in tasks:
                 task.cancel()
@@ -201,9 +205,9 @@ class Host:
         last = {rank: member for member, rank in enumerate(self._ranks)}
         running = self._launcher.running
         places = []
-        for rank, it in enumerate(self._spec.ranks):
+        for rank, each in enumerate(self._spec.ranks):
             member = last.get(rank, -1)
-            place = [it.node, it.gpu, rank not in self._unused, rank in self._left]
+            place = [each.node, each.gpu, rank not in self._unused, rank in self._left]
             places.append([*place, member, running.get(member, 0)])
         if places != self._placed:
             write_file(Path(self._path) / RING, PLACES, places)
@@ -216,7 +220,7 @@ class Host:
         if place is None or self._is_ending or self._launcher.is_over:
             return
         self._logs.append(open_log(self._folder, rank))
-        self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place)))
+        self._spec = self._spec._replace(ranks=(*self._spec.ranks, RankPlace(*place)))
         self._part.visible[rank] = str(place[1])
         self._log(f"rank {rank} is on GPU {place[1]} of {place[0]}")
         self._try(self._write_places)
@@ -240,15 +244,15 @@ class Host:
                 self._start_now(rank)
             except OSError as error:
                 self._log(f"no member can be started on rank {rank} at present: {error}")
-                self._waiting.append((time.monotonic() + PAUSE_S, rank))
+                self._waiting.append((time.monotonic() + RESTART_PAUSE_S, rank))
 
     def _start_now(self, rank: int) -> None:
         number, place = len(self._ranks), self._spec.ranks[rank]
-        members = [[self._spec.ranks[it].node, self._spec.ranks[it].gpu, it] for it in (*self._ranks, rank)]
+        members = [[self._spec.ranks[each].node, self._spec.ranks[each].gpu, each] for each in (*self._ranks, rank)]
         write_file(Path(self._path) / RING, MEMBERS, members)
         self._ranks.append(rank)
         # The GPUs that the ring has now: this process does not see those that it gets later, or has left.
-        has = {it: gpu for it, gpu in self._part.visible.items() if it == rank or it not in self._unused}
+        has = {each: gpu for each, gpu in self._part.visible.items() if each == rank or each not in self._unused}
         part = self._part._replace(visible=has)
         environment = environment_of(self._spec, RankStart(rank, self._path, part, -1, -1, -1))
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
@@ -272,7 +276,7 @@ class Host:
             self._start(rank)
         elif status not in (0, GONE_STATUS) and self._restarts and it.member not in self._launcher.declared:
             self._restarts -= 1
-            self._start(rank, PAUSE_S if status == RESTART_STATUS else 0.0)
+            self._start(rank, RESTART_PAUSE_S if status == RESTART_STATUS else 0.0)
         else:
             self._leave(rank)
 
@@ -296,7 +300,9 @@ class Host:
         ranks = sorted(self._leaving)
         self._search_s = min(2 * self._search_s, MAX_SEARCH_S)
         self._search_at_s = time.monotonic() + self._search_s
-        for rank, is_left in zip(ranks, kill_members([self._traces(it) for it in ranks], self._others()), strict=True):
+        for rank, is_left in zip(
+            ranks, kill_members([self._traces(each) for each in ranks], self._others()), strict=True
+        ):
             if is_left:
                 self._leaving.remove(rank)
                 self._left.add(rank)
@@ -307,7 +313,7 @@ class Host:
         members = [member for member, its in enumerate(self._ranks) if its == rank]
         pids = self._launcher.pids
         log = Path(self._path) / log_name(rank)
-        return MemberTraces(self._spec.attempt, members, [pids[it] for it in members if it in pids], log)
+        return MemberTraces(self._spec.attempt, members, [pids[each] for each in members if each in pids], log)
 
     def _others(self) -> Others:
         return Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
@@ -357,7 +363,7 @@ def members_in(ring: Path) -> list[tuple[str, int]]:
 def places_in(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
     """Return the rows of `places.json`, one for each rank of a ring; None if unknown."""
     rows = _rows_in(ring, PLACES, 6)
-    if rows is None or not all(type(it) is int for row in rows for it in row[4:]):
+    if rows is None or not all(type(each) is int for row in rows for each in row[4:]):
         return None
     return [(node, gpu, bool(used), bool(left), member, pid) for node, gpu, used, left, member, pid in rows]
 
@@ -387,7 +393,7 @@ def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     are_sound = isinstance(rows, list) and all(
-        isinstance(it, list) and len(it) == length and isinstance(it[0], str) and type(it[1]) is int for it in rows
+        isinstance(row, list) and len(row) == length and isinstance(row[0], str) and type(row[1]) is int for row in rows
     )
     return rows if are_sound else None
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from ....cluster.files.durable import is_there, read_whole, write_whole
 from ....cluster.files.processes import Process, boot_id, find, free_port, shows_this_process
-from .ranks import Gang, Part, Spec, adopt_orphans, confine, decode, kill_children, kill_group, remove
+from .ranks import Gang, RankGroup, Spec, adopt_orphans, confine, decode, kill_children, kill_group, remove
 
 if TYPE_CHECKING:
     from ....cluster.files.processes import Process
 
 
-PACKAGE_PARENT = Path(__file__).absolute().parents[4]  # the folder that holds the package
+SOURCE_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
 
 
 _HOST = (
@@ -31,12 +31,12 @@ _HOST = (
 
 def host_command(path: str) -> tuple[str, ...]:
     """Return what runs the ring of the attempt whose folder this is."""
-    return (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(PACKAGE_PARENT), path)
+    return (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(SOURCE_ROOT), path)
 
 
 def host_environment(spec: Spec) -> dict[str, str]:
     """Return the environment of that process, by which it and what it starts find Longshore's own code."""
-    found = [str(PACKAGE_PARENT), *filter(None, [spec.environment.get("PYTHONPATH")])]
+    found = [str(SOURCE_ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
     return {**spec.environment, "PYTHONPATH": os.pathsep.join(found)}
 
 
@@ -59,7 +59,7 @@ class StopRequests(Protocol):
 
     @property
     def term_reason(self) -> str:
-        """Why they are stopped when their supervisor is asked to end."""
+        """Why they are stopped when their supervisor gets SIGTERM."""
         ...
 
     def reason(self) -> str:
@@ -118,14 +118,14 @@ def supervise(folder: int, path: str, guard: Process | None) -> None:
         return
     if spec.seats:
         host = spec._replace(command=host_command(path), environment=host_environment(spec))
-        run_ranks(host, Part({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, requests, confine=confine)
+        run_ranks(host, RankGroup({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, requests, confine=confine)
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
-    run_ranks(spec, Part(visible, "127.0.0.1", free_port()), folder, path, requests, confine=confine)
+    run_ranks(spec, RankGroup(visible, "127.0.0.1", free_port()), folder, path, requests, confine=confine)
 
 
 def run_ranks(
-    spec: Spec, part: Part, folder: int, path: str, requests: StopRequests,
+    spec: Spec, part: RankGroup, folder: int, path: str, requests: StopRequests,
     *, confine: Callable[[str, Iterable[int]], str] = lambda *_: "",
 ) -> list[tuple[int, int, int, float]]:  # fmt: skip
     """Run ranks of an attempt to their end, and write the exit marker.

@@ -25,7 +25,7 @@ from ..local.folders import as_backend_error
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.node import CANCELLED, python_line, revoke
-from ..shared_folder.records import ALIVE_S, Records, status_of, status_of_running
+from ..shared_folder.records import ALIVE_S, AttemptRecords, status_of, status_of_running
 from .launcher import ALIVE, LABEL, QUEUE, gpu_resource
 
 DEADLINE_S = 5.0  # of a call; one takes 0.01 s
@@ -211,7 +211,7 @@ def _validated(job: object) -> _Job:
 
 
 _NODES_POLL_S = 1.0  # minimum between two polls
-_NODES = "/api/v0/nodes?detail=1&limit=10000"  # the maximum of an answer, dead nodes included
+_NODES_PATH = "/api/v0/nodes?detail=1&limit=10000"  # the maximum of an answer, dead nodes included
 
 
 class _RayModel(BaseModel):
@@ -233,7 +233,7 @@ class _Data(_RayModel):
     result: _Nodes
 
 
-class _Answer(_RayModel):
+class _NodesAnswer(_RayModel):
     result: bool
     msg: str
     data: _Data
@@ -280,9 +280,9 @@ class RayView:
 
 
 def _read(api: RayApi) -> list[_Node]:
-    answer = api.get(_NODES)
+    answer = api.get(_NODES_PATH)
     try:
-        found = _Answer.model_validate(answer)
+        found = _NodesAnswer.model_validate(answer)
     except ValidationError as error:
         first = error.errors()[0]
         raise BackendError(f"Ray reports its nodes in an unknown format: {first['loc']}: {first['msg']}") from error
@@ -432,7 +432,7 @@ class RayBackend(SharedFolderBackend):
             if folder is not None:
                 revoke(folder, name, CANCELLED)
 
-    def _unproven(self, name: str, records: Records) -> Status:
+    def _unproven(self, name: str, records: AttemptRecords) -> Status:
         """Return the status of an attempt that was launched and has no proven end."""
         if records.claim is not None:
             return self._claimed(name, records)
@@ -446,7 +446,7 @@ class RayBackend(SharedFolderBackend):
             return Status(Run.ABSENT)
         return status_of(again) or self._claimed(name, again)
 
-    def _claimed(self, name: str, records: Records) -> Status:
+    def _claimed(self, name: str, records: AttemptRecords) -> Status:
         silent = [number for number, part in enumerate(records.parts) if not part.is_over and not part.is_alive]
         if not silent or self._was_claimed_just_now(name):
             return status_of_running(records.parts)

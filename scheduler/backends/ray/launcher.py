@@ -1,7 +1,7 @@
 """The driver that starts attempts on a Ray cluster and holds their GPUs there. Standard library and Ray only.
 
 One runs for each scheduler, as a job of Ray. All its state is in files: a new one continues where another was killed,
-and if there are two of them for a while, the claim of each attempt lets one start it. `Holding` holds the GPUs of one
+and if there are two of them for a while, the claim of each attempt lets one start it. `HeldGpus` holds the GPUs of one
 attempt in Ray, from before its claim until nothing of it is left.
 """
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 LABEL = "longshore/node"  # of a node: its name in the cluster file
-QUEUE = (
-    "ray/wanted"  # folder of the scheduler with an empty file for each attempt that the launcher has to start or follow
-)
+QUEUE = "ray/wanted"  # folder of the scheduler; an empty file for each attempt that is to be started or followed
 ALIVE = "ray/alive"  # file that the launcher touches
 
 
@@ -205,7 +203,7 @@ _MAX_CLAIM_BYTES = 1 << 16
 _NODE_FAULT = "node fault: "  # prefix of reasons that are the cluster's fault (model/states.py)
 
 
-class Holding:
+class HeldGpus:
     """An attempt, with its request to Ray.
 
     Args:
@@ -229,7 +227,7 @@ class Holding:
             os.close(self._folder)
             raise
         self._attempt, self._ranks = spec.attempt, len(spec.ranks)
-        self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and has not been seen to end
+        self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and is not known to have ended
         self._sweeps: dict[int, ObjectRef[None]] = {}
         self._sweep_at_s = dict.fromkeys(range(len(self._bundles)), 0.0)
         self._numbers: dict[str, str] = {}  # of the lives of the nodes on which it was started
@@ -346,7 +344,7 @@ def launch_all(folder: str) -> int:
         OSError: If it cannot be used.
     """
     cluster = RayCluster()
-    held: dict[str, Holding] = {}
+    held: dict[str, HeldGpus] = {}
     rest_until_s: dict[str, float] = {}
     while True:
         os.utime(f"{folder}/{ALIVE}")
@@ -363,13 +361,13 @@ def launch_all(folder: str) -> int:
         time.sleep(_CLAIMS_EVERY_S)
 
 
-def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, Holding]) -> None:
+def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, HeldGpus]) -> None:
     entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
         if not (path / "spec.json").exists():  # It is over and was forgotten.
             entry.unlink(missing_ok=True)
             return
-        held[name] = Holding(cluster, str(path))
+        held[name] = HeldGpus(cluster, str(path))
     # It is removed only once Ray's resources are free: after an error all is tried again.
     if held[name].tend() and held[name].free():
         del held[name]

@@ -16,7 +16,7 @@ from ..local.ranks import Spec, encode
 from ..local.supervision import SPEC_BYTES
 from ..protocol import Attempt, Backend, StepLines
 from .node import CANCELLED, revoke
-from .records import Records, is_released, read_records, status_of
+from .records import AttemptRecords, is_released, read_records, status_of
 
 
 class SharedFolderBackend(Backend):
@@ -138,14 +138,14 @@ class SharedFolderBackend(Backend):
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
             yield folder if is_there(folder, "spec.json") else None
 
-    def _read_all(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, Records]]:
+    def _read_all(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, AttemptRecords]]:
         """Return the statuses that records prove, and the records of the attempts of which they do not prove any.
 
         Raises:
             BackendError: If one of these is no name of an attempt.
         """
         found: dict[str, Status] = {}
-        unclear: dict[str, Records] = {}
+        unclear: dict[str, AttemptRecords] = {}
         for name in names:
             try:
                 records = self._records(name)
@@ -159,7 +159,7 @@ class SharedFolderBackend(Backend):
                 unclear[name] = records
         return found, unclear
 
-    def _records(self, name: str) -> Records | None:
+    def _records(self, name: str) -> AttemptRecords | None:
         with self._folders.open(name) as folder:
             return None if folder is None else read_records(folder, name)
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ....cluster.files.processes import Process, free_port
 from ..local.guard import guarded
-from ..local.ranks import Part, Spec, adopt_orphans, decode
+from ..local.ranks import RankGroup, Spec, adopt_orphans, decode
 from ..local.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
 
 CANCELLED = "cancelled"
@@ -70,13 +70,13 @@ def _write(folder: int, attempt: str, content: dict[str, object]) -> bool:
 
 
 STARTED_BEFORE = 76  # exit code of a second start
-STOPPED = "stopped by "
+STOPPED_BY = "stopped by "
 MISPLACED = "misplaced: "
 
 _BEAT_S = 2.0  # between two updates of its marker
 _MEET_WITHIN_S = 300.0  # the nodes of a job start together
 _MEET_POLL_S = 0.1
-_MAX_MARKER_BYTES = 1 << 16
+_MAX_CLAIM_BYTES = 1 << 16
 
 
 class Grant(NamedTuple):
@@ -130,7 +130,7 @@ def run_part(path: str, token: str, grant: Grant) -> int:
 
 def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
     folder = open_folder(path)
-    claimed = json.loads(read_whole(folder, "claim.json", _MAX_MARKER_BYTES))
+    claimed = json.loads(read_whole(folder, "claim.json", _MAX_CLAIM_BYTES))
     spec = read_spec(folder)
     number = nodes_of(spec).index(grant.node)
     make_folder(folder, f"part-{number}")
@@ -139,7 +139,7 @@ def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int
     adopt_orphans()
     if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt, guard)):
         return STARTED_BEFORE
-    requests = SharedStopRequests(folder, own, spec.attempt, STOPPED + grant.by)
+    requests = SharedStopRequests(folder, own, spec.attempt, STOPPED_BY + grant.by)
     ended_well = _supervise(spec, grant, claimed["address"], requests, own, part_path)
     return 0 if claimed["parts"] > 1 else int(not ended_well)
 
@@ -153,7 +153,7 @@ class SharedStopRequests:
         folder: Descriptor of the attempt's folder.
         own: Descriptor of this node's part of it.
         attempt: The attempt's name.
-        term_reason: Why the ranks are stopped when their supervisor is asked to end.
+        term_reason: Why the ranks are stopped when their supervisor gets SIGTERM.
     """
 
     def __init__(self, folder: int, own: int, attempt: str, term_reason: str) -> None:
@@ -203,7 +203,7 @@ def read_stop(folder: int) -> str:
         ValueError: If it makes no sense.
     """
     try:
-        return str(json.loads(read_whole(folder, "stop.json", _MAX_MARKER_BYTES))["reason"])
+        return str(json.loads(read_whole(folder, "stop.json", _MAX_CLAIM_BYTES))["reason"])
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"stop.json is damaged: {type(error).__name__}: {error}") from error
 
@@ -219,7 +219,7 @@ def _supervise(spec: Spec, grant: Grant, address: str, requests: SharedStopReque
     if port is None:
         write_exit_patiently(own, spec.attempt, reason or requests.reason(), 0.0, [])
         return False
-    part = Part(dict(zip(ranks, grant.visible, strict=True)), address, port)
+    part = RankGroup(dict(zip(ranks, grant.visible, strict=True)), address, port)
     ends = run_ranks(spec, part, own, path, requests)
     return all(code == 0 and number == 0 for _, code, number, _ in ends)
 
@@ -235,11 +235,11 @@ def _meet(requests: SharedStopRequests, *, is_first: bool) -> int | None:
         if time.monotonic() > until_s:
             raise TimeoutError(f"the attempt's first node did not start within {_MEET_WITHIN_S:.0f} s")
         time.sleep(_MEET_POLL_S)
-    return int(json.loads(read_whole(requests.folder, "meet.json", _MAX_MARKER_BYTES))["port"])
+    return int(json.loads(read_whole(requests.folder, "meet.json", _MAX_CLAIM_BYTES))["port"])
 
 
 _ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
-_RUN = (
+_CALL_FUNCTION = (
     "import importlib, os, sys; sys.path += sys.argv[1].split(os.pathsep); "
     "call = getattr(importlib.import_module('longshore.scheduler.backends.' + sys.argv[2]), sys.argv[3]); "
     "os._exit(call(*sys.argv[4:]))"
@@ -259,4 +259,4 @@ def python_line(module: str, function: str, *arguments: str, packages: str = "")
     """
     path = os.pathsep.join([str(_ROOT), *([packages] if packages else [])])
     # -I -S: none of the user's settings or site packages, which also makes it start fast.
-    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN, path, module, function, *arguments]
+    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _CALL_FUNCTION, path, module, function, *arguments]

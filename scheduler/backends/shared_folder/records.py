@@ -12,13 +12,13 @@ from ....cluster.files.durable import is_there, open_folder
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.folders import read_progress
 from ..local.reading import Ends, Exited, Marker, Ranks, rank_ends, read_marker
-from .node import MISPLACED, STOPPED, read_stop
+from .node import MISPLACED, STOPPED_BY, read_stop
 from .sweep import SWITCHED_OFF
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
 
 
-class Claim(Marker):
+class ClaimMarker(Marker):
     """What runs an attempt, or why nothing may."""
 
     file_name = "claim.json"
@@ -39,7 +39,7 @@ class Gone(Marker):
     proof: str
 
 
-class Part(NamedTuple):
+class PartRecord(NamedTuple):
     """What is known of an attempt on one of its nodes."""
 
     is_alive: bool = False  # its supervisor has updated its marker lately
@@ -57,16 +57,16 @@ class Part(NamedTuple):
         return self.exited or self.gone
 
 
-class Records(NamedTuple):
+class AttemptRecords(NamedTuple):
     """What is known of an attempt from its folder alone."""
 
     is_launched: bool
-    claim: Claim | None
-    parts: tuple[Part, ...]  # by node, once it is claimed
+    claim: ClaimMarker | None
+    parts: tuple[PartRecord, ...]  # by node, once it is claimed
     stop: str = ""  # why all its ranks are stopped
 
 
-def read_records(folder: int, attempt: str) -> Records:
+def read_records(folder: int, attempt: str) -> AttemptRecords:
     """Return what is known of an attempt from its folder alone.
 
     Args:
@@ -77,13 +77,13 @@ def read_records(folder: int, attempt: str) -> Records:
         OSError: If a marker cannot be read.
         ValueError: If a marker makes no sense.
     """
-    claim = read_marker(folder, attempt, Claim)
+    claim = read_marker(folder, attempt, ClaimMarker)
     parts = () if claim is None else tuple(_read_part(folder, attempt, number) for number in range(claim.parts))
     stop = read_stop(folder) if is_there(folder, "stop.json") else ""
-    return Records(is_there(folder, "spec.json"), claim, parts, stop)
+    return AttemptRecords(is_there(folder, "spec.json"), claim, parts, stop)
 
 
-def status_of(records: Records) -> Status | None:
+def status_of(records: AttemptRecords) -> Status | None:
     """Return the status that records prove; None if they prove none."""
     claim, parts = records.claim, records.parts
     if claim is None:
@@ -94,20 +94,20 @@ def status_of(records: Records) -> Status | None:
     return _end_of(records, claim.ranks) if all(part.is_over for part in parts) else None
 
 
-def status_of_running(parts: tuple[Part, ...]) -> Status:
+def status_of_running(parts: tuple[PartRecord, ...]) -> Status:
     """Return the status of an attempt whose supervisors run or are about to."""
     run = Run.RUNNING if all(part.started_s > 0.0 for part in parts) else Run.PENDING
     return Status(run, _ends(parts), started_s=_started_s(parts), progress=_progress(parts))
 
 
-def is_released(records: Records) -> bool:
+def is_released(records: AttemptRecords) -> bool:
     """Return whether all processes of an attempt are proven gone, and none can start."""
     if records.claim is None:
         return not records.is_launched
     return all(part.is_over for part in records.parts)
 
 
-def _end_of(records: Records, ranks: int) -> Status:
+def _end_of(records: AttemptRecords, ranks: int) -> Status:
     parts = records.parts
     ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
     reasons = [part.reason for part in parts if part.reason]
@@ -126,24 +126,24 @@ def _end_of(records: Records, ranks: int) -> Status:
         by, words = EndedBy.NONE, f"only {len(ends)} of {ranks} ranks ran; {reason}"
     elif words.startswith(MISPLACED):
         by = EndedBy.NODE_FAULT  # The job did nothing wrong.
-    elif not words.startswith(STOPPED):
+    elif not words.startswith(STOPPED_BY):
         return Status(Run.EXITED, ends, by, words, started_s, progress)
     # Ranks that got SIGTERM may have ended with 0: that is no proof that they were done.
     return Status(Run.LOST, ends, by, words, started_s, progress)
 
 
-def _read_part(folder: int, attempt: str, number: int) -> Part:
+def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
     try:
         own = open_folder(f"part-{number}", inside=folder)
     except FileNotFoundError:
-        return Part()
+        return PartRecord()
     try:
         is_alive = _is_fresh(own)
         gone = read_marker(own, attempt, Gone)
         exited = read_marker(own, attempt, Exited)
         ranks = read_marker(own, attempt, Ranks)
         ends = exited or read_marker(own, attempt, Ends)
-        return Part(
+        return PartRecord(
             is_alive,
             0.0 if ranks is None else ranks.started_s,
             rank_ends(ends),
@@ -163,16 +163,16 @@ def _is_fresh(own: int) -> bool:
     return False
 
 
-def _ends(parts: tuple[Part, ...]) -> tuple[RankEnd, ...]:
+def _ends(parts: tuple[PartRecord, ...]) -> tuple[RankEnd, ...]:
     return tuple(sorted((end for part in parts for end in part.ends), key=lambda end: end.ended_s))
 
 
-def _started_s(parts: tuple[Part, ...]) -> float:
+def _started_s(parts: tuple[PartRecord, ...]) -> float:
     started = [part.started_s for part in parts]
     return max(started) if all(started) else 0.0
 
 
-def _progress(parts: tuple[Part, ...]) -> dict[str, float]:
+def _progress(parts: tuple[PartRecord, ...]) -> dict[str, float]:
     progress: dict[str, float] = {}
     for part in reversed(parts):  # The first node has precedence.
         progress |= part.progress

@@ -16,14 +16,14 @@ from ..local.reading import read_marker
 from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.node import CANCELLED, revoke
-from ..shared_folder.records import Records, status_of_running
-from .commands import TIMES, Commands, SlurmSettings, Times
-from .held import Ended, SubmitSocket, Taken
+from ..shared_folder.records import AttemptRecords, status_of_running
+from .commands import SLURM_TIMES, Commands, SlurmSettings, SlurmTimes
+from .held import EndedMarker, SubmitSocket, Taken
 from .held_attempts import HeldAttempts
-from .snapshot import TIMED_OUT, Node, Snapshot, View
+from .snapshot import TIMED_OUT, SlurmNode, SlurmSnapshot, SlurmView
 from .submission import Endings, comment_of, is_late, submit
 
-OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
+SBATCH_OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
 
 
 class SlurmBackend(SharedFolderBackend):
@@ -67,15 +67,17 @@ class SlurmBackend(SharedFolderBackend):
         conf: Path | None = None,
         options: Sequence[str] = (),
         sbatch_socket: Path | None = None,
-        times: Times = TIMES,
+        times: SlurmTimes = SLURM_TIMES,
     ) -> None:
         for option in options:
-            if not option.startswith(OPTIONS):
-                raise InputError(f"sbatch's {option!r} is not Longshore's to pass on", f"use {', '.join(OPTIONS)}")
+            if not option.startswith(SBATCH_OPTIONS):
+                raise InputError(
+                    f"sbatch's {option!r} is not Longshore's to pass on", f"use {', '.join(SBATCH_OPTIONS)}"
+                )
         super().__init__(folder, nodes)
         self._options = tuple(options)
         self._commands = Commands(conf, times)
-        self._view = View(self._commands, self._nodes)
+        self._view = SlurmView(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes, times)
@@ -109,7 +111,7 @@ class SlurmBackend(SharedFolderBackend):
         snapshot = self._view.read_complete()
         return tuple(self._seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
-    def _seen(self, name: str, gpus: int, node: Node | None) -> NodeView:
+    def _seen(self, name: str, gpus: int, node: SlurmNode | None) -> NodeView:
         if node is not None and node.answers:
             self._answered_s[name] = time.time()
         types = {} if node is None else node.types
@@ -205,7 +207,7 @@ class SlurmBackend(SharedFolderBackend):
                 if not self.released(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
                 # A late launch must find that it was cancelled.
-                delete_but(folder, {Taken.file_name, Ended.file_name, "cancel.json"})
+                delete_but(folder, {Taken.file_name, EndedMarker.file_name, "cancel.json"})
                 self._held.forget(name)
                 return
         super().forget(name)
@@ -230,7 +232,7 @@ class SlurmBackend(SharedFolderBackend):
                 return None
             return self._held.status(folder, name, taken)
 
-    def _ask_slurm(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
+    def _ask_slurm(self, unclear: Mapping[str, AttemptRecords]) -> dict[str, Status]:
         """Return what Slurm knows of attempts whose records prove nothing."""
         if not unclear:
             return {}
@@ -249,7 +251,7 @@ class SlurmBackend(SharedFolderBackend):
                 return replace(status, run=Run.EXITED, by=EndedBy.TIME_LIMIT, words="")
         return status
 
-    def _by_slurm(self, name: str, records: Records, snapshot: Snapshot) -> Status:
+    def _by_slurm(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> Status:
         claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())
         if claim is not None:
             jobs = tuple(job for job in jobs if job.number == claim.job)
@@ -265,7 +267,7 @@ class SlurmBackend(SharedFolderBackend):
         except OSError as error:
             return Status(Run.UNREACHABLE, words=str(error))
 
-    def _end(self, name: str, records: Records, snapshot: Snapshot, report: str) -> Status:
+    def _end(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot, report: str) -> Status:
         """Prove the end of an attempt whose Slurm job is over though its supervisors have not reported it."""
         with self._folders.open(name) as folder:
             if folder is None:
@@ -290,7 +292,7 @@ class SlurmBackend(SharedFolderBackend):
         return comment_of(name) in self._view.read_complete().jobs
 
 
-def _without_slurm(records: Records, reason: str) -> Status:
+def _without_slurm(records: AttemptRecords, reason: str) -> Status:
     """Return what the supervisors alone report: they continue when Slurm, or its daemon on their node, does not."""
     parts = records.parts
     if parts and all(part.is_over or part.is_alive for part in parts):

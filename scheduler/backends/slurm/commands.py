@@ -15,7 +15,7 @@ from ....cluster.files.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class SlurmTimes:
     """Of the Slurm backend, in seconds."""
 
     deadline_s: float = 5.0  # of a command; squeue takes 0.04 s for 1,000 jobs
@@ -26,7 +26,7 @@ class Times:
     stray_s: float = 60.0  # for which a lost node has to be back: within it Slurm kills what was left there
 
 
-TIMES = Times()
+SLURM_TIMES = SlurmTimes()
 
 
 class Commands:
@@ -40,7 +40,7 @@ class Commands:
         BackendError: If Slurm's commands are not installed.
     """
 
-    def __init__(self, conf: Path | None, times: Times = TIMES) -> None:
+    def __init__(self, conf: Path | None, times: SlurmTimes = SLURM_TIMES) -> None:
         self._paths = {name: _find(name) for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")}
         # Nothing of the caller's environment, where SBATCH_ and SQUEUE_ variables would change what is meant.
         self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
@@ -90,9 +90,9 @@ def _find(name: str) -> str:
     return path
 
 
-WORDS = "At most 253 letters, digits and characters of _.,+-"
+SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
 Word = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=WORDS)
+    str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=SLURM_NAME_WORDS)
 ]  # of Slurm's names, or several of them
 
 

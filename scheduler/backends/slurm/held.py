@@ -26,15 +26,15 @@ from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.reading import Marker
 from ..protocol import CannotHonourError, ExternalJob
 from .commands import Commands
-from .snapshot import OVER, TIMED_OUT, Node
-from .submission import NEVER, gres_of
+from .snapshot import OVER_STATES, TIMED_OUT, SlurmNode
+from .submission import NEVER_ERRORS, gres_of
 
 # No field that users write themselves, so that no line can be forged. Widths: Slurm cuts off what is longer.
-_FIELDS = (
+_SQUEUE_FIELDS = (
     "JobArrayID:40|,State:24|,PriorityLong:14|,exit_code:10|,RestartCnt:8|,EligibleTime:24|,TimeLimit:20|,UserName:80|,"
     "admin_comment:160|"
 )
-_JOBS = ("--all", "--array", "--states=all", "--noheader", f"--Format={_FIELDS}")
+_SQUEUE_HELD = ("--all", "--array", "--states=all", "--noheader", f"--Format={_SQUEUE_FIELDS}")
 # What job_submit.lua stamps: Unix time of the submission, chance, nodes, GPUs on each of them, name. Why a job is
 # refused may follow.
 _STAMP = re.compile(r"(longshore:(\d{9,11}):([0-9a-f]{20}):(\d{1,5})x(\d{1,5}):([0-9A-Za-z-]{0,40}))(?: refused: .*)?")
@@ -57,7 +57,7 @@ class HeldJob(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has ended, unless it is requeued."""
-        return self.state in OVER
+        return self.state in OVER_STATES
 
 
 def read_held(commands: Commands) -> Mapping[str, HeldJob]:
@@ -66,7 +66,7 @@ def read_held(commands: Commands) -> Mapping[str, HeldJob]:
     Raises:
         BackendError: If Slurm does not answer, or not in a known format.
     """
-    jobs = (_job(line, time.time()) for line in commands.call("squeue", _JOBS).splitlines())
+    jobs = (_job(line, time.time()) for line in commands.call("squeue", _SQUEUE_HELD).splitlines())
     ours = [job for job in jobs if job is not None]
     return {job.id: job for job in sorted(ours, key=lambda job: (job.external.submitted_s, *_parts(job.number)))}
 
@@ -95,7 +95,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
         raise BackendError(f"Slurm reports {line!r}, which cannot be read: {error}") from error
     external = ExternalJob(
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
-        limit_s(limit), float(since), state in OVER, state == "CANCELLED",
+        limit_s(limit), float(since), state in OVER_STATES, state == "CANCELLED",
     )  # fmt: skip
     return HeldJob(external.job, number, mark, state, is_held, is_early, exit_status, restarted, external)
 
@@ -116,8 +116,8 @@ def _id(since_s: float, chance: str, number: str) -> str:
     return job_id_of(since_s, int(bits, 16))
 
 
-_LOST = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no fault of the job
-_KILLED = 9
+_LOST_STATES = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no fault of the job
+_SIGKILL = 9
 
 
 class Taken(Marker):
@@ -131,7 +131,7 @@ class Taken(Marker):
     placement: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-class Ended(Marker):
+class EndedMarker(Marker):
     """How an attempt ended."""
 
     file_name = "ended.json"
@@ -150,26 +150,26 @@ def end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
         return Status(Run.EXITED, by=EndedBy.CANCEL) if is_cancelled else Status(Run.ABSENT)
     if job.state in TIMED_OUT:
         return Status(Run.EXITED, by=EndedBy.TIME_LIMIT)
-    if job.state in _LOST:
+    if job.state in _LOST_STATES:
         return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=f"Slurm reports {job.state}")
     code, signal = job.exit_status >> 8 & 255, job.exit_status & 127
     if job.state == "OUT_OF_MEMORY":
-        code, signal = 0, _KILLED
+        code, signal = 0, _SIGKILL
     elif (job.state == "COMPLETED") != (job.exit_status == 0):
         return Status(Run.LOST, words=f"Slurm reports {job.state} with exit status {job.exit_status}")
     return Status(Run.EXITED, (RankEnd(0, code, signal, time.time()),))
 
 
-def ended_of(name: str, status: Status) -> Ended:
+def ended_of(name: str, status: Status) -> EndedMarker:
     """Return what is kept of the end of an attempt."""
     end = status.ends[0] if status.ends else RankEnd(0, 0, 0, time.time())
-    return Ended(
+    return EndedMarker(
         attempt=name, run=status.run.value, reason=status.reason, code=end.code, signal=end.signal,
         has_code=bool(status.ends), ended_s=end.ended_s,
     )  # fmt: skip
 
 
-def status_of(ended: Ended) -> Status:
+def status_of(ended: EndedMarker) -> Status:
     """Return the status that was kept."""
     ends = (RankEnd(0, ended.code, ended.signal, ended.ended_s),) if ended.has_code else ()
     return Status(Run(ended.run), ends, *read_reason(ended.reason))
@@ -180,7 +180,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 0.2  # for a question; the plug-in waits about as long
 _MAX_QUESTION_BYTES = 256
 _BACKLOG = 64
-AGAIN_S = 5.0  # between two checks whether another scheduler still answers
+SOCKET_AGAIN_S = 5.0  # between two checks whether another scheduler still answers
 _QUESTION = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
 
 
@@ -196,7 +196,7 @@ class SubmitSocket:
         BackendError: If the socket cannot be made.
     """
 
-    def __init__(self, path: Path, nodes: Mapping[str, int], *, again_s: float = AGAIN_S) -> None:
+    def __init__(self, path: Path, nodes: Mapping[str, int], *, again_s: float = SOCKET_AGAIN_S) -> None:
         self._path, self._nodes, self._after_s = path, dict(nodes), again_s
         self._is_open, self._again_s = False, 0.0
         self._open()
@@ -294,7 +294,7 @@ _RUNS = re.compile(r"^   JobState=RUNNING ", re.MULTILINE)
 _GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
 
 
-def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, Node]) -> None:
+def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
     """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again.
 
     Args:
@@ -322,7 +322,7 @@ def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping
         for change in changes:
             commands.call("scontrol", ("update", f"JobId={job.number}", change))
     except BackendError as error:
-        if any(words in str(error) for words in NEVER):
+        if any(words in str(error) for words in NEVER_ERRORS):
             raise CannotHonourError(str(error)) from error
         raise
     _check(commands, job, gres, names)

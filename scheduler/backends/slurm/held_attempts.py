@@ -21,10 +21,10 @@ from ..local.folders import Folders, as_backend_error
 from ..local.reading import read_marker
 from ..protocol import Attempt, ExternalJob, RefusedError
 from ..shared_folder.node import MISPLACED
-from .commands import TIMES, Commands, Times
+from .commands import SLURM_TIMES, Commands, SlurmTimes
 from .held import (
     DISABLED,
-    Ended,
+    EndedMarker,
     HeldJob,
     RunsOnError,
     Taken,
@@ -40,7 +40,7 @@ from .held import (
     steer,
     why_never,
 )
-from .snapshot import Node, View
+from .snapshot import SlurmNode, SlurmView
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,12 @@ class HeldAttempts:
     """
 
     def __init__(
-        self, folders: Folders, commands: Commands, view: View, nodes: Mapping[str, int], times: Times = TIMES
+        self,
+        folders: Folders,
+        commands: Commands,
+        view: SlurmView,
+        nodes: Mapping[str, int],
+        times: SlurmTimes = SLURM_TIMES,
     ) -> None:
         self._folders, self._commands, self._view, self._nodes, self._times = folders, commands, view, nodes, times
         self._jobs: dict[str, HeldJob] = {}
@@ -202,13 +207,13 @@ class HeldAttempts:
             OSError: If its folder cannot be used.
             ValueError: If a marker makes no sense.
         """
-        ended = read_marker(folder, name, Ended)
+        ended = read_marker(folder, name, EndedMarker)
         if ended is not None:
             return status_of(ended)
         self._refresh(self._times.idle_poll_s)
         status = self._by_slurm(folder, name, taken, self._jobs.get(job_of(name)))
         if status.run in (Run.EXITED, Run.LOST):
-            write_first(folder, Ended.file_name, ended_of(name, status).model_dump_json().encode())
+            write_first(folder, EndedMarker.file_name, ended_of(name, status).model_dump_json().encode())
         return status
 
     def _by_slurm(self, folder: int, name: str, taken: Taken, job: HeldJob | None) -> Status:
@@ -257,7 +262,7 @@ class HeldAttempts:
         """
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
         is_misplaced = is_there(
-            folder, Ended.file_name
+            folder, EndedMarker.file_name
         )  # Of what runs, only a misplaced attempt is known to have ended.
         self._at_most_every(name, partial(self._stop, name, is_misplaced=is_misplaced))
 
@@ -286,7 +291,7 @@ class HeldAttempts:
             OSError: If its folder cannot be used.
             ValueError: If a marker makes no sense.
         """
-        ended = read_marker(folder, name, Ended)
+        ended = read_marker(folder, name, EndedMarker)
         try:
             self._refresh(self._times.idle_poll_s)
             job, snapshot = self._jobs.get(job_of(name)), self._view.read()
@@ -302,7 +307,7 @@ class HeldAttempts:
         is_lost = is_lost or name in self._away
         return self._is_clear(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
 
-    def _is_clear(self, name: str, nodes: Sequence[Node | None], *, is_lost: bool) -> bool:
+    def _is_clear(self, name: str, nodes: Sequence[SlurmNode | None], *, is_lost: bool) -> bool:
         """Return whether nothing can be left on nodes: if Slurm lost none of them, a job ends after its processes."""
         if all(node is not None and node.is_fenced for node in nodes):
             return True
@@ -330,7 +335,7 @@ def job_of(name: str) -> str:
     return name.removeprefix("ls-").rpartition("-")[0]
 
 
-def _is_back(node: Node) -> bool:
+def _is_back(node: SlurmNode) -> bool:
     return node.is_known and node.answers and not node.is_down
 
 

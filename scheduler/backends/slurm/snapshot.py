@@ -32,11 +32,11 @@ _TAKES_NONE = frozenset(
     ("BLOCKED", "DOWN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "MAINT", "PERFCTRS",
      "POWER_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED")
 )  # fmt: skip
-_COUNT = re.compile(r"([0-9]+)([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+_GRES_COUNT = re.compile(r"([0-9]+)([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _NOTHING = ("", "none", "n/a", "null")
 
 
-class NodeState(NamedTuple):
+class SlurmNodeState(NamedTuple):
     """The state of a node: what it does, and what is true of it besides, in long words and capital letters."""
 
     base: str
@@ -57,7 +57,7 @@ class Gres:
     count: int
 
 
-def state_of(text: str) -> NodeState:
+def state_of(text: str) -> SlurmNodeState:
     """Return what a state means.
 
     Args:
@@ -67,9 +67,9 @@ def state_of(text: str) -> NodeState:
     for word in text.strip().upper().split("+"):
         bare = word.rstrip("".join(_SUFFIXES))  # older ones have them behind the first word, as in `DOWN*+DRAIN`
         words.append(_SHORT.get(bare, bare))
-        suffixes |= {_SUFFIXES[it] for it in word[len(bare) :]}
+        suffixes |= {_SUFFIXES[each] for each in word[len(bare) :]}
     base, *flags = words
-    return NodeState(base, frozenset(flags) | suffixes)
+    return SlurmNodeState(base, frozenset(flags) | suffixes)
 
 
 def gres_of_node(text: str) -> Iterator[Gres]:
@@ -84,7 +84,7 @@ def gres_of_node(text: str) -> Iterator[Gres]:
         if name.lower() in _NOTHING:
             continue
         count = 1
-        if rest and (number := _COUNT.fullmatch(rest[-1])):
+        if rest and (number := _GRES_COUNT.fullmatch(rest[-1])):
             count = int(number[1]) * 1024 ** " kmgtp".index(number[2].lower() or " ")
             rest.pop()
         yield Gres(name, ":".join(rest), count)
@@ -101,10 +101,10 @@ def _without_brackets(text: str) -> str:
     return "".join(kept)
 
 
-_JOBS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
-_NODES = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
-# All others may still run, or run again without being asked to.
-OVER = frozenset(
+_SQUEUE_ARGUMENTS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
+_SINFO_ARGUMENTS = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
+# All others may still run, or run again by themselves.
+OVER_STATES = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
      "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "TIMEOUT")
 )  # fmt: skip
@@ -121,10 +121,10 @@ class Job(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has ended for good."""
-        return self.state in OVER
+        return self.state in OVER_STATES
 
 
-class Node(NamedTuple):
+class SlurmNode(NamedTuple):
     """A node of Slurm."""
 
     address: str
@@ -133,7 +133,7 @@ class Node(NamedTuple):
     reason: str  # why it is out of service
 
     @property
-    def means(self) -> NodeState:
+    def means(self) -> SlurmNodeState:
         """What its state means."""
         return state_of(self.state)
 
@@ -159,20 +159,20 @@ class Node(NamedTuple):
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it is switched off for certain: by Slurm, or as its administrator says."""
+        """Whether it is switched off for certain: by Slurm, or by its administrator's reason."""
         base, flags = self.means
         return "POWERED_DOWN" in (base, *flags) or (self.is_down and self.reason.lower().startswith("fenced"))
 
 
-class Snapshot(NamedTuple):
+class SlurmSnapshot(NamedTuple):
     """All of this user's jobs, by comment, and all nodes."""
 
     read_s: float  # time of the poll, by the monotonic clock
     jobs: Mapping[str, tuple[Job, ...]]
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, SlurmNode]
 
 
-def read_snapshot(commands: Commands) -> Snapshot:
+def read_snapshot(commands: Commands) -> SlurmSnapshot:
     """Return Slurm's jobs and nodes.
 
     Raises:
@@ -180,15 +180,15 @@ def read_snapshot(commands: Commands) -> Snapshot:
     """
     read_s = time.monotonic()
     jobs: dict[str, list[Job]] = {}
-    for line in commands.call("squeue", _JOBS).splitlines():
+    for line in commands.call("squeue", _SQUEUE_ARGUMENTS).splitlines():
         number, state, comment = _fields(line, 3)
         jobs.setdefault(comment, []).append(Job(_number(number, line), state))
     # After the jobs: a controller that was started since then has nodes that it does not know yet.
     nodes = {}
-    for line in commands.call("sinfo", _NODES).splitlines():
+    for line in commands.call("sinfo", _SINFO_ARGUMENTS).splitlines():
         name, address, gres, state, reason = _fields(line, 5)
-        nodes[name] = Node(address, types_of(gres), state, reason)
-    return Snapshot(read_s, {comment: tuple(found) for comment, found in jobs.items()}, nodes)
+        nodes[name] = SlurmNode(address, types_of(gres), state, reason)
+    return SlurmSnapshot(read_s, {comment: tuple(found) for comment, found in jobs.items()}, nodes)
 
 
 def types_of(gres: str) -> dict[int, str]:
@@ -197,10 +197,10 @@ def types_of(gres: str) -> dict[int, str]:
     Args:
         gres: As Slurm reports, such as `gpu:i0:1,gpu:i1:1(S:0),gpumem:160G`. A GPU that Slurm counts as 0 has no type.
     """
-    gpus = [it for it in gres_of_node(gres) if it.name == "gpu"]
-    indexed = {int(found[1]): it for it in gpus if it.count <= 1 and (found := _INDEXED.fullmatch(it.type))}
+    gpus = [each for each in gres_of_node(gres) if each.name == "gpu"]
+    indexed = {int(found[1]): gpu for gpu in gpus if gpu.count <= 1 and (found := _INDEXED.fullmatch(gpu.type))}
     exact = len(indexed) == len(gpus) and sorted(indexed) == list(range(len(indexed)))
-    return {index: it.type for index, it in indexed.items() if it.count == 1} if exact else {}
+    return {index: each.type for index, each in indexed.items() if each.count == 1} if exact else {}
 
 
 def _fields(line: str, count: int) -> list[str]:
@@ -220,7 +220,7 @@ def _number(text: str, line: str) -> int:
 _SNAPSHOT_S = 1.0  # minimum between two polls, except for a launch
 
 
-class View:
+class SlurmView:
     """Slurm's jobs and nodes, at most a second old.
 
     Args:
@@ -230,9 +230,9 @@ class View:
 
     def __init__(self, commands: Commands, nodes: Collection[str]) -> None:
         self._commands, self._nodes = commands, nodes
-        self._snapshot: Snapshot | None = None
+        self._snapshot: SlurmSnapshot | None = None
 
-    def read(self) -> Snapshot:
+    def read(self) -> SlurmSnapshot:
         """Return Slurm's jobs and nodes.
 
         Raises:
@@ -246,7 +246,7 @@ class View:
         """Poll Slurm at the next call: something was changed."""
         self._snapshot = None
 
-    def is_complete(self, snapshot: Snapshot) -> bool:
+    def is_complete(self, snapshot: SlurmSnapshot) -> bool:
         """Return whether a snapshot lacks nothing that exists.
 
         In the first seconds after its start Slurm's controller waits for its nodes, and a job that it does not know
@@ -254,7 +254,7 @@ class View:
         """
         return all(snapshot.nodes[name].is_known for name in self._nodes if name in snapshot.nodes)
 
-    def read_complete(self) -> Snapshot:
+    def read_complete(self) -> SlurmSnapshot:
         """Return all of Slurm's jobs and nodes.
 
         Raises:

@@ -16,12 +16,12 @@ from ..local.launching import NO_FILE_OF_OURS
 from ..local.ranks import Spec
 from ..protocol import CannotHonourError
 from ..shared_folder.node import nodes_of, python_line, read_spec
-from ..shared_folder.records import Records
+from ..shared_folder.records import AttemptRecords
 from ..shared_folder.sweep import SWITCHED_OFF, write_gone
 from .commands import Commands
-from .snapshot import Node, Snapshot
+from .snapshot import SlurmNode, SlurmSnapshot
 
-NEVER = (
+NEVER_ERRORS = (
     "node configuration is not available",
     "Invalid node name",
     "Invalid generic resource",
@@ -40,7 +40,12 @@ def sweep_comment_of(attempt: str, part: int) -> str:
 
 
 def submit(
-    commands: Commands, spec: Spec, placement: Placement, nodes: Mapping[str, Node], path: str, options: Sequence[str]
+    commands: Commands,
+    spec: Spec,
+    placement: Placement,
+    nodes: Mapping[str, SlurmNode],
+    path: str,
+    options: Sequence[str],
 ) -> None:
     """Submit an attempt with its final nodes and GPUs.
 
@@ -99,7 +104,7 @@ def _sbatch(commands: Commands, arguments: list[str], line: list[str]) -> None:
     try:
         commands.call("sbatch", arguments, f"#!/bin/sh\nexec {shlex.join(line)}\n")
     except BackendError as error:
-        if any(words in str(error) for words in NEVER):
+        if any(words in str(error) for words in NEVER_ERRORS):
             raise CannotHonourError(str(error)) from error
         raise
 
@@ -118,7 +123,7 @@ def _limit(spec: Spec) -> list[str]:
     return [f"--time={math.ceil((spec.limit_s + spec.grace_s + _LIMIT_SPARE_S) / 60.0)}"]
 
 
-def gres_of(share: Share, nodes: Mapping[str, Node]) -> str:
+def gres_of(share: Share, nodes: Mapping[str, SlurmNode]) -> str:
     """Return the request of a Slurm job for exactly these GPUs of a node.
 
     Raises:
@@ -179,7 +184,7 @@ class Endings:
         """Let Slurm kill an attempt's jobs, by its name: a number could be another job's by now."""
         self._try(f"scancel {attempt}", partial(self._commands.call, "scancel", ("--me", f"--name={attempt}")))
 
-    def sweep(self, folder: int, attempt: str, path: str, records: Records, snapshot: Snapshot) -> None:
+    def sweep(self, folder: int, attempt: str, path: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> None:
         """Get the proof that nothing is left of an attempt whose Slurm job is over.
 
         Args:
@@ -219,7 +224,7 @@ class Endings:
             log.warning("%s: %s", what, error)
 
 
-def _is_provably_empty(folder: int, attempt: str, part: int, node: Node | None) -> bool:
+def _is_provably_empty(folder: int, attempt: str, part: int, node: SlurmNode | None) -> bool:
     """Return whether nothing can be left on a node, without a sweep there; if so, write the proof."""
     make_folder(folder, f"part-{part}")
     own = open_folder(f"part-{part}", inside=folder)

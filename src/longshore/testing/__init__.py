@@ -1,6 +1,6 @@
 """Contract tests for what other packages add: a policy, a trace format and the like. Ours pass the same ones.
 
-Each function raises AssertionError with what is broken. None needs pytest. Each is imported when it is asked for: that
+Each function raises AssertionError with what is broken. None needs pytest. Each is imported when it is used: that
 of a network imports PyTorch.
 """
 

@@ -26,14 +26,14 @@ THREE_GPUS: Placement = (Share("a", (1, 3)), Share("b", (0,)))
 
 ValueT = TypeVar("ValueT")
 
-_made: list[str] = []  # names of the attempts that were made and not ended yet
+_attempts_made: list[str] = []  # names of the attempts that were made and have not ended
 
 
 def until(check: Callable[[], ValueT], within_s: float = 60.0) -> ValueT:
-    """Return what a check says as soon as it is true."""
+    """Return the value of a check as soon as it is true."""
     until_s = time.monotonic() + within_s
     while not (value := check()):
-        assert time.monotonic() < until_s, "it did not come true"
+        assert time.monotonic() < until_s, "it did not become true"
         time.sleep(0.02)
     return value
 
@@ -41,7 +41,7 @@ def until(check: Callable[[], ValueT], within_s: float = 60.0) -> ValueT:
 def sh(
     script: str, *, grace_s: float = 30.0, limit_s: float = float("inf"), environment: Mapping[str, str] | None = None
 ) -> Attempt:
-    """Return an attempt that runs a shell script; its name is nobody else's."""
+    """Return an attempt that runs a shell script; its name is unique."""
     return running(("sh", "-c", script), grace_s=grace_s, limit_s=limit_s, environment=environment)
 
 
@@ -54,7 +54,7 @@ def running(
 ) -> Attempt:
     """Return an attempt that runs a command."""
     job = uuid.uuid4().hex[:12]
-    _made.append(f"ls-{job}-1")
+    _attempts_made.append(f"ls-{job}-1")
     return Attempt(f"ls-{job}-1", job, 1, command, "", environment or {}, grace_s, limit_s)
 
 
@@ -70,12 +70,12 @@ def runs(backend: Backend, attempt: Attempt) -> None:
 
 
 def end_made(backend: Backend) -> None:
-    """End all attempts that were made, and see their processes gone."""
-    for name in _made:
+    """End all attempts that were made, and wait until their processes are gone."""
+    for name in _attempts_made:
         backend.cancel(name, "the check is over")
-    for name in _made:
+    for name in _attempts_made:
         until(partial(backend.released, name))
-    _made.clear()
+    _attempts_made.clear()
 
 
 IMPOSSIBLE: tuple[Placement, ...] = (
@@ -96,12 +96,12 @@ class BackendTrial:
     Args:
         make: Returns a fresh object of it, which knows the attempts of an earlier one.
         folder: That checks may write to, on a file system that the nodes share with this process.
-        sees_programs: Whether it can tell that a program is not there before it starts it.
+        checks_programs: Whether it refuses a program that does not exist, rather than starting it.
     """
 
     make: Callable[[], Backend]
     folder: Path
-    sees_programs: bool = True
+    checks_programs: bool = True
     backend: Backend = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,21 +111,21 @@ class BackendTrial:
 BACKEND_CHECKS: dict[str, Callable[[BackendTrial], None]] = {}
 
 
-def check_backend(make: Callable[[], Backend], *, sees_programs: bool = True) -> None:
+def check_backend(make: Callable[[], Backend], *, checks_programs: bool = True) -> None:
     """Check a backend of a cluster with nodes a and b, of 4 and 2 GPUs: all checks, one after the other.
 
     Each check starts small shell programs and sees them end. Those of BACKEND_CHECKS may be called one by one as well.
 
     Args:
         make: As in BackendTrial.
-        sees_programs: As there.
+        checks_programs: As there.
 
     Raises:
         AssertionError: Naming the check, and what is broken.
     """
     for name, check in BACKEND_CHECKS.items():
         with tempfile.TemporaryDirectory() as folder:
-            trial = BackendTrial(make, Path(folder), sees_programs)
+            trial = BackendTrial(make, Path(folder), checks_programs)
             try:
                 check(trial)
             except AssertionError as error:
@@ -150,7 +150,7 @@ def _refused(error: type[Exception]) -> Iterator[None]:
 
 
 @_check
-def _it_tells_all_nodes_in_their_order(trial: BackendTrial) -> None:
+def _all_nodes_are_observed_in_their_order(trial: BackendTrial) -> None:
     backend = trial.backend
     before_s = time.time()
     nodes = backend.observe()
@@ -184,7 +184,7 @@ def _an_attempt_runs_to_its_end_once(trial: BackendTrial) -> None:
 
 
 @_check
-def _every_rank_is_told_with_its_exit_code(trial: BackendTrial) -> None:
+def _the_exit_code_of_every_rank_is_known(trial: BackendTrial) -> None:
     backend = trial.backend
     attempt = sh("exit 0")
     failing = sh("exit 17")
@@ -192,8 +192,8 @@ def _every_rank_is_told_with_its_exit_code(trial: BackendTrial) -> None:
     for one in (attempt, failing, killed):
         backend.launch(one, ONE_GPU)
         end_of(backend, one)
-    told = backend.statuses((attempt.name, failing.name, killed.name))
-    assert [(told[one.name].ends[0].code, told[one.name].ends[0].signal) for one in (attempt, failing, killed)] == [
+    found = backend.statuses((attempt.name, failing.name, killed.name))
+    assert [(found[one.name].ends[0].code, found[one.name].ends[0].signal) for one in (attempt, failing, killed)] == [
         (0, 0), (17, 0), (0, 9),
     ]  # fmt: skip
 
@@ -237,8 +237,10 @@ def _ranks_get_exactly_the_gpus_that_were_chosen(trial: BackendTrial) -> None:
     ):
         backend.launch(each, THREE_GPUS)
         end_of(backend, each)
-        told = [backend.logs(each.name, rank, 0, 1000)[0].decode().split() for rank in range(3)]
-        found = [(node, int(local), int(ranks), re.sub(r"[^,]*-", "", visible)) for node, local, ranks, visible in told]
+        printed = [backend.logs(each.name, rank, 0, 1000)[0].decode().split() for rank in range(3)]
+        found = [
+            (node, int(local), int(ranks), re.sub(r"[^,]*-", "", visible)) for node, local, ranks, visible in printed
+        ]
         assert found == expected
 
 
@@ -256,7 +258,7 @@ def _gpus_that_cannot_be_given_are_refused(trial: BackendTrial) -> None:
 def _a_program_that_is_not_there_is_refused_or_ends_as_a_shell_would_say(trial: BackendTrial) -> None:
     backend = trial.backend
     attempt = running(("no-such-program",))
-    if not trial.sees_programs:
+    if not trial.checks_programs:
         backend.launch(attempt, ONE_GPU)
         assert [(end.rank, end.code) for end in end_of(backend, attempt).ends] == [(0, 127)]
         return
@@ -274,9 +276,9 @@ def _a_cancelled_attempt_ends_and_may_be_cancelled_again(trial: BackendTrial) ->
     runs(backend, attempt)
     assert not backend.released(attempt.name)
     backend.cancel(attempt.name, "no longer wanted")
-    backend.cancel(attempt.name, "asked again")
+    backend.cancel(attempt.name, "again")
     status = end_of(backend, attempt)
-    backend.cancel(attempt.name, "asked once more")
+    backend.cancel(attempt.name, "once more")
     assert backend.status(attempt.name) == status
     assert (status.run, status.reason) == (Run.EXITED, "cancelled")
     assert sorted((end.rank, end.signal) for end in status.ends) == [(0, 15), (1, 15), (2, 15)]
@@ -390,20 +392,20 @@ def _a_running_attempt_cannot_be_forgotten(trial: BackendTrial) -> None:
 
 
 @_check
-def _what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(trial: BackendTrial) -> None:
+def _step_lines_of_each_rank_are_returned_once(trial: BackendTrial) -> None:
     backend = trial.backend
     if not backend.capabilities.reads_steps:
         return
-    tells = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
-    attempt = sh(tells)
+    script = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
+    attempt = sh(script)
     backend.launch(attempt, THREE_GPUS)
     first: list[StepLines] = []
 
-    def all_told() -> bool:
+    def all_reported() -> bool:
         first[:] = backend.step_lines(attempt.name, THREE_GPUS, [StepLines()] * 3)
         return len(first) == 3 and all(steps.saved for steps in first)
 
-    until(all_told)
+    until(all_reported)
     assert [steps.steps for steps in first] == [b"train %d 5.0\n" % rank for rank in range(3)]
     assert [steps.saved for steps in first] == [b"%d 5.0 - /ckpt\n" % rank for rank in range(3)]
     again = backend.step_lines(attempt.name, THREE_GPUS, first)
@@ -414,7 +416,7 @@ def _what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(trial: BackendTr
 
 
 @_check
-def _an_attempt_that_never_began_has_told_nothing(trial: BackendTrial) -> None:
+def _an_attempt_that_never_began_has_no_step_lines(trial: BackendTrial) -> None:
     backend = trial.backend
     if backend.capabilities.reads_steps:
         assert backend.step_lines(sh("true").name, THREE_GPUS, [StepLines()] * 3) == []

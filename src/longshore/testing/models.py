@@ -34,7 +34,7 @@ def check_fault_model(model: FaultModel, parameters: Mapping[str, object] | None
 
     Args:
         model: What is registered.
-        parameters: The `faults` section of a cluster file without `model`; none if left out.
+        parameters: The `faults` section of a cluster file without `model`; by default none.
 
     Raises:
         AssertionError: With what is broken.
@@ -81,8 +81,8 @@ def _check_draw(model: FaultModel, cluster: Cluster, configuration: FaultConfigu
         raise AssertionError(f"the process is not sound: {error}") from error
     again, process_again = model.build(cluster, hazard_per_s, configuration, seed)
     assert np.array_equal(rates, again), "the same seed gives other faults"
-    told, told_again = ([np.asarray(part).tolist() for part in one] for one in (process, process_again))
-    assert told == told_again, "the same seed gives another process"
+    drawn, drawn_again = ([np.asarray(part).tolist() for part in one] for one in (process, process_again))
+    assert drawn == drawn_again, "the same seed gives another process"
 
 
 def _drawn(draw: Any) -> FaultDraw:
@@ -183,7 +183,7 @@ EPISODES, JOBS, NODES = 4, 12, 4
 def check_reward(name: str) -> None:
     """Check a registered reward by whole episodes of random actions on small scenarios with faults.
 
-    Its rewards must be numbers. Over an episode they must sum to minus its cost at the end, compared with what it says.
+    Its rewards must be numbers. Over an episode they must sum to minus its cost at the end, by its definition.
     Before the end a reward that is paid at the end must be 0.
 
     Args:
@@ -194,7 +194,7 @@ def check_reward(name: str) -> None:
         PluginError: If nothing of that name is registered, or what is registered is no reward.
     """
     reward, problem = reward_of(name), hetero64(EPISODES, 0, nodes=NODES, jobs=JOBS, load=2.0)
-    assert reward.about, "it says nothing about itself"
+    assert reward.about, "it has no description"
     assert "\n" not in reward.about, "`about` has more than one line"
     batch, rng = Batch(problem, AgentView(reward=name), 1), np.random.default_rng(0)
     against_s = np.zeros(EPISODES) if reward.against_s is None else batch.unit_s

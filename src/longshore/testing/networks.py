@@ -26,7 +26,7 @@ TOLERANCE = 1e-4  # rounding differs with the size of a batch
 def check_network(name: str) -> None:
     """Check a registered network for each kind of action that it has, with waiting and without, by random weights.
 
-    Its weights must be floating numbers whose shapes its layout says. What it tells must be finite, of the right shape,
+    Its weights must be floating numbers of the shapes in its layout. Its outputs must be finite, of the right shape,
     the same again and for each observation by itself, and must hang on its weights. As a policy it must do what every
     policy must. A checkpoint of it must decide as it did.
 
@@ -38,7 +38,7 @@ def check_network(name: str) -> None:
         PluginError: If nothing of that name is registered, or what is registered is no network.
     """
     kind = find_network(name)
-    assert kind.actions, "it says of no action that it can choose it"
+    assert kind.actions, "it can choose no action"
     assert set(kind.actions) <= set(ACTIONS), f"its actions are {kind.actions}, expected some of {tuple(ACTIONS)}"
     for action in kind.actions:
         for waiting in (False, True):
@@ -96,7 +96,7 @@ def _check_passes(network: Network, observations: Tensor, layout: ObservationLay
     assert values.shape == (ROWS,), f"values have shape {tuple(values.shape)}, expected {(ROWS,)}"
     assert bool(logits.isfinite().all() and values.isfinite().all()), "a logit or a value is not finite"
     same = map(torch.equal, network(observations), (logits, values))
-    assert all(same), "it tells something else when it is asked again"
+    assert all(same), "a second call gives another output"
     assert _near(network.values(observations), values), "`values` differ from those of a whole pass"
     alone = [network(row[None]) for row in observations]
     assert _near(torch.cat([one[0] for one in alone]), logits), "logits hang on the other observations of a batch"

@@ -27,16 +27,16 @@ def check_order(name: str) -> None:
         AssertionError: With what is broken.
         PluginError: If nothing of that name is registered, or what is registered is no order regime.
     """
-    load("orders", name)  # tells a name that is not known from one that is
+    load("orders", name)  # raises an error for an unknown name
     order = order_of(ORDERS[name])
-    assert order.about, "it says nothing about itself"
+    assert order.about, "it has no description"
     assert "\n" not in order.about, "`about` has more than one line"
     assert order.key is not None or not order.goes_first, "the job of smallest key goes first, and it has no key"
     if order.key is not None:
         for gpus, work_s in ((1, 1e-3), (8, 3600.0), (4096, 1e12)):
             key = order.key(gpus, work_s)
             assert np.isfinite(key), f"its key of {gpus} GPUs and {work_s:g} s is {key}"
-            assert order.key(gpus, work_s) == key, "its key is another one when it is asked again"
+            assert order.key(gpus, work_s) == key, "a second call gives another key"
     by_walk, by_index = (_run(name, index_from=index_from) for index_from in (EVERY_JOB, 2))
     assert (by_walk.finished == JOBS).all(), "some jobs never end"
     assert np.array_equal(by_walk.first_start_s, by_index.first_start_s), "jobs start otherwise where the queue is long"

@@ -15,8 +15,8 @@ from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
 
-# Links between picks, which mean nothing once these are undone; and estimates, which double when somebody looks at one
-# that was outlived, and so are the same whoever looks.
+# Links between picks, which mean nothing once these are undone; and estimates: one that was outlived doubles when it is
+# read, by any reader.
 FREE_TO_CHANGE = frozenset(
     ("ends_s", "ends_job", "ends_kept", "gpu_next", "guess_s", "base_waits", "base_refused", "candidates")
 )
@@ -28,12 +28,12 @@ def check_policy(policy: Policy, problem: Problem | None = None, scenario: int =
     """Check a policy on a problem, or on small ones under each order regime, with waiting and without.
 
     It must say what it is. It must pick what the job needs, of GPUs that can be used, and change nothing else. It must
-    decide the same when it is asked again. It may wait only where that is allowed. `run` must come to what `place`
+    decide the same in a second call. It may wait only where that is allowed. `run` must come to what `place`
     decides one by one. Its choices must not hang on what no scheduler can know.
 
     Args:
         policy: The policy.
-        problem: What it is tried on; small scenarios of `hetero64` if left out.
+        problem: What it is tried on; by default small scenarios of `hetero64`.
         scenario: Number of the scenario in the problem.
         draws: Whether it draws random numbers from the scenario's fault seed, as `random` does.
 
@@ -58,14 +58,14 @@ def _problems() -> Iterator[Problem]:
 
 
 def check_words(policy: Policy) -> None:
-    """Check what a policy says of itself.
+    """Check the description of a policy.
 
     Raises:
         AssertionError: With what is missing.
     """
     assert isinstance(policy, Policy), f"{policy!r} lacks part of the policy protocol"
     assert policy.name, "it has no name"
-    assert policy.about, "it says nothing about itself"
+    assert policy.about, "it has no description"
     assert "\n" not in policy.about, "`about` has more than one line"
     assert policy.waits in (True, False), "`waits` is neither True nor False"
 
@@ -109,8 +109,8 @@ def _place(policy: Policy, sim: Simulation) -> bool:
     assert sim.state.need[0] == need - len(chosen), "GPUs were picked beside `take_gpu` and `take_node`"
     could_be_used = np.flatnonzero(were_vacant & suitable(sim, job)).tolist()
     assert set(chosen) <= set(could_be_used), "a GPU was picked that cannot be used"
-    assert places or waiting, "it waits where nobody may"
-    assert places or policy.waits, "it waits, and says that it does not"
+    assert places or waiting, "it waits where that is not allowed"
+    assert places or policy.waits, "it waits, though `waits` is False"
     assert places or not turns, "it turned to another job and then waited"
     undo_picks(sim, 0)
     if turns:
@@ -121,8 +121,8 @@ def _place(policy: Policy, sim: Simulation) -> bool:
     after = remember(sim)
     changed = [name for name, was in before.items() if after[name] != was]
     assert not changed, f"it changed {', '.join(changed)}"
-    assert policy.place(sim, 0) == places, "it decides otherwise when it is asked again"
-    assert picks(sim) == chosen, "it picks other GPUs when it is asked again"
+    assert policy.place(sim, 0) == places, "a second call decides otherwise"
+    assert picks(sim) == chosen, "a second call picks other GPUs"
     return places
 
 
@@ -162,7 +162,7 @@ def check_patience(policy: Policy, problem: Problem, scenario: int = 0) -> None:
 
 
 def disturb(sim: Simulation, rng: np.random.Generator, *, seed: bool) -> None:
-    """Change what nobody can know at a decision: true run times, faults to come, and jobs that are not submitted.
+    """Change what cannot be known at a decision: true run times, faults to come, and jobs that are not submitted.
 
     Recorded outages come at other times and last as long, as their mean length is known.
     A simulation that was disturbed is good for `place` only: its engine's bookkeeping no longer fits.

@@ -1,6 +1,6 @@
 """A simulated cluster behind the interface of the real backends, with its rings; for tests and benchmarks.
 
-The simulation says when GPUs fail and how long a ring takes; the scheduler chooses who takes an empty seat. Compared
+The simulation decides when GPUs fail and how long a ring takes; the scheduler chooses who takes an empty seat. Compared
 with a real ring this one leaves out:
 
 - How a fault is found. All are, `detection_s` after the first; no member is silent, suspected, or only slow.
@@ -377,7 +377,7 @@ class SimulatedBackend(Backend):
         self._present.pop(job, None)
 
     def _continue_rings(self) -> None:
-        """Let rings continue: with the members that were added, and without those that they asked for in vain."""
+        """Let rings continue: with the members that were added, and without those that were requested in vain."""
         for ring in list(self._present.values()):
             if ring.asks:
                 self.give_up_seats(ring)

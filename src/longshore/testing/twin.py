@@ -37,7 +37,7 @@ class Twin:
         backend: The simulation, with true run times and faults.
         site: What policies know of the cluster.
         store: An empty store.
-        placer: Who decides.
+        placer: That decides.
         owner: Of the scheduler's lease.
     """
 
@@ -109,7 +109,7 @@ class Twin:
         self.parts.store.write(put)
 
     def live_on(self) -> None:
-        """Let everything happen that happens at the next moment, and submit the jobs of that moment."""
+        """Process all events of the next moment, and submit its jobs."""
         state = self.backend.sim.state
         before = int(state.submitted[ROW])
         self.backend.live_through(self.backend.next_s())
@@ -155,8 +155,8 @@ def starts_of(store: Store, layout: Layout) -> list[Start]:
         reserved = [event for event in events_after(tx, 0, EVERY_EVENT) if event.now == AttemptState.RESERVED]
         rows = {
             (row.job_id, row.number): row
-            for job in {it.job_id for it in reserved}
+            for job in {each.job_id for each in reserved}
             for row in attempts_of(tx, job or "")
         }
-    placed = [(it.at_s, rows[it.job_id or "", it.number or 0]) for it in reserved]
+    placed = [(each.at_s, rows[each.job_id or "", each.number or 0]) for each in reserved]
     return [(at_s, job_of(row.job_id), layout.numbers(row.placement)) for at_s, row in placed]

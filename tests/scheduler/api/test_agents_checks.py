@@ -25,7 +25,7 @@ def elsewhere(service: Service) -> None:
     parts = service.reconciler.parts
     service.checks = service.checks._replace(orders=orders)
     service.clearing = Clearing(
-        service.store, lambda node, gpu: orders.ask(node, (0, 1) if gpu is None else (gpu,)), parts.monitor.fleet,
+        service.store, lambda node, gpu: orders.run(node, (0, 1) if gpu is None else (gpu,)), parts.monitor.fleet,
         parts.now_s, orders.can,
     )  # fmt: skip
 

@@ -138,8 +138,8 @@ class RayCluster:
 
     def living(self) -> list[str]:
         """Return the nodes that Ray takes for living."""
-        told = self.ask("/api/v0/nodes?detail=1")
-        nodes = told["data"]["result"]["result"]
+        reported = self.ask("/api/v0/nodes?detail=1")
+        nodes = reported["data"]["result"]["result"]
         return sorted(node["labels"][LABEL] for node in nodes if node["state"] == "ALIVE" and LABEL in node["labels"])
 
     def ask(self, path: str) -> Any:

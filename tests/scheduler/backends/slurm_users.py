@@ -14,7 +14,7 @@ from benchmarks.slurm_cluster import SlurmCluster, why_no_plugin, why_not
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.commands import TIMES as SLURM_TIMES
+from longshore.scheduler.backends.slurm.commands import SLURM_TIMES
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler
 from longshore.scheduler.control.state_cache import Parts

@@ -67,8 +67,8 @@ def test_ranks_report_exactly_the_gpus_of_random_placements_from_inside(tmp_path
             for share in placement:
                 uuids = [uuid_of(share.node, gpu) for gpu in share.gpus]
                 for local_rank, uuid in enumerate(uuids):
-                    *told, seen, given = backend.logs(attempt.name, rank, 0, 1000)[0].decode().split()
-                    assert told == [str(n) for n in (rank, world, local_rank, len(share.gpus), share.node)]
+                    *reported, seen, given = backend.logs(attempt.name, rank, 0, 1000)[0].decode().split()
+                    assert reported == [str(n) for n in (rank, world, local_rank, len(share.gpus), share.node)]
                     assert seen.split(",")[local_rank] == uuid
                     assert sorted(seen.split(",")) == sorted(given.split(",")) == sorted(uuids)
                     rank += 1
@@ -76,12 +76,12 @@ def test_ranks_report_exactly_the_gpus_of_random_placements_from_inside(tmp_path
         trial.end()
 
 
-def test_ranks_of_several_pods_are_told_to_meet_at_the_first_one(backend: KubernetesBackend) -> None:
+def test_ranks_of_several_pods_meet_at_the_first_one(backend: KubernetesBackend) -> None:
     attempt = sh("echo $MASTER_ADDR $MASTER_PORT")
     backend.launch(attempt, THREE_GPUS)
     end_of(backend, attempt)
-    told = {backend.logs(attempt.name, rank, 0, 1000)[0] for rank in range(3)}
-    assert told == {f"{attempt.name}-0.longshore-ranks.longshore.svc 29500\n".encode()}
+    reported = {backend.logs(attempt.name, rank, 0, 1000)[0] for rank in range(3)}
+    assert reported == {f"{attempt.name}-0.longshore-ranks.longshore.svc 29500\n".encode()}
 
 
 def test_no_pod_starts_before_all_are_there(trial: Trial, backend: KubernetesBackend, tmp_path: Path) -> None:
@@ -129,16 +129,16 @@ def test_a_job_that_runs_too_long_is_stopped(backend: KubernetesBackend) -> None
     assert end_of(backend, attempt).reason == "time limit"
 
 
-def test_progress_is_told_at_the_end(backend: KubernetesBackend) -> None:
+def test_progress_is_reported_at_the_end(backend: KubernetesBackend) -> None:
     attempt = sh("""echo '{"saved_s": 12.5, "note": "x", "step": 7}' > $LONGSHORE_PROGRESS""")
     backend.launch(attempt, ONE_GPU)
     assert end_of(backend, attempt).progress == {"saved_s": 12.5, "step": 7.0}
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("told", ["[1]", '{"saved_s": NaN}', '{"step": 1' + "0" * 500 + "}", "[" * 900, "{"])
-def test_progress_that_makes_no_sense_does_not_hide_how_a_job_ended(backend: KubernetesBackend, told: str) -> None:
-    attempt = sh(f"echo '{told}' > $LONGSHORE_PROGRESS")
+@pytest.mark.parametrize("reported", ["[1]", '{"saved_s": NaN}', '{"step": 1' + "0" * 500 + "}", "[" * 900, "{"])
+def test_progress_that_makes_no_sense_does_not_hide_how_a_job_ended(backend: KubernetesBackend, reported: str) -> None:
+    attempt = sh(f"echo '{reported}' > $LONGSHORE_PROGRESS")
     backend.launch(attempt, ONE_GPU)
     status = end_of(backend, attempt)
     assert (status.run, status.progress, [end.code for end in status.ends]) == (Run.EXITED, {}, [0])

@@ -147,8 +147,8 @@ def test_every_mount_has_its_volume_and_the_configuration_is_where_it_is_looked_
 
 def is_new_enough(kubectl: str) -> bool:
     """Say whether a kubectl knows patches with a target, as in deploy/kubernetes/postgresql."""
-    told = processes.run([kubectl, "version", "--client", "-o", "json"], capture_output=True, check=False)
-    version = json.loads(told.stdout)["clientVersion"]
+    reported = processes.run([kubectl, "version", "--client", "-o", "json"], capture_output=True, check=False)
+    version = json.loads(reported.stdout)["clientVersion"]
     return (int(version["major"]), int(version["minor"].rstrip("+"))) >= (1, 21)
 
 

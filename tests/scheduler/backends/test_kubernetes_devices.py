@@ -12,8 +12,8 @@ def slice_of(*names: str) -> ResourceSlice:
     """Return what a driver publishes that tells bus ids by these names."""
     devices = []
     for number, bus_id in enumerate(BUS_IDS):
-        told = {name: {"string": bus_id} for name in names}
-        attributes = {"uuid": {"string": f"GPU-{number}"}, "type": {"string": "gpu"}, **told}
+        reported = {name: {"string": bus_id} for name in names}
+        attributes = {"uuid": {"string": f"GPU-{number}"}, "type": {"string": "gpu"}, **reported}
         devices.append({"name": f"gpu-{number}", "attributes": attributes})
     spec = {"driver": DRIVER, "nodeName": "a", "pool": {"name": "a"}, "devices": devices}
     return ResourceSlice.model_validate({"metadata": {"name": "a", "uid": "1", "resourceVersion": "1"}, "spec": spec})

@@ -124,7 +124,7 @@ def test_nothing_is_launched_while_the_view_may_be_old(trial: Trial) -> None:
     assert trial.cluster.pods() == []
 
 
-def test_nothing_is_launched_while_the_nodes_cannot_be_seen(trial: Trial) -> None:
+def test_nothing_is_launched_while_the_nodes_cannot_be_read(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
     for call in ("list nodes", "watch nodes"):
         trial.cluster.server.faults.always(call, 500)
@@ -202,7 +202,7 @@ def test_a_pod_that_was_replaced_by_another_of_its_name_is_not_let_go(
     trial.cluster.objects.delete(key, None, 0)
     twin["metadata"] = {"labels": {}, "annotations": {}}
     trial.cluster.objects.create(key, twin)
-    with suppress(BackendError):  # The stream that is open may tell of it first.
+    with suppress(BackendError):  # The stream that is open may report it first.
         backend.launch(attempt, ONE_GPU)
     assert trial.cluster.objects.get(key)["spec"]["schedulingGates"]
     assert not (tmp_path / "started").exists()
@@ -261,7 +261,7 @@ def test_a_container_that_lacks_what_the_settings_name_says_so(trial: Trial, bac
         backend.launch(attempt, ONE_GPU)
 
 
-def test_a_wish_to_cancel_that_was_lost_is_passed_on_later(trial: Trial, backend: KubernetesBackend) -> None:
+def test_a_lost_request_to_cancel_is_sent_again(trial: Trial, backend: KubernetesBackend) -> None:
     attempt = sh("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
     runs(backend, attempt)

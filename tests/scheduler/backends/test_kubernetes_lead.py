@@ -44,7 +44,7 @@ def takes_jobs(backend: KubernetesBackend) -> bool:
     return all(node.takes_jobs for node in backend.observe())
 
 
-def test_the_lease_tells_who_schedules_and_is_renewed(trial: Trial, times: None) -> None:
+def test_the_lease_names_its_holder_and_is_renewed(trial: Trial, times: None) -> None:
     backend = trial.make()
     assert takes_jobs(backend)
     first = spec_of(trial)
@@ -108,7 +108,7 @@ def test_of_two_that_take_a_free_lease_at_once_one_has_it(trial: Trial, times: N
     assert trial.cluster.pods() == []
 
 
-def test_nothing_is_launched_while_nobody_can_say_who_leads(trial: Trial) -> None:
+def test_nothing_is_launched_while_the_holder_of_the_lease_is_unknown(trial: Trial) -> None:
     backend = trial.make()
     trial.cluster.server.faults.always("get leases", 500)
     assert not takes_jobs(backend)
@@ -126,7 +126,7 @@ def test_a_short_trouble_with_the_lease_holds_nothing_up(trial: Trial, times: No
     until(lambda: not takes_jobs(backend))
 
 
-def test_why_no_pod_is_started_is_told_once(trial: Trial, times: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_why_no_pod_is_started_is_logged_once(trial: Trial, times: None, caplog: pytest.LogCaptureFixture) -> None:
     backend = trial.make()
     trial.cluster.server.faults.always("get leases", 403)
     for _ in range(3):
@@ -180,15 +180,15 @@ def test_who_never_had_the_lease_gives_none_up(trial: Trial) -> None:
     assert spec_of(trial) == before
 
 
-def test_a_server_that_does_not_answer_keeps_nobody_from_closing(
+def test_a_server_that_does_not_answer_does_not_keep_a_backend_from_closing(
     trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = trial.make()
     assert takes_jobs(backend)
     trial.cluster.server.faults.always("get leases", 503)
     backend.close()
-    [told] = [record.message for record in caplog.records if "lease" in record.message]
-    assert "503" in told
+    [reported] = [record.message for record in caplog.records if "lease" in record.message]
+    assert "503" in reported
 
 
 def test_a_scheduler_that_is_stopped_gives_the_namespace_up(trial: Trial, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is made of the pods of an attempt, on pods as a cluster would tell them."""
+"""The status of an attempt by its pods, on pods as a cluster would report them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longshore.scheduler.backends.kubernetes.objects import Pod
+from longshore.scheduler.backends.kubernetes.objects import KubernetesPod
 from longshore.scheduler.backends.kubernetes.reading import must_stop_rest, status_of
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries
 from longshore.scheduler.model.states import AfterStop, Run, Status
@@ -15,45 +15,45 @@ from longshore.scheduler.rules.retry import ExitClass, class_of, outcome_of
 NAME = "ls-job-1"
 
 
-def pod(number: int, *, deleted: bool = False, node: str = "a", **status: Any) -> Pod:
+def pod(number: int, *, deleted: bool = False, node: str = "a", **status: Any) -> KubernetesPod:
     """Return one of two pods, each with two ranks."""
     annotations = {"longshore.io/pods": "2", "longshore.io/first-rank": str(2 * number), "longshore.io/ranks": "2"}
     meta = {
         "name": f"{NAME}-{number}", "uid": str(number), "resourceVersion": "1", "annotations": annotations,
         "labels": {"longshore.io/attempt": NAME}, "deletionTimestamp": "2026-11-22T00:00:00Z" if deleted else None,
     }  # fmt: skip
-    return Pod.model_validate({"metadata": meta, "spec": {"nodeName": node}, "status": status})
+    return KubernetesPod.model_validate({"metadata": meta, "spec": {"nodeName": node}, "status": status})
 
 
-def over(number: int, codes: Sequence[int], reason: str = "", at_s: float = 10.0, **more: Any) -> Pod:
-    """Return a pod whose launcher has told how its ranks ended, a second after one another."""
+def over(number: int, codes: Sequence[int], reason: str = "", at_s: float = 10.0, **more: Any) -> KubernetesPod:
+    """Return a pod whose launcher has recorded how its ranks ended, a second after one another."""
     ends = [[2 * number + i, code, 0, at_s + i] for i, code in enumerate(codes)]
-    told = {"attempt": NAME, "reason": reason, "started_s": 5.0, "ends": ends, "progress": {}}
-    return silent_end(number, int(any(codes)), message=json.dumps(told), **more)
+    reported = {"attempt": NAME, "reason": reason, "started_s": 5.0, "ends": ends, "progress": {}}
+    return silent_end(number, int(any(codes)), message=json.dumps(reported), **more)
 
 
 def silent_end(
     number: int, code: int, *, message: str = "", ended: str = "Error", deleted: bool = False, **status: Any
-) -> Pod:
+) -> KubernetesPod:
     """Return a pod whose container has ended, by default without a word."""
     end = {"exitCode": code, "reason": ended, "message": message, "finishedAt": "2026-11-22T00:00:00Z"}
     phase = "Failed" if code else "Succeeded"
     return pod(number, deleted=deleted, phase=phase, containerStatuses=[{"state": {"terminated": end}}], **status)
 
 
-def running(number: int, **status: Any) -> Pod:
+def running(number: int, **status: Any) -> KubernetesPod:
     state = {"running": {"startedAt": "2026-11-22T00:00:00Z"}}
     return pod(number, **{"phase": "Running", "containerStatuses": [{"state": state}], **status})
 
 
-def read(*pods: Pod, cancelled: bool = False) -> Status:
+def read(*pods: KubernetesPod, cancelled: bool = False) -> Status:
     return status_of(NAME, pods, frozenset({"silent"}), cancelled=cancelled)
 
 
 DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "low on disk"}]
 
 
-def test_an_attempt_has_succeeded_when_every_rank_has_told_so() -> None:
+def test_an_attempt_has_succeeded_when_every_rank_is_recorded_as_such() -> None:
     status = read(over(0, [0, 0]), over(1, [0, 0]))
     assert (status.run, len(status.ends), class_of(status)[0]) == (Run.EXITED, 4, ExitClass.SUCCESS)
 
@@ -70,7 +70,7 @@ def test_an_attempt_has_succeeded_when_every_rank_has_told_so() -> None:
     ],
 )
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_an_attempt_of_which_a_rank_has_told_nothing_has_not_succeeded(other: Pod, *, cancelled: bool) -> None:
+def test_an_attempt_with_an_unrecorded_rank_has_not_succeeded(other: KubernetesPod, *, cancelled: bool) -> None:
     status = read(over(0, [0, 0]), other, cancelled=cancelled)
     assert class_of(status)[0] is ExitClass.INFRASTRUCTURE
 
@@ -92,7 +92,7 @@ SECOND_S = 1795305600.0  # of the pods that end without a word
 
 
 @pytest.mark.parametrize("failed", [over(1, [3, 3], at_s=SECOND_S + 0.6), silent_end(1, 3)])
-def test_a_rank_that_failed_ended_before_those_that_were_asked_to_end_in_the_same_second(failed: Pod) -> None:
+def test_a_rank_that_failed_ended_before_those_that_were_asked_to_end_in_the_same_second(failed: KubernetesPod) -> None:
     ends = read(silent_end(0, 143), failed).ends
     assert ends[0].code == 3
     assert sorted(end.rank for end in ends) == [0, 1, 2, 3]
@@ -104,20 +104,20 @@ NO_DRIVER = "error running prestart hook: nvidia-container-cli: initialization e
 INFRASTRUCTURE, AMBIGUOUS = ExitClass.INFRASTRUCTURE, ExitClass.AMBIGUOUS
 
 
-def unlocated(number: int, **more: Any) -> Pod:
+def unlocated(number: int, **more: Any) -> KubernetesPod:
     """Return a pod of which its node has found no container, as a node that was started anew does."""
     ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": UNKNOWN, "finishedAt": None}
     return pod(number, phase="Failed", containerStatuses=[{"state": {"terminated": ended}}], **more)
 
 
-def killed(number: int, *, reason: str, message: str) -> Pod:
+def killed(number: int, *, reason: str, message: str) -> KubernetesPod:
     """Return a pod that was ended by its node, which says why."""
     found = silent_end(number, 137)
     status = found.status.model_copy(update={"reason": reason, "message": message})
     return found.model_copy(update={"status": status})
 
 
-def bare(number: int, **more: Any) -> Pod:
+def bare(number: int, **more: Any) -> KubernetesPod:
     """Return a pod that failed without any container."""
     return pod(number, phase="Failed", **more)
 
@@ -140,7 +140,7 @@ def bare(number: int, **more: Any) -> Pod:
         ("ContainerStatusUnknown", 137, UNKNOWN, INFRASTRUCTURE, f"{NAME}-1: ContainerStatusUnknown: {UNKNOWN}"),
     ],
 )
-def test_each_reason_of_a_container_that_ended_has_a_class_and_tells_its_words(
+def test_each_reason_of_a_container_that_ended_has_a_class_and_its_text(
     reason: str, code: int, message: str, exit_class: ExitClass, cause: str
 ) -> None:
     status = read(over(0, [0, 0]), silent_end(1, code, message=message, ended=reason))
@@ -154,14 +154,16 @@ def test_each_reason_of_a_container_that_ended_has_a_class_and_tells_its_words(
 )  # fmt: skip
 @pytest.mark.parametrize("other", [unlocated, killed])
 def test_a_pod_with_a_reason_was_ended_by_its_cluster_whatever_its_container_says(
-    reason: str, other: Callable[..., Pod]
+    reason: str, other: Callable[..., KubernetesPod]
 ) -> None:
     status = read(over(0, [1, 0]), other(1, reason=reason, message="low on disk"))
     assert class_of(status) == (INFRASTRUCTURE, f"{NAME}-1: {reason}: low on disk")
 
 
 @pytest.mark.parametrize("end", [unlocated, bare])
-def test_a_pod_that_its_cluster_lets_run_for_so_long_only_has_reached_its_time_limit(end: Callable[..., Pod]) -> None:
+def test_a_pod_that_its_cluster_lets_run_for_so_long_only_has_reached_its_time_limit(
+    end: Callable[..., KubernetesPod],
+) -> None:
     status = read(end(0, reason="DeadlineExceeded"), end(1, reason="DeadlineExceeded"))
     assert class_of(status)[0] is ExitClass.LIMIT
 
@@ -177,7 +179,7 @@ def test_pods_that_were_cancelled_before_their_containers_began_were_not_started
     assert class_of(status) == (ExitClass.ASKED, "it was not started")
 
 
-def test_a_node_that_starts_anew_costs_its_job_no_retry_of_an_end_that_nobody_can_explain() -> None:
+def test_a_restarted_node_costs_its_job_no_retry_of_an_ambiguous_end() -> None:
     status = read(unlocated(0), unlocated(1))
     found = outcome_of(status, None, DEFAULT_TRIES, Tries(), 0, progressed=False, wait_share=0.5)
     assert (found.after, found.used) == (AfterStop.RETRY, Tries(infra=1))
@@ -223,6 +225,6 @@ def test_a_failed_phase_frees_nothing_while_a_container_runs() -> None:
     ],
 )
 def test_the_rest_of_an_attempt_stops_with_the_first_pod_that_fails_or_goes(
-    pods: Sequence[Pod], *, stops: bool
+    pods: Sequence[KubernetesPod], *, stops: bool
 ) -> None:
     assert must_stop_rest(pods) is stops

@@ -134,7 +134,7 @@ def test_never_more_than_half_of_all_nodes_are_left_alone(nodes: int, refusing: 
     assert len(left.at(1.0)) == (min(refusing, nodes) if min(refusing, nodes) <= nodes // 2 else 0)
 
 
-def test_a_scheduler_that_cannot_see_the_nodes_says_why(trial: Trial) -> None:
+def test_a_status_has_the_reason_why_the_nodes_cannot_be_read(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
     for call in ("list nodes", "watch nodes"):
         trial.cluster.server.faults.always(call, 403)

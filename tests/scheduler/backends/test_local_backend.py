@@ -47,17 +47,17 @@ def test_ranks_know_their_gpu_and_their_place(backend: LocalBackend) -> None:
     backend.launch(attempt, THREE_GPUS)
     end_of(backend, attempt)
     logs = [backend.logs(attempt.name, rank, 0, 1 << 20)[0].decode() for rank in range(3)]
-    told = [dict(line.split("=", 1) for line in log.splitlines()) for log in logs]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["1,3", "1,3", "0"]
-    assert [one["LONGSHORE_GPUS"] for one in told] == ["1,3", "1,3", "0"]
-    assert [one["LONGSHORE_NODE"] for one in told] == ["a", "a", "b"]
-    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told] == [
+    reported = [dict(line.split("=", 1) for line in log.splitlines()) for log in logs]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in reported] == ["1,3", "1,3", "0"]
+    assert [one["LONGSHORE_GPUS"] for one in reported] == ["1,3", "1,3", "0"]
+    assert [one["LONGSHORE_NODE"] for one in reported] == ["a", "a", "b"]
+    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in reported] == [
         ("0", "0", "2"), ("1", "1", "2"), ("2", "0", "1"),
     ]  # fmt: skip
-    assert len({one["MASTER_PORT"] for one in told}) == 1
-    assert {one["CUDA_DEVICE_ORDER"] for one in told} == {"PCI_BUS_ID"}
-    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MODEL"]) for one in told} == {("3", "127.0.0.1", "vgg")}
-    assert {(one["LONGSHORE_JOB"], one["LONGSHORE_ATTEMPT"]) for one in told} == {(attempt.job, attempt.name)}
+    assert len({one["MASTER_PORT"] for one in reported}) == 1
+    assert {one["CUDA_DEVICE_ORDER"] for one in reported} == {"PCI_BUS_ID"}
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MODEL"]) for one in reported} == {("3", "127.0.0.1", "vgg")}
+    assert {(one["LONGSHORE_JOB"], one["LONGSHORE_ATTEMPT"]) for one in reported} == {(attempt.job, attempt.name)}
 
 
 def test_a_launch_that_was_cut_short_waits_and_is_made_up_for(tmp_path: Path, backend: LocalBackend) -> None:
@@ -128,7 +128,7 @@ def test_an_attempts_folder_that_the_job_made_a_link_is_not_followed(tmp_path: P
     (tmp_path / "attempts" / attempt.name).unlink()
 
 
-def test_the_progress_of_a_job_is_told(backend: LocalBackend) -> None:
+def test_the_progress_of_a_job_is_reported(backend: LocalBackend) -> None:
     write = 'echo \'{"step": 120, "saved_s": 300.5}\' > new.json; mv new.json "$LONGSHORE_PROGRESS"; exec sleep 1000'
     attempt = sh(write)
     backend.launch(attempt, ONE_GPU)
@@ -136,7 +136,7 @@ def test_the_progress_of_a_job_is_told(backend: LocalBackend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         ("", {}),
         ("[1, 2]", {}),
@@ -152,10 +152,10 @@ def test_the_progress_of_a_job_is_told(backend: LocalBackend) -> None:
     ],
 )
 def test_of_the_progress_only_a_few_finite_numbers_are_believed(
-    folder: int, content: str, told: dict[str, float]
+    folder: int, content: str, reported: dict[str, float]
 ) -> None:
     write_whole(folder, "progress.json", content.encode(errors="surrogateescape"))
-    assert read_progress(folder) == told
+    assert read_progress(folder) == reported
 
 
 def test_a_pipe_in_place_of_the_progress_is_not_waited_for(tmp_path: Path, folder: int) -> None:

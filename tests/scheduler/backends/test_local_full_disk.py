@@ -101,7 +101,7 @@ def ended_unrecorded(disk: Disk, outside: Path) -> tuple[LocalBackend, Attempt]:
     return backend, attempt
 
 
-def test_an_end_that_finds_the_disk_full_is_told_once_there_is_room(disk: Disk, tmp_path: Path) -> None:
+def test_an_end_on_a_full_disk_is_written_once_there_is_room(disk: Disk, tmp_path: Path) -> None:
     backend, attempt = ended_unrecorded(disk, tmp_path)
     assert backend.status(attempt.name).run is Run.RUNNING
     assert not backend.released(attempt.name)

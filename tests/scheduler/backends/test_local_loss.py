@@ -32,7 +32,7 @@ from tests.support import processes
 
 
 @pytest.fixture
-def stranger() -> Iterator[processes.Process[bytes]]:
+def other_process() -> Iterator[processes.Process[bytes]]:
     with processes.start(["sleep", "1000"]) as process:
         yield process
         process.kill()
@@ -201,7 +201,7 @@ def test_ranks_do_not_outlive_their_supervisor(tmp_path: Path, backend: LocalBac
     until(lambda: not [pid for pid in ranks if lives(pid)])
 
 
-def test_nothing_of_a_lost_attempt_lives_once_it_is_told(tmp_path: Path, backend: LocalBackend) -> None:
+def test_nothing_of_an_attempt_lives_once_it_is_reported_lost(tmp_path: Path, backend: LocalBackend) -> None:
     attempt = sh("setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait")
     backend.launch(attempt, ONE_GPU)
     far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
@@ -248,12 +248,12 @@ def test_a_process_that_lives_on_without_its_first_thread_is_not_gone(tmp_path: 
     assert not lives(half)
 
 
-def test_a_stranger_that_got_the_supervisors_pid_lives(
-    tmp_path: Path, backend: LocalBackend, stranger: processes.Process[bytes]
+def test_a_process_that_got_the_supervisors_pid_lives(
+    tmp_path: Path, backend: LocalBackend, other_process: processes.Process[bytes]
 ) -> None:
     attempt, folder = ended(tmp_path, backend)
     (folder / "exit.json").unlink()
-    seen = find(stranger.pid)
+    seen = find(other_process.pid)
     assert seen is not None
     started = json.loads((folder / "started.json").read_text())
     doctored = {**started, "pid": seen.pid, "start_ticks": seen.start_ticks - 1}
@@ -264,15 +264,15 @@ def test_a_stranger_that_got_the_supervisors_pid_lives(
     backend.cancel(attempt.name, "no longer wanted")
     until(lambda: backend.released(attempt.name))
     assert backend.status(attempt.name).run is Run.LOST
-    assert stranger.poll() is None
+    assert other_process.poll() is None
 
 
 def test_after_a_restart_of_the_machine_an_attempt_is_lost_and_no_number_is_believed(
-    tmp_path: Path, backend: LocalBackend, stranger: processes.Process[bytes]
+    tmp_path: Path, backend: LocalBackend, other_process: processes.Process[bytes]
 ) -> None:
     attempt, folder = ended(tmp_path, backend)
     (folder / "exit.json").unlink()
-    seen = find(stranger.pid)
+    seen = find(other_process.pid)
     assert seen is not None
     doctored = {
         "attempt": attempt.name, "pid": seen.pid, "start_ticks": seen.start_ticks, "boot": "another",
@@ -284,7 +284,7 @@ def test_after_a_restart_of_the_machine_an_attempt_is_lost_and_no_number_is_beli
     assert backend.released(attempt.name)
     status = backend.status(attempt.name)
     assert (status.run, status.reason) == (Run.LOST, "supervisor lost: the machine was restarted")
-    assert stranger.poll() is None
+    assert other_process.poll() is None
 
 
 def test_an_attempt_of_the_same_name_under_another_scheduler_lives(tmp_path: Path, backend: LocalBackend) -> None:

@@ -38,14 +38,14 @@ def little() -> Iterator[Path]:
     pytest.skip("no control group with a limit of memory can be made here: that takes root")
 
 
-def test_a_rank_that_is_killed_as_memory_runs_out_is_told_from_one_that_somebody_kills(
+def test_a_rank_that_is_killed_as_memory_runs_out_differs_from_any_other_kill(
     backend: LocalBackend, little: Path
 ) -> None:
     hungry = f"echo $$ > {little}/cgroup.procs && exec {sys.executable} -S -c 'bytearray({4 * MOST_BYTES})'"
     attempt = sh(f"[ $RANK = 1 ] || exec sleep 1000; {hungry}", environment={"PATH": os.defpath})
     backend.launch(attempt, THREE_GPUS)
-    told = class_of(end_of(backend, attempt))
-    assert told == (ExitClass.RESOURCE, "rank 1 was killed as memory ran out")
+    reported = class_of(end_of(backend, attempt))
+    assert reported == (ExitClass.RESOURCE, "rank 1 was killed as memory ran out")
 
     killed = sh("[ $RANK = 1 ] || exec sleep 1000; kill -KILL $$")
     backend.launch(killed, THREE_GPUS)
@@ -53,7 +53,7 @@ def test_a_rank_that_is_killed_as_memory_runs_out_is_told_from_one_that_somebody
 
 
 @pytest.mark.full
-def test_a_rank_that_takes_long_to_die_after_it_was_killed_for_memory_is_still_told_so(
+def test_a_rank_that_dies_long_after_its_kill_for_memory_is_still_reported_as_such(
     backend: LocalBackend, little: Path
 ) -> None:
     """The kernel counts a kill at once; here the count rises by another process, and the rank dies much later."""

@@ -69,7 +69,7 @@ def test_places_that_make_no_sense_are_not_known(backend: LocalBackend, tmp_path
     assert backend.ring_places(NAME) is None
 
 
-def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(backend: LocalBackend, tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(backend: LocalBackend, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "attempts" / NAME / RING / PLACES)
     assert backend.ring_places(NAME) is None
 

@@ -89,7 +89,7 @@ def test_a_second_start_is_refused_while_the_first_runs_and_after_it(tmp_path: P
     assert (work_of(tmp_path, attempt) / "starts").read_text() == "started\n"
 
 
-def test_ranks_that_ignore_the_wish_to_end_are_killed_after_the_grace(tmp_path: Path, backend: LocalBackend) -> None:
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path, backend: LocalBackend) -> None:
     script = (
         "trap '' TERM; echo $$ > rank$RANK.pid; "
         "setsid sh -c 'echo $$ > far$RANK.pid; while :; do sleep 1; done' & while :; do sleep 1; done"
@@ -170,7 +170,7 @@ def test_when_one_rank_fails_the_others_are_stopped_and_the_cause_is_the_first(
     assert sorted((end.rank, end.code, end.signal) for end in status.ends[1:]) == [(0, 0, 15), (2, 0, 15)]
 
 
-def test_ranks_that_are_done_are_told_while_others_run(tmp_path: Path, backend: LocalBackend) -> None:
+def test_ranks_that_are_done_are_reported_while_others_run(tmp_path: Path, backend: LocalBackend) -> None:
     attempt = sh("if [ $RANK = 1 ]; then exit 0; fi; " + WAIT_FOR_GO)
     backend.launch(attempt, THREE_GPUS)
     ends = until(lambda: backend.status(attempt.name).ends)

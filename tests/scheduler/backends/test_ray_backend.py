@@ -61,7 +61,7 @@ def test_ranks_on_several_nodes_know_each_other(backend: RayBackend) -> None:
     attempt = sh("echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $LONGSHORE_GPUS; echo $MASTER_ADDR:$MASTER_PORT")
     backend.launch(attempt, TWO_NODES)
     end_of(backend, attempt)
-    places, meeting = zip(*(told.split("\n") for told in said(backend, attempt, 3)), strict=True)
+    places, meeting = zip(*(reported.split("\n") for reported in said(backend, attempt, 3)), strict=True)
     assert places == ("0 3 0 2 0,3", "1 3 1 2 0,3", "2 3 0 1 1")
     assert len(set(meeting)) == 1
 
@@ -188,9 +188,9 @@ def test_a_scheduler_that_is_killed_finds_its_job_on_ray_again(ray_cluster: RayC
         served.start()
 
         assert served.ended(job) == "succeeded"
-        told = served.call("status", job).stdout
-        assert "attempt 2" not in told
-        assert "a:0,1,2,3" in told
+        reported = served.call("status", job).stdout
+        assert "attempt 2" not in reported
+        assert "a:0,1,2,3" in reported
         assert served.call("logs", job, "--rank", "3").stdout == "a 3\n"
     finally:
         served.end()

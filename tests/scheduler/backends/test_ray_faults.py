@@ -169,7 +169,7 @@ def group_states(cluster: RayCluster, *attempts: Attempt) -> list[str]:
     return [group["state"] for group in groups if group["name"] in names and group["state"] != "REMOVED"]
 
 
-def test_a_hung_ray_hangs_nobody(ray_cluster: RayCluster, backend: RayBackend) -> None:
+def test_a_hung_ray_hangs_no_call(ray_cluster: RayCluster, backend: RayBackend) -> None:
     running, late = sh("exec sleep 1000"), sh("true")
     backend.launch(running, ON_A)
     runs(backend, running)
@@ -180,8 +180,8 @@ def test_a_hung_ray_hangs_nobody(ray_cluster: RayCluster, backend: RayBackend) -
             fresh.observe()
         with pytest.raises(BackendError, match="did not answer"):
             fresh.launch(late, ON_D)
-        told = fresh.statuses((running.name, late.name))
-        assert [told[one.name].run for one in (running, late)] == [Run.RUNNING, Run.ABSENT]
+        reported = fresh.statuses((running.name, late.name))
+        assert [reported[one.name].run for one in (running, late)] == [Run.RUNNING, Run.ABSENT]
         fresh.cancel(running.name, "no longer wanted")
         assert end_of(fresh, running).reason == "cancelled"
     finally:

@@ -9,18 +9,18 @@ from longshore.scheduler.backends.ray.launcher import RayCluster
 
 
 class Table:
-    """What Ray tells of one group, and how often it was told to remove it."""
+    """Ray's table of one group, and how often its removal was requested."""
 
     def __init__(self, state: str, scheduling: str, tries: int) -> None:
-        self.told: dict[str, Any] = {}
+        self.reported: dict[str, Any] = {}
         self.removed = 0
         self.tells(state, scheduling, tries)
 
     def tells(self, state: str, scheduling: str, tries: int) -> None:
-        self.told = {"state": state, "stats": {"scheduling_state": scheduling, "scheduling_attempt": tries}}
+        self.reported = {"state": state, "stats": {"scheduling_state": scheduling, "scheduling_attempt": tries}}
 
     def placement_group_table(self, group: object) -> dict[str, Any]:
-        return self.told
+        return self.reported
 
     def remove_placement_group(self, group: object) -> None:
         self.removed += 1
@@ -67,5 +67,5 @@ def test_what_waits_in_vain_is_given_up_once_no_try_came_between_two_looks(state
 
 def test_what_ray_does_not_know_any_more_is_given_back() -> None:
     table = Table("", "", 0)
-    table.told = {}
+    table.reported = {}
     assert cluster_of(table).free(GROUP)

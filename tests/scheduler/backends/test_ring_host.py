@@ -15,7 +15,7 @@ from longshore.ring.coordinator_state import RingLimits, make_ring, write_file
 from longshore.ring.launcher import RingLauncher
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
-from longshore.scheduler.backends.local.ranks import Rank, Spec
+from longshore.scheduler.backends.local.ranks import RankPlace, Spec
 from longshore.scheduler.backends.local.ring_host import RING, Host, places_in
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -26,7 +26,7 @@ def run_host(
 ) -> tuple[int, Host]:
     """Run a ring of two seats whose members are shells, to its end; they never say a word, and live for `gather_s`."""
     make_ring(folder / RING, 2, limits=RingLimits(gather_s=gather_s))
-    ranks = (Rank("n", 0), Rank("n", 1))
+    ranks = (RankPlace("n", 0), RankPlace("n", 1))
     variables = {"PATH": os.environ["PATH"]}
     spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
 

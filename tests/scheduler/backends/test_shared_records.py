@@ -16,7 +16,7 @@ NAME = "ls-x-1"
 LOST = "node fault: Ray lost node d"
 
 
-def told(folder: Path, *reasons: str, stop: str) -> Status | None:
+def reported(folder: Path, *reasons: str, stop: str) -> Status | None:
     """Return the status of an attempt whose ranks all ended with 0, each on a node that wrote why it stopped it."""
     attempt = open_folder(str(folder))
     claim(attempt, NAME, job=1, parts=len(reasons), ranks=len(reasons), address="d")
@@ -32,16 +32,16 @@ def told(folder: Path, *reasons: str, stop: str) -> Status | None:
     return status
 
 
-def test_ranks_that_were_stopped_for_a_lost_node_are_not_done_even_if_the_node_tells_that_they_ended_with_0(
+def test_ranks_that_were_stopped_for_a_lost_node_are_not_done_even_if_they_ended_with_0(
     tmp_path: Path,
 ) -> None:
-    status = told(tmp_path, LOST, LOST, stop=LOST)
+    status = reported(tmp_path, LOST, LOST, stop=LOST)
     assert status is not None
     assert (status.run, status.reason) == (Run.LOST, LOST)
 
 
 def test_ranks_that_had_all_ended_by_themselves_are_done_whatever_node_was_missed_after_that(tmp_path: Path) -> None:
-    status = told(tmp_path, "", "", stop=LOST)
+    status = reported(tmp_path, "", "", stop=LOST)
     assert status is not None
     assert (status.run, len(status.ends)) == (Run.EXITED, 2)
 
@@ -52,4 +52,4 @@ def test_a_reason_that_makes_no_sense_is_no_more_than_a_marker_that_cannot_be_re
 ) -> None:
     (tmp_path / "stop.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"."):
-        told(tmp_path, "", stop="")
+        reported(tmp_path, "", stop="")

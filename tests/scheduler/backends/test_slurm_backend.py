@@ -8,7 +8,7 @@ from benchmarks.slurm_cluster import GPUS, SlurmCluster
 from longshore.cluster.files.errors import BackendError, InputError
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.building import build
-from longshore.scheduler.backends.shared_folder.records import Claim, Part, Records, status_of
+from longshore.scheduler.backends.shared_folder.records import AttemptRecords, ClaimMarker, PartRecord, status_of
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import RankEnd, Run
@@ -51,7 +51,7 @@ def test_ranks_on_several_nodes_know_each_other(backend: SlurmBackend) -> None:
     attempt = sh("echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $LONGSHORE_GPUS; echo $MASTER_ADDR:$MASTER_PORT")
     backend.launch(attempt, TWO_NODES)
     end_of(backend, attempt)
-    places, meeting = zip(*(told.split("\n") for told in said(backend, attempt, 3)), strict=True)
+    places, meeting = zip(*(reported.split("\n") for reported in said(backend, attempt, 3)), strict=True)
     assert places == ("0 3 0 2 0,3", "1 3 1 2 0,3", "2 3 0 1 1")
     assert len(set(meeting)) == 1
 
@@ -125,10 +125,10 @@ def test_a_lost_supervisor_ends_the_attempt_on_all_nodes_and_what_it_left_behind
 
 
 def test_a_job_of_which_only_some_ranks_ran_has_not_succeeded_though_these_ended_well() -> None:
-    claim = Claim(attempt="ls-x-1", job=1, parts=2, ranks=2, token="", address="", revoked="")
-    ran = Part(started_s=1.0, ends=(RankEnd(0, 0, 0, 2.0),), exited=True)
-    late = Part(exited=True, reason="cancelled")  # its node was away, and came back after the job was cancelled
-    status = status_of(Records(is_launched=True, claim=claim, parts=(ran, late)))
+    claim = ClaimMarker(attempt="ls-x-1", job=1, parts=2, ranks=2, token="", address="", revoked="")
+    ran = PartRecord(started_s=1.0, ends=(RankEnd(0, 0, 0, 2.0),), exited=True)
+    late = PartRecord(exited=True, reason="cancelled")  # its node was away, and came back after the job was cancelled
+    status = status_of(AttemptRecords(is_launched=True, claim=claim, parts=(ran, late)))
     assert status is not None
     assert (status.run, status.reason) == (Run.LOST, "only 1 of 2 ranks ran; cancelled")
 

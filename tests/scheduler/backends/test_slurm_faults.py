@@ -131,10 +131,10 @@ def test_a_job_that_the_controller_forgot_is_missed_only_in_a_complete_view_and_
     backend.launch(attempt, ON_A)
     mortal.kill("slurmctld")
     mortal.start_controller("-c")  # without its memory, which it had no time to save
-    stranger = mortal.call(
+    other_process = mortal.call(
         "sbatch", "--parsable", "-J", attempt.name, "-w", "d", "-o", "/dev/null", "--wrap", "exec sleep 1000"
     )
-    assert int(stranger) <= 3  # The number of the forgotten job is given anew.
+    assert int(other_process) <= 3  # The number of the forgotten job is given anew.
     seen = [backend.status(attempt.name).run]
     while seen[-1] is not Run.ABSENT:
         assert seen[-1] in (Run.PENDING, Run.UNREACHABLE)
@@ -213,7 +213,7 @@ def test_a_job_that_slurm_runs_again_does_not_start_a_second_time(
     assert (tmp_path / "starts").read_text() == "started\n"
 
 
-def test_a_hung_controller_hangs_nobody(slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path) -> None:
+def test_a_hung_controller_hangs_no_call(slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path) -> None:
     running, ended, late = sh("exec sleep 1000"), sh("true"), sh("true")
     backend.launch(running, ON_A)
     runs(backend, running)
@@ -226,8 +226,8 @@ def test_a_hung_controller_hangs_nobody(slurm_cluster: SlurmCluster, backend: Sl
         fresh = backend_of(slurm_cluster, tmp_path, IMPATIENT)
         with pytest.raises(BackendError, match="did not answer"):
             fresh.launch(late, ON_D)
-        told = fresh.statuses((running.name, ended.name, late.name))
-        assert [told[one.name].run for one in (running, ended, late)] == [Run.RUNNING, Run.EXITED, Run.UNREACHABLE]
+        reported = fresh.statuses((running.name, ended.name, late.name))
+        assert [reported[one.name].run for one in (running, ended, late)] == [Run.RUNNING, Run.EXITED, Run.UNREACHABLE]
         fresh.cancel(running.name, "no longer wanted")
         assert end_of(fresh, running).reason == "cancelled"
     finally:

@@ -13,7 +13,7 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.commands import Times
+from longshore.scheduler.backends.slurm.commands import SlurmTimes
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import until
 
@@ -61,11 +61,11 @@ def test_an_attempt_that_cannot_be_read_hides_no_other(slurm: Slurm, tmp_path: P
     backend.cancel("ls-good-1", "not wanted")
     held = taken(tmp_path, "ls-held-1")
     (tmp_path / "attempts" / "ls-link-1").symlink_to(held)
-    told = backend.statuses(("ls-held-1", "ls-link-1", "ls-good-1"))
-    assert {name: status.run for name, status in told.items()} == {
+    reported = backend.statuses(("ls-held-1", "ls-link-1", "ls-good-1"))
+    assert {name: status.run for name, status in reported.items()} == {
         "ls-held-1": Run.UNREACHABLE, "ls-link-1": Run.UNREACHABLE, "ls-good-1": Run.ABSENT,
     }  # fmt: skip
-    assert "down" in told["ls-held-1"].reason
+    assert "down" in reported["ls-held-1"].reason
 
 
 def test_a_launch_that_comes_after_a_cancelled_attempt_was_forgotten_starts_nothing(
@@ -89,7 +89,7 @@ def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a
         slurm(squeue=f"echo '{line_of('PENDING', restarts=1)}'", sinfo=f"echo 'a|a|gpu:i0:1,gpu:i1:1|{state}|none'")
         backend._view.forget()
 
-    backend = SlurmBackend(tmp_path, {"a": 2}, sbatch_socket=tmp_path / "sbatch", times=Times(stray_s=0.5))
+    backend = SlurmBackend(tmp_path, {"a": 2}, sbatch_socket=tmp_path / "sbatch", times=SlurmTimes(stray_s=0.5))
     slurm_says("down*")
     (job,) = (held.job for held in backend.external_jobs())
     name = f"ls-{job}-1"
@@ -112,7 +112,9 @@ def test_a_refused_job_that_does_not_end_at_once_is_ended_later(slurm: Slurm, tm
     """
     slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol)
     # With less than the job asks for
-    backend = SlurmBackend(tmp_path, {"a": 1}, sbatch_socket=tmp_path / "sbatch", times=Times(old_s=0.0, again_s=0.0))
+    backend = SlurmBackend(
+        tmp_path, {"a": 1}, sbatch_socket=tmp_path / "sbatch", times=SlurmTimes(old_s=0.0, again_s=0.0)
+    )
     with pytest.raises(BackendError, match="scancel failed"):
         backend.external_jobs()
     slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol, scancel=f"touch {tmp_path}/ended")

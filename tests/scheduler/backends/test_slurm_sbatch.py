@@ -93,7 +93,7 @@ def test_a_job_that_is_to_begin_later_is_not_taken_up_before(site: Site) -> None
     assert site.is_in_slurm(later, "PENDING")
 
 
-def test_nobody_can_forge_a_job_by_the_name_of_his_own(site: Site) -> None:
+def test_no_user_can_forge_a_job_by_a_name(site: Site) -> None:
     victim = site.sbatch("--partition=other", "--hold", "--gres=gpu:1", user=0)
     line = f"{victim}|PENDING|0|0|0|N/A|1:00|root|longshore:1795372952:{'a' * 20}:1x4:forged|"
     number = site.sbatch("--gres=gpu:1", "--job-name", f"mine\n{line}\n")
@@ -159,7 +159,7 @@ def test_the_next_scheduler_takes_up_what_the_last_one_left(site: Site, out: Pat
         assert (row.attempt, row.cause) == (1, "rank 0 ended with exit code 3")
 
 
-def test_a_job_that_ended_while_nobody_looked_has_the_end_that_slurm_tells(site: Site, out: Path) -> None:
+def test_a_job_that_ended_between_two_polls_has_the_end_that_slurm_reports(site: Site, out: Path) -> None:
     number = site.sbatch("--gres=gpu:1", script=f"while [ ! -e {out}/go ]; do sleep 0.1; done; exit 7")
     site.state_becomes(number, JobState.RUNNING)
     (out / "go").touch()

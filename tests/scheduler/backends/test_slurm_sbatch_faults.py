@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.backends.slurm.commands import Times
+from longshore.scheduler.backends.slurm.commands import SlurmTimes
 from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
@@ -59,7 +59,7 @@ def silent(path: Path) -> Iterator[None]:
     path.unlink()
 
 
-def test_a_job_that_comes_while_nobody_answers_is_held_and_taken_up_later(site: Site) -> None:
+def test_a_job_that_comes_while_no_scheduler_answers_is_held_and_stored_later(site: Site) -> None:
     site.socket.unlink()
     dead = site.sbatch("--gres=gpu:2")
     assert site.slurm_says(dead) == "PENDING"
@@ -113,7 +113,7 @@ def test_a_job_that_was_given_other_gpus_is_ended_as_misplaced_and_runs_again_wh
 
 @pytest.mark.full
 def test_a_job_whose_node_is_lost_runs_again_elsewhere_and_never_twice_at_a_time(site: Site) -> None:
-    site.slurm_times = Times(stray_s=1.0)  # KillWait is 2 s here
+    site.slurm_times = SlurmTimes(stray_s=1.0)  # KillWait is 2 s here
     site.restart()
     out = site.cluster.root / "run" / "lives"
     out.mkdir(exist_ok=True)
@@ -149,7 +149,7 @@ def test_a_scheduler_that_was_killed_between_update_and_release_goes_on_with_the
 def test_a_hung_controller_hides_the_jobs_and_ends_none(site: Site) -> None:
     number = site.sbatch("--gres=gpu:2", script="sleep 300")
     site.state_becomes(number, JobState.RUNNING)
-    site.slurm_times = Times(deadline_s=1.0, rest_s=1.0)  # of what will not come
+    site.slurm_times = SlurmTimes(deadline_s=1.0, rest_s=1.0)  # of what will not come
     site.restart()
     os.kill(site.cluster.pid("slurmctld"), signal.SIGSTOP)
     try:

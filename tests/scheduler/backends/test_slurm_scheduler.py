@@ -15,7 +15,7 @@ from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.health.liveness import DOWN_MISSES
-from longshore.scheduler.health.monitor import POLL_S
+from longshore.scheduler.health.monitor import NODE_POLL_S
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
@@ -176,7 +176,7 @@ def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(site: 
     site.cluster.call("scancel", blocker)
     site.ticks_until(lambda: is_silent(site, share.node))
     for _ in range(DOWN_MISSES):
-        site.later_s += POLL_S
+        site.later_s += NODE_POLL_S
         time.sleep(1.1)  # Slurm is asked once a second
         site.scheduler.tick()
     site.ticks_until(lambda: len(jobs.attempts(job)) == 2)

@@ -13,7 +13,7 @@ from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.local.launching import spec_of
 from longshore.scheduler.backends.local.ranks import encode
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.commands import TIMES, Times
+from longshore.scheduler.backends.slurm.commands import SLURM_TIMES, SlurmTimes
 from longshore.scheduler.backends.slurm.submission import comment_of
 from longshore.scheduler.model.states import Run
 from longshore.scheduler.rules.retry import ExitClass, class_of
@@ -33,7 +33,7 @@ def backend(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmBacken
 def saying(slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saying:
     """A fresh backend whose squeue is a script, and notes each call."""
 
-    def make(script: str, times: Times = TIMES) -> SlurmBackend:
+    def make(script: str, times: SlurmTimes = SLURM_TIMES) -> SlurmBackend:
         path = tmp_path / "bin" / "squeue"
         path.parent.mkdir()
         path.write_text(f"#!/bin/sh\necho >> {tmp_path}/calls\n{script}\n")
@@ -90,12 +90,12 @@ def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_t
     lines.write_text("".join(f"{n}|PENDING|{comment_of(it.name)}\n" for n, it in enumerate(waiting, 10)))
     names = (*(it.name for it in waiting), running.name)
 
-    told = saying(f"[ -e {tmp_path}/slow ] && exec sleep 1000; cat {lines}").statuses(names)
-    assert {told[it.name].run for it in waiting} == {Run.PENDING}
-    assert told[running.name].run is Run.RUNNING
+    reported = saying(f"[ -e {tmp_path}/slow ] && exec sleep 1000; cat {lines}").statuses(names)
+    assert {reported[it.name].run for it in waiting} == {Run.PENDING}
+    assert reported[running.name].run is Run.RUNNING
     assert (tmp_path / "calls").read_text() == "\n"
 
     (tmp_path / "slow").touch()
-    told = SlurmBackend(tmp_path, NODES, conf=None, times=IMPATIENT).statuses(names)
-    assert {told[it.name].run for it in waiting} == {Run.UNREACHABLE}
-    assert told[running.name].run is Run.RUNNING
+    reported = SlurmBackend(tmp_path, NODES, conf=None, times=IMPATIENT).statuses(names)
+    assert {reported[it.name].run for it in waiting} == {Run.UNREACHABLE}
+    assert reported[running.name].run is Run.RUNNING

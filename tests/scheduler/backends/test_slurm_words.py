@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.slurm.snapshot import Gres, Node, gres_of_node, state_of, types_of
+from longshore.scheduler.backends.slurm.snapshot import Gres, SlurmNode, gres_of_node, state_of, types_of
 
 TWO = {0: "i0", 1: "i1"}
 GRES = {
@@ -76,7 +76,7 @@ def test_counts_have_their_suffix() -> None:
 def test_a_state_with_each_suffix_says_whether_a_node_takes_jobs_and_answers(suffix: str) -> None:
     for word, text in itertools.product((*USABLE, *UNUSABLE), ("{}{}", " {}{} ")):
         for each in (word, word.upper()):
-            node = Node("", {}, text.format(each, suffix), "none")
+            node = SlurmNode("", {}, text.format(each, suffix), "none")
             found = (node.in_service, node.answers, node.is_known, node.is_fenced)
             takes_jobs, is_off = word in USABLE and TAKES_JOBS[suffix], word == "powered_down" or suffix == "~"
             assert found == (takes_jobs, suffix != "*", True, is_off), node.state
@@ -84,13 +84,13 @@ def test_a_state_with_each_suffix_says_whether_a_node_takes_jobs_and_answers(suf
 
 @pytest.mark.parametrize(("text", "expected"), COMPOUND.items())
 def test_states_in_several_words_are_read_word_by_word(text: str, expected: tuple[bool, bool]) -> None:
-    node = Node("", {}, text, "none")
+    node = SlurmNode("", {}, text, "none")
     assert (node.in_service, node.answers) == expected
 
 
 @pytest.mark.parametrize("text", ["unknown", "UNKNOWN*", "unk*"])
 def test_a_controller_that_was_just_started_does_not_know_its_nodes(text: str) -> None:
-    assert not Node("", {}, text, "none").is_known
+    assert not SlurmNode("", {}, text, "none").is_known
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_controller_that_was_just_started_does_not_know_its_nodes(text: str) -
      ("drained", "fenced: no, it is drained", False), ("idle", "fenced", False)],
 )  # fmt: skip
 def test_only_a_node_that_is_down_is_vouched_for_by_its_reason(state: str, reason: str, *, expected: bool) -> None:
-    assert Node("", {}, state, reason).is_fenced == expected
+    assert SlurmNode("", {}, state, reason).is_fenced == expected
 
 
 @given(st.text(), st.text())

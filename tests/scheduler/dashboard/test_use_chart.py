@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.dashboard.charts import MAX_USE_POINTS, USE_HEIGHT, USE_WIDTH, use_chart
-from longshore.scheduler.health.node_state import EVERY_S, Sample
+from longshore.scheduler.health.node_state import SAMPLE_EVERY_S, UseSample
 
 
 def places(points: str) -> list[tuple[float, float]]:
@@ -15,7 +15,7 @@ def places(points: str) -> list[tuple[float, float]]:
 
 
 def test_an_area_shows_what_jobs_held_and_a_line_what_agents_told() -> None:
-    chart = use_chart([Sample(0.0, 0.0, None), Sample(15.0, 0.5, 0.25), Sample(30.0, 1.0, 0.75)])
+    chart = use_chart([UseSample(0.0, 0.0, None), UseSample(15.0, 0.5, 0.25), UseSample(30.0, 1.0, 0.75)])
     assert chart is not None
     assert chart.held == ["0.0,100.0 0.0,100.0 500.0,50.0 1000.0,0.0 1000.0,100.0"]
     assert chart.busy == ["500.0,75.0 1000.0,25.0"]
@@ -23,14 +23,14 @@ def test_an_area_shows_what_jobs_held_and_a_line_what_agents_told() -> None:
 
 
 def test_time_without_samples_is_left_open() -> None:
-    apart = [0.0, EVERY_S, 100 * EVERY_S, 101 * EVERY_S]
-    chart = use_chart([Sample(at_s, 1.0, 0.5) for at_s in apart])
+    apart = [0.0, SAMPLE_EVERY_S, 100 * SAMPLE_EVERY_S, 101 * SAMPLE_EVERY_S]
+    chart = use_chart([UseSample(at_s, 1.0, 0.5) for at_s in apart])
     assert chart is not None
     assert (len(chart.held), len(chart.busy)) == (2, 2)
 
 
-@pytest.mark.parametrize("samples", [[], [Sample(0.0, 1.0, None)]])
-def test_there_is_no_picture_of_less_than_two_samples(samples: list[Sample]) -> None:
+@pytest.mark.parametrize("samples", [[], [UseSample(0.0, 1.0, None)]])
+def test_there_is_no_picture_of_less_than_two_samples(samples: list[UseSample]) -> None:
     assert use_chart(samples) is None
 
 
@@ -39,7 +39,7 @@ def test_everything_is_inside_of_the_box(told: list[tuple[float, float, float | 
     samples, at_s = [], 1.7e9
     for after_s, held, busy in told:
         at_s += after_s
-        samples.append(Sample(at_s, held, busy))
+        samples.append(UseSample(at_s, held, busy))
     chart = use_chart(samples)
     assert chart is not None
     for points in (*chart.held, *chart.busy):

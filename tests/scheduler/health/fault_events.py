@@ -17,6 +17,6 @@ SITE = ClusterSite(
 LAYOUT = Layout(["a", "b", "c"], [2, 2, 2])
 
 
-def told(day: float, node: str, now: str, gpu: object = None) -> EventRow:
+def event(day: float, node: str, now: str, gpu: object = None) -> EventRow:
     data = {"node": node} | ({} if gpu is None else {"gpu": gpu})
     return EventRow(0, CHANGE, "monitor", day * DAY_S, None, None, None, "", now, 1, "", data)

@@ -25,7 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     it.end()
 
 
-def told(served: Served, what: str) -> object:
+def reported(served: Served, what: str) -> object:
     pages = httpx.get(f"{served.url}/v1/nodes", headers=served.headers, timeout=PATIENCE_S, trust_env=False).json()
     return next(page[what] for page in pages if page["name"] == NODE)
 
@@ -44,19 +44,19 @@ def agent_of(served: Served) -> Iterator[None]:
 
 def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resumed(served: Served) -> None:
     with agent_of(served):
-        until(lambda: told(served, "reported") == {"gpus": []})
+        until(lambda: reported(served, "reported") == {"gpus": []})
         assert shown(served).endswith("4 of 4 slots free  . . . .")
-    until(lambda: told(served, "liveness") == "down")
+    until(lambda: reported(served, "liveness") == "down")
     until(lambda: "0 of 4 slots free  . . . .  dead: fast: " in shown(served))
     job = served.add("true", gpus=16)
     assert served.state(job) == "queued"
 
     with agent_of(served):
         assert served.ended(job) == "succeeded"
-        assert told(served, "liveness") == "up"
-    until(lambda: told(served, "liveness") != "up")
+        assert reported(served, "liveness") == "up"
+    until(lambda: reported(served, "liveness") != "up")
     served.call("node", "resume", NODE)
-    until(lambda: told(served, "liveness") == "up")
+    until(lambda: reported(served, "liveness") == "up")
 
 
 @pytest.mark.full
@@ -82,7 +82,7 @@ class NvmlError(Exception):
 
 @pytest.mark.parametrize(("value", "healthy"), [(3, True), (4, True), (15, False)])
 @pytest.mark.parametrize("asked", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates"])
-def test_a_gpu_that_does_not_tell_its_memory_or_how_busy_it_is_is_well_and_a_lost_one_is_not(
+def test_a_gpu_without_memory_or_utilisation_values_is_healthy_and_a_lost_one_is_not(
     *, asked: str, value: int, healthy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -99,12 +99,12 @@ def test_a_gpu_that_does_not_tell_its_memory_or_how_busy_it_is_is_well_and_a_los
     )  # fmt: skip
     setattr(nvml, asked, fails)
     monkeypatch.setattr(agent, "_nvml", lambda: nvml)
-    told = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
+    reported = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
     (found,) = gpu_reports()
-    assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *told) if healthy else (False, 0.0, 0))
+    assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *reported) if healthy else (False, 0.0, 0))
 
 
-def test_the_gpus_of_this_machine_are_told_if_it_has_any() -> None:
+def test_the_gpus_of_this_machine_are_reported_if_it_has_any() -> None:
     found = gpu_reports()
     if not found:
         pytest.skip("no GPU, or no nvidia-ml-py: pip install 'longshore[nvidia]'")

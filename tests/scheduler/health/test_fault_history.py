@@ -8,13 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.state.beliefs import HALF_LIFE_S
-from longshore.scheduler.health.fault_report import KEPT_S, MOST_EVENTS, FaultHistory, learned_from, read_fault_history
+from longshore.scheduler.health.fault_report import (
+    FAULTS_KEPT_S,
+    MAX_FAULT_EVENTS,
+    FaultHistory,
+    learned_from,
+    read_fault_history,
+)
 from longshore.scheduler.mirror.records import Beliefs
 from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.store.events import EventRow, append_all
 from longshore.scheduler.store.nodes import CHANGE
 from longshore.scheduler.store.opening import open_store
-from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, told
+from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, event
 
 
 def learned(*events: EventRow, days: float = 30.0) -> Beliefs:
@@ -31,7 +37,12 @@ def test_without_faults_the_cluster_file_is_believed() -> None:
 
 
 def test_a_node_that_failed_is_believed_to_fail_more_often_than_others() -> None:
-    found = learned(told(3, "b", "faulty", 1), told(4, "b", "healthy", 1), told(9, "b", "down"), told(9.5, "b", "up"))
+    found = learned(
+        event(3, "b", "faulty", 1),
+        event(4, "b", "healthy", 1),
+        event(9, "b", "down"),
+        event(9.5, "b", "up"),
+    )
 
     # It was observed last when it came back, half a day after its second fault.
     weights = [0.5 ** (age * DAY_S / HALF_LIFE_S) for age in (6.5, 0.5)]
@@ -41,8 +52,8 @@ def test_a_node_that_failed_is_believed_to_fail_more_often_than_others() -> None
 
 
 def test_all_gpus_of_a_node_that_fail_together_are_one_fault() -> None:
-    both = learned(told(3, "b", "faulty", 0), told(3, "b", "faulty", 1))
-    one = learned(told(3, "b", "down"))
+    both = learned(event(3, "b", "faulty", 0), event(3, "b", "faulty", 1))
+    one = learned(event(3, "b", "down"))
 
     assert both.node_hazard_per_s == one.node_hazard_per_s
     assert both.observed_faults == (0.0, 1.0, 0.0)
@@ -50,8 +61,8 @@ def test_all_gpus_of_a_node_that_fail_together_are_one_fault() -> None:
 
 def test_what_an_operator_does_to_a_node_is_no_fault_nor_what_becomes_of_it_meanwhile() -> None:
     found = learned(
-        told(3, "b", "out of service"), told(3.5, "b", "suspect"), told(3.6, "b", "down"),
-        told(3.7, "b", "faulty", 0), told(3.8, "b", "healthy", 0), told(3.9, "b", "up"), told(4, "b", "in service"),
+        event(3, "b", "out of service"), event(3.5, "b", "suspect"), event(3.6, "b", "down"),
+        event(3.7, "b", "faulty", 0), event(3.8, "b", "healthy", 0), event(3.9, "b", "up"), event(4, "b", "in service"),
     )  # fmt: skip
 
     assert found.observed_faults == (0.0, 0.0, 0.0)
@@ -59,7 +70,7 @@ def test_what_an_operator_does_to_a_node_is_no_fault_nor_what_becomes_of_it_mean
 
 
 def test_a_silent_node_that_answers_again_did_not_fail() -> None:
-    assert learned(told(3, "b", "suspect"), told(3.1, "b", "up")).observed_faults == (0.0, 0.0, 0.0)
+    assert learned(event(3, "b", "suspect"), event(3.1, "b", "up")).observed_faults == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("rule", [True, False])
@@ -76,7 +87,7 @@ GPUS: st.SearchStrategy[object] = st.integers(-2, 3) | st.none() | st.just("0")
 @given(
     st.lists(
         st.builds(
-            told, st.floats(-5.0, 60.0), st.sampled_from(["a", "b", "c", "gone", ""]), st.sampled_from(WORDS), GPUS
+            event, st.floats(-5.0, 60.0), st.sampled_from(["a", "b", "c", "gone", ""]), st.sampled_from(WORDS), GPUS
         )
     )
 )
@@ -99,14 +110,14 @@ def history(folder: Path, events: Iterable[NewEvent], now_s: float) -> FaultHist
 
 
 def test_events_of_nodes_are_read_as_far_back_as_they_teach_something(tmp_path: Path) -> None:
-    now_s = KEPT_S + 10 * DAY_S
+    now_s = FAULTS_KEPT_S + 10 * DAY_S
     new = [NewEvent(CHANGE, "monitor", day * DAY_S, now="faulty", data={"node": "a", "gpu": 0}) for day in (1, 20, 30)]
     other = NewEvent("job", "scheduler", 25 * DAY_S, "job", now="queued")
 
     found = history(tmp_path, [new[0], other, *new[1:]], now_s)
 
     assert [event.at_s / DAY_S for event in found.events] == [20.0, 30.0]
-    assert found.since_s == now_s - KEPT_S
+    assert found.since_s == now_s - FAULTS_KEPT_S
 
 
 def test_a_new_store_begins_now_and_a_young_one_with_its_first_event(tmp_path: Path) -> None:
@@ -117,9 +128,10 @@ def test_a_new_store_begins_now_and_a_young_one_with_its_first_event(tmp_path: P
 
 def test_of_very_many_events_the_last_are_read(tmp_path: Path) -> None:
     new = [
-        NewEvent(CHANGE, "monitor", float(second), now="up", data={"node": "a"}) for second in range(MOST_EVENTS + 5)
+        NewEvent(CHANGE, "monitor", float(second), now="up", data={"node": "a"})
+        for second in range(MAX_FAULT_EVENTS + 5)
     ]
 
     found = history(tmp_path, new, 1e4)
 
-    assert (len(found.events), found.since_s) == (MOST_EVENTS, 5.0)
+    assert (len(found.events), found.since_s) == (MAX_FAULT_EVENTS, 5.0)

@@ -13,7 +13,7 @@ from longshore.scheduler.health.fault_report import FaultHistory, FaultReport, f
 from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.events import EventRow
-from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, told
+from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, event
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
 
@@ -28,8 +28,8 @@ def report(*events: EventRow, days: float = 10.0) -> FaultReport:
 
 def test_rates_and_repairs_by_hand() -> None:
     found = report(
-        told(1, "b", "faulty", 1), told(1.5, "b", "healthy", 1), told(3, "b", "down"), told(4.5, "b", "up"),
-        told(5, "c", "out of service"), told(6, "c", "down"), told(7, "c", "up"), told(9, "b", "faulty", 0),
+        event(1, "b", "faulty", 1), event(1.5, "b", "healthy", 1), event(3, "b", "down"), event(4.5, "b", "up"),
+        event(5, "c", "out of service"), event(6, "c", "down"), event(7, "c", "up"), event(9, "b", "faulty", 0),
     )  # fmt: skip
     assert [it.node for it in found.nodes] == [
         "b",
@@ -44,7 +44,7 @@ def test_rates_and_repairs_by_hand() -> None:
     assert [it._replace(repair_s=None) for it in found.types] == [("t4", 1, 0, 0.0, None), ("v100", 2, 3, 0.15, None)]
 
 
-def test_without_a_past_there_is_nothing_to_tell() -> None:
+def test_without_a_past_there_is_nothing_to_report() -> None:
     found = report(days=0.0)
     assert all((it.faults, it.per_day, it.repair_s) == (0, 0.0, None) for it in found.nodes)
     assert all((it.faults, it.per_day, it.repair_s) == (0, 0.0, None) for it in found.types)
@@ -54,7 +54,7 @@ def test_without_a_past_there_is_nothing_to_tell() -> None:
 def test_whatever_events_say_the_report_is_finite_and_counts_them_once(
     events: list[tuple[float, str, str, int]],
 ) -> None:
-    rows = [told(day, node, now, gpu) for day, node, now, gpu in events]
+    rows = [event(day, node, now, gpu) for day, node, now, gpu in events]
     found = report(*rows)
     assert sum(it.faults for it in found.nodes) == sum(it.faults for it in found.types)
     assert sum(it.faults for it in found.nodes) <= sum(row.now in ("faulty", "down") for row in rows)
@@ -88,8 +88,8 @@ def test_a_fault_changes_what_a_heuristic_does_at_once_and_after_a_restart(trial
         return node
 
     def report_gpu(*, healthy: bool) -> None:
-        told = NodeReport(gpus=(GpuReport(index=0, healthy=healthy, utilisation=0.0, free_bytes=1),))
-        whole = NodeReport(gpus=(*told.gpus, told.gpus[0].model_copy(update={"index": 1, "healthy": True})))
+        reported = NodeReport(gpus=(GpuReport(index=0, healthy=healthy, utilisation=0.0, free_bytes=1),))
+        whole = NodeReport(gpus=(*reported.gpus, reported.gpus[0].model_copy(update={"index": 1, "healthy": True})))
         trial.scheduler.parts.monitor.reports.take(first, whole, trial.now_s())
         trial.wait(5.0)
 

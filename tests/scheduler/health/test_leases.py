@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from longshore.scheduler.health.guarding import Lease, is_valid
-from longshore.scheduler.health.liveness import LEASE_S, MARGIN_S, NO_LEASE, Leases
+from longshore.scheduler.health.liveness import LEASE_MARGIN_S, LEASE_S, NO_LEASE, Leases
 from tests.support.budgets import examples
 
 RENEWED_S = 15.0  # that a scheduler leads without renewing, as the reconciler has it
@@ -154,7 +154,7 @@ def test_a_lease_runs_out_only_behind_the_time_of_the_last_answer_and_the_margin
     leases.begin()
     now_s = 5.0
     assert leases.grant("n", 7, lambda: True).lease_s == LEASE_S
-    now_s = 5.0 + LEASE_S + MARGIN_S
+    now_s = 5.0 + LEASE_S + LEASE_MARGIN_S
     assert not leases.has_run_out("n")
     now_s += 0.001
     assert leases.has_run_out("n")

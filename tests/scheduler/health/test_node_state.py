@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.health.node_state import State, state_of
+from longshore.scheduler.health.node_state import NodeWord, state_of
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
@@ -21,16 +21,16 @@ OTHER = WHOLE._replace(place=HardwarePlace("b"))
 @pytest.mark.parametrize(
     ("liveness", "entry", "fenced", "state", "words"),
     [
-        (Liveness.UP, OTHER, "b", State.ALIVE, "last answer 5 s ago"),
-        (Liveness.UP, GPU, "b", State.ALIVE, "last answer"),
-        (Liveness.UP, WHOLE, "b", State.QUARANTINED, "failed (dcgm.3); replace it"),
-        (Liveness.SUSPECT, WHOLE, "b", State.SUSPECT, "4 answers missed in a row"),
-        (Liveness.DOWN, WHOLE, "b", State.UNREACHABLE, "4 answers missed in a row"),
-        (Liveness.DOWN, OTHER, "a", State.FENCED, "its lease has run out"),
+        (Liveness.UP, OTHER, "b", NodeWord.ALIVE, "last answer 5 s ago"),
+        (Liveness.UP, GPU, "b", NodeWord.ALIVE, "last answer"),
+        (Liveness.UP, WHOLE, "b", NodeWord.QUARANTINED, "failed (dcgm.3); replace it"),
+        (Liveness.SUSPECT, WHOLE, "b", NodeWord.SUSPECT, "4 answers missed in a row"),
+        (Liveness.DOWN, WHOLE, "b", NodeWord.UNREACHABLE, "4 answers missed in a row"),
+        (Liveness.DOWN, OTHER, "a", NodeWord.FENCED, "its lease has run out"),
     ],
 )
 def test_a_state_and_what_it_rests_on(
-    liveness: Liveness, entry: QuarantineEntry, fenced: str, state: State, words: str
+    liveness: Liveness, entry: QuarantineEntry, fenced: str, state: NodeWord, words: str
 ) -> None:
     row = NodeRow("a", "local", "a100", False, liveness, 0.0, 95.0, 4)  # noqa: FBT003
     found = state_of(row, [entry], is_fenced=fenced == "a", now_s=100.0)
@@ -41,18 +41,18 @@ def test_a_state_and_what_it_rests_on(
 @pytest.mark.parametrize(
     ("verdict", "fenced", "state", "begins"),
     [
-        (ProbeVerdict.NONE, False, State.UNREACHABLE, "4 answers missed in a row"),
-        (ProbeVerdict.REACHED, False, State.UNREACHABLE, "4 answers missed in a row"),
-        (ProbeVerdict.STUCK, False, State.UNREACHABLE, "4 answers missed in a row"),
-        (ProbeVerdict.GONE, False, State.DEAD, "fast: 4 answers missed in a row"),
-        (ProbeVerdict.SILENT, False, State.DEAD, "slow: 4 answers missed in a row"),
-        (ProbeVerdict.GONE, True, State.FENCED, "4 answers missed in a row"),
+        (ProbeVerdict.NONE, False, NodeWord.UNREACHABLE, "4 answers missed in a row"),
+        (ProbeVerdict.REACHED, False, NodeWord.UNREACHABLE, "4 answers missed in a row"),
+        (ProbeVerdict.STUCK, False, NodeWord.UNREACHABLE, "4 answers missed in a row"),
+        (ProbeVerdict.GONE, False, NodeWord.DEAD, "fast: 4 answers missed in a row"),
+        (ProbeVerdict.SILENT, False, NodeWord.DEAD, "slow: 4 answers missed in a row"),
+        (ProbeVerdict.GONE, True, NodeWord.FENCED, "4 answers missed in a row"),
     ],
 )
 def test_what_was_found_at_a_node_that_is_down_is_part_of_its_evidence(
     verdict: ProbeVerdict,
     fenced: bool,  # noqa: FBT001
-    state: State,
+    state: NodeWord,
     begins: str,
 ) -> None:
     row = NodeRow("a", "local", "a100", False, Liveness.DOWN, 0.0, 95.0, 4, verdict=verdict, found="b is refused")  # noqa: FBT003
@@ -65,14 +65,14 @@ def test_what_was_found_at_a_node_that_is_down_is_part_of_its_evidence(
 def test_a_node_that_is_suspect_for_long_says_that_none_of_many_is_declared(misses: int, frozen: bool) -> None:  # noqa: FBT001
     row = NodeRow("a", "local", "a100", False, Liveness.SUSPECT, 0.0, 95.0, misses, found="b is refused")  # noqa: FBT003
     found = state_of(row, [], is_fenced=False, now_s=100.0)
-    assert found.state is State.SUSPECT
+    assert found.state is NodeWord.SUSPECT
     assert ("many nodes fell silent together" in found.evidence) == frozen
 
 
 def test_the_page_has_every_state_in_its_table() -> None:
     page = (Path(__file__).parents[3] / "docs" / "nodes.md").read_text()
     rows = [line for line in page.partition("## States")[2].partition("\n## ")[0].splitlines() if line[:3] == "| `"]
-    assert {re.findall(r"`(\w+)`", line)[0] for line in rows} == {state.value for state in State}
+    assert {re.findall(r"`(\w+)`", line)[0] for line in rows} == {state.value for state in NodeWord}
     lines = {word for line in rows for word in re.findall(r"`(\w+)`", line.split("|")[2])}
     assert lines == {it.value for it in Liveness}
     assert {"fast", "slow"} <= {word for line in rows for word in re.findall(r"`(\w+)`", line.split("|")[1])}

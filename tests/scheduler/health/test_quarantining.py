@@ -5,8 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.health.quarantining import Acted, by_hand, clear, keep, quarantine
-from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding, Scope
+from longshore.scheduler.health.quarantining import QuarantineOutcome, by_hand, clear, keep, quarantine
+from longshore.scheduler.model.gpu_index import (
+    Clears,
+    HardwarePlace,
+    QuarantineEntry,
+    QuarantineFinding,
+    Scope,
+)
 from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_due
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_entries, quarantined
@@ -24,7 +30,7 @@ def finding(
     return QuarantineFinding(place, "xid.recent", cause, "NVRM: Xid 79", "restart the machine", clears, at_s, "boot-1")
 
 
-def find(store: Store, found: QuarantineFinding, now_s: float | None = None, fleet: Fleet = FLEET) -> Acted:
+def find(store: Store, found: QuarantineFinding, now_s: float | None = None, fleet: Fleet = FLEET) -> QuarantineOutcome:
     at_s = found.at_s if now_s is None else now_s
     return store.write(lambda tx: quarantine(tx, fleet, found, at_s, writer="test"))
 
@@ -49,7 +55,7 @@ def alarms(store: Store) -> int:
 
 
 def test_a_finding_closes_its_gpu_until_it_is_cleared_and_says_all_that_is_known(store: Store) -> None:
-    assert find(store, finding()) is Acted.SET
+    assert find(store, finding()) is QuarantineOutcome.SET
     (entry,) = standing(store)
     assert (entry.place, entry.place.scope, entry.cause, entry.check) == (GPU, Scope.DEVICE, "xid 79", "xid.recent")
     assert (entry.evidence, entry.action, entry.boot_id) == ("NVRM: Xid 79", "restart the machine", "boot-1")
@@ -61,7 +67,7 @@ def test_a_finding_closes_its_gpu_until_it_is_cleared_and_says_all_that_is_known
 
 def test_a_finding_that_comes_again_renews_the_symptom_and_is_no_second_quarantine(store: Store) -> None:
     find(store, finding())
-    assert find(store, finding(at_s=NOW_S + 100.0)._replace(evidence="again")) is Acted.KNOWN
+    assert find(store, finding(at_s=NOW_S + 100.0)._replace(evidence="again")) is QuarantineOutcome.KNOWN
     (entry,) = standing(store)
     assert (entry.symptom_s, entry.evidence, entry.since_s) == (NOW_S + 100.0, "again", NOW_S)
     assert not is_due(entry, "", NOW_S + 100.0 + QUIET_S - 1.0)
@@ -76,17 +82,17 @@ def test_what_is_older_than_the_clearance_never_acts_again(store: Store, cleared
     end(store, cleared, NOW_S + 2000.0)
     for at_s in (NOW_S, NOW_S + 1999.0, NOW_S + 2000.0):
         for cause in ("xid 79", "xid 48"):
-            assert find(store, finding(at_s=at_s, cause=cause), NOW_S + 3000.0) is Acted.OLD
+            assert find(store, finding(at_s=at_s, cause=cause), NOW_S + 3000.0) is QuarantineOutcome.OLD
     assert standing(store) == []
-    assert find(store, finding(at_s=NOW_S + 2001.0), NOW_S + 3000.0) is Acted.SET
+    assert find(store, finding(at_s=NOW_S + 2001.0), NOW_S + 3000.0) is QuarantineOutcome.SET
 
 
 def test_after_the_clock_was_set_back_a_new_finding_acts_and_a_replayed_one_does_not(store: Store) -> None:
     find(store, finding())
     end(store, GPU, NOW_S + 2000.0)
     now_s = NOW_S + 2100.0 - 3600.0
-    assert find(store, finding(at_s=now_s - 7200.0), now_s) is Acted.OLD
-    assert find(store, finding(at_s=now_s - 1.0), now_s) is Acted.SET
+    assert find(store, finding(at_s=now_s - 7200.0), now_s) is QuarantineOutcome.OLD
+    assert find(store, finding(at_s=now_s - 1.0), now_s) is QuarantineOutcome.SET
 
 
 def test_two_gpus_of_a_node_within_an_hour_make_it_the_node(store: Store) -> None:
@@ -159,31 +165,33 @@ def test_checks_clear_by_themselves_only_once_the_action_is_done(
 
 def test_over_a_tenth_of_a_type_within_an_hour_is_an_alarm_and_no_quarantine(store: Store) -> None:
     acted = [find(store, finding(HardwarePlace(f"n{node}", 0), NOW_S + node)) for node in range(NODES)]
-    assert acted == [Acted.SET] * 16 + [Acted.REFUSED] * 24
+    assert acted == [QuarantineOutcome.SET] * 16 + [QuarantineOutcome.REFUSED] * 24
     assert (len(standing(store)), alarms(store)) == (16, 1)
-    assert find(store, finding(HardwarePlace("n30", 0), NOW_S + 2.0 * 3600.0)) is Acted.SET  # an hour later it goes on
+    assert (
+        find(store, finding(HardwarePlace("n30", 0), NOW_S + 2.0 * 3600.0)) is QuarantineOutcome.SET
+    )  # an hour later it goes on
 
 
 def test_clearing_does_not_refill_the_budget(store: Store) -> None:
     for node in range(16):
         find(store, finding(HardwarePlace(f"n{node}", 0)))
         end(store, HardwarePlace(f"n{node}", 0), NOW_S + 1.0)
-    assert find(store, finding(HardwarePlace("n20", 0), NOW_S + 2.0)) is Acted.REFUSED
+    assert find(store, finding(HardwarePlace("n20", 0), NOW_S + 2.0)) is QuarantineOutcome.REFUSED
 
 
 def test_each_type_has_a_budget_of_its_own_and_of_one_node_at_least(store: Store) -> None:
     small = Fleet({"a": 2, "b": 2, "c": 8}, {"a": "t4", "b": "t4", "c": "a100"})
-    assert find(store, finding(HardwarePlace("a")), fleet=small) is Acted.SET
-    assert find(store, finding(HardwarePlace("b", 0)), fleet=small) is Acted.REFUSED
-    assert find(store, finding(HardwarePlace("c")), fleet=small) is Acted.SET
+    assert find(store, finding(HardwarePlace("a")), fleet=small) is QuarantineOutcome.SET
+    assert find(store, finding(HardwarePlace("b", 0)), fleet=small) is QuarantineOutcome.REFUSED
+    assert find(store, finding(HardwarePlace("c")), fleet=small) is QuarantineOutcome.SET
     hand = by_hand(HardwarePlace("b", 0), "noise", "look", NOW_S)
-    assert find(store, hand, fleet=small) is Acted.SET  # an operator may always
+    assert find(store, hand, fleet=small) is QuarantineOutcome.SET  # an operator may always
 
 
 def test_an_operator_may_put_back_what_was_just_cleared(store: Store) -> None:
     find(store, finding())
     end(store, GPU, NOW_S)
-    assert find(store, by_hand(GPU, "noise", "look", NOW_S)) is Acted.SET
+    assert find(store, by_hand(GPU, "noise", "look", NOW_S)) is QuarantineOutcome.SET
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ def test_what_the_cluster_does_not_have_is_refused(store: Store, place: Hardware
 
 def test_a_link_is_the_same_from_both_ends_and_ends_with_either(store: Store) -> None:
     find(store, finding(HardwarePlace("n0", 3, "n0", 2)))
-    assert find(store, finding(HardwarePlace("n0", 2, "n0", 3))) is Acted.KNOWN
+    assert find(store, finding(HardwarePlace("n0", 2, "n0", 3))) is QuarantineOutcome.KNOWN
     assert closed(store) == {("n0", 3)}
     assert end(store, HardwarePlace("n0", 2), NOW_S + 10.0) == 1
 

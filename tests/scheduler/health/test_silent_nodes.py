@@ -17,7 +17,7 @@ from longshore.cluster.model.workload import workload_of
 from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.health.liveness import DOWN_MISSES, GpuReport, NodeReport
-from longshore.scheduler.health.monitor import POLL_S
+from longshore.scheduler.health.monitor import NODE_POLL_S
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.placement.placer import Placer
@@ -112,10 +112,10 @@ class Watched:
         self.store.write(lambda tx: set_out_of_service(tx, row, reason, at_s=0.0, writer="api"))
 
     def report(self, node: str, healthy: list[bool]) -> None:
-        told = [
+        reported = [
             GpuReport(index=index, healthy=fine, utilisation=0.0, free_bytes=1) for index, fine in enumerate(healthy)
         ]
-        self.twin.parts.monitor.reports.take(node, NodeReport(gpus=tuple(told)), self.backend.now_s)
+        self.twin.parts.monitor.reports.take(node, NodeReport(gpus=tuple(reported)), self.backend.now_s)
 
     def node(self, name: str) -> NodeRow:
         with self.store.read() as tx:
@@ -125,8 +125,8 @@ class Watched:
         with self.store.read() as tx:
             return {row.name: row.liveness for row in list_nodes(tx) if row.liveness is not Liveness.UP}
 
-    def told(self) -> list[str]:
-        """Return what was told of nodes."""
+    def reported(self) -> list[str]:
+        """Return the events of nodes."""
         with self.store.read() as tx:
             return [event.now for event in events_after(tx, 0, 1 << 40) if event.kind == CHANGE]
 
@@ -190,8 +190,8 @@ def test_half_the_cluster_falling_silent_is_one_alarm_and_nothing_else(tmp_path:
 
     assert set(watched.liveness().values()) == {Liveness.SUSPECT}
     assert len(watched.liveness()) == 50
-    assert watched.told().count(ALARM) == 1
-    assert watched.told().count(Liveness.DOWN.value) == 0
+    assert watched.reported().count(ALARM) == 1
+    assert watched.reported().count(Liveness.DOWN.value) == 0
     assert [watched.job(number) for number in (0, 1)] == jobs
     assert {row.contact for number in (0, 1) for row in watched.attempts(number)} == {Contact.OK}
     watched.store.close()
@@ -201,7 +201,7 @@ def test_a_node_that_is_not_declared_says_so_as_soon_as_it_would_have_been(tmp_p
     watched = Watched(tmp_path, 4, later=1)
     silent = ("node0", "node1")
     watched.silence(*silent)
-    watched.wait(POLL_S * (DOWN_MISSES + 1))
+    watched.wait(NODE_POLL_S * (DOWN_MISSES + 1))
     rows = [watched.node(name) for name in silent]
     assert [row.liveness for row in rows] == [Liveness.SUSPECT] * 2
     assert [row.misses >= DOWN_MISSES for row in rows] == [True] * 2  # as its page has it, which is of the store
@@ -226,7 +226,7 @@ def test_a_job_goes_on_at_no_cost_on_a_node_that_is_silent_for_half_an_hour(watc
     assert watched.liveness() == {}
     assert watched.job(0) == before
     assert [(row.state, row.contact) for row in watched.attempts(0)] == [(AttemptState.RUNNING, Contact.OK)]
-    assert watched.told() == ["suspect", "down", "up"]
+    assert watched.reported() == ["suspect", "down", "up"]
 
 
 def test_nothing_starts_on_a_silent_node_until_it_answers(watched: Watched) -> None:

@@ -94,7 +94,7 @@ def test_what_is_no_file_is_refused_and_what_is_not_there_is_empty(tmp_path: Pat
     assert read_news(folder, "steps-2", 0) == (b"", 0)
 
 
-def test_what_a_program_tells_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_program_writes_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
     monkeypatch.setenv("LONGSHORE_SAVED", str(tmp_path / "saved-0"))
     steps = Steps()
@@ -104,8 +104,8 @@ def test_what_a_program_tells_is_what_is_read(tmp_path: Path, monkeypatch: pytes
     steps.saved(2, "/ckpt/ü 2", digest="ab12cd34")
     steps.done()
 
-    told = steps_in((tmp_path / "steps-0").read_bytes())
-    assert [(it.kind.value, it.step, it.computed_s) for it in told] == [
+    reported = steps_in((tmp_path / "steps-0").read_bytes())
+    assert [(it.kind.value, it.step, it.computed_s) for it in reported] == [
         ("train", 1, None), ("train", 2, 0.00001), ("checkpoint", 2, None), ("done", 0, None),
     ]  # fmt: skip
     saved = saved_in((tmp_path / "saved-0").read_bytes())
@@ -113,7 +113,7 @@ def test_what_a_program_tells_is_what_is_read(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("computed_s", [math.nan, math.inf, -math.inf])
-def test_a_step_is_told_though_what_it_computed_is_no_number(
+def test_a_step_counts_though_its_loss_is_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed_s: float
 ) -> None:
     monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
@@ -122,13 +122,13 @@ def test_a_step_is_told_though_what_it_computed_is_no_number(
 
 
 @given(st.floats() | st.integers())
-def test_a_loss_is_told_whatever_number_it_is(loss: float) -> None:
+def test_any_number_is_read_as_a_loss(loss: float) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("LONGSHORE_STEPS", f"{folder}/steps-0")
         Steps().begin(3, loss=loss)
-        (told,) = steps_in((Path(folder) / "steps-0").read_bytes())
-    assert told.step == 3
-    assert told.loss == pytest.approx(loss, rel=1e-8, abs=0.0, nan_ok=True)
+        (reported,) = steps_in((Path(folder) / "steps-0").read_bytes())
+    assert reported.step == 3
+    assert reported.loss == pytest.approx(loss, rel=1e-8, abs=0.0, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_a_loss_is_told_whatever_number_it_is(loss: float) -> None:
      ("1,5", None)],
 )  # fmt: skip
 def test_a_step_counts_however_its_loss_is_written(text: str, loss: float | None) -> None:
-    (told,) = steps_in(f"train 17 5.0 0.5 {text}\n".encode())
-    assert (told.step, told.computed_s) == (17, 0.5)
-    assert told.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
+    (reported,) = steps_in(f"train 17 5.0 0.5 {text}\n".encode())
+    assert (reported.step, reported.computed_s) == (17, 0.5)
+    assert reported.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
 
 
 @pytest.mark.parametrize("loss", ["high", [1.0, 2.0], 10**400, torch.zeros(2), torch.zeros(2, device="meta").sum()])
@@ -149,11 +149,11 @@ def test_what_is_no_number_is_no_loss_and_ends_no_program(
 ) -> None:
     monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
     Steps().begin(3, computed_s=0.5, loss=loss)
-    (told,) = steps_in((tmp_path / "steps-0").read_bytes())
-    assert (told.step, told.computed_s, told.loss) == (3, 0.5, None)
+    (reported,) = steps_in((tmp_path / "steps-0").read_bytes())
+    assert (reported.step, reported.computed_s, reported.loss) == (3, 0.5, None)
 
 
-def test_what_is_told_in_one_line_is_read_whatever_else_is_not_told(tmp_path: Path) -> None:
+def test_each_field_of_a_line_is_read_without_the_others(tmp_path: Path) -> None:
     figures = [
         (c, loss, away) for c in (None, 0.5) for loss in (None, -1.5, math.inf) for away in (None, 0, 2 * 10**11)
     ]
@@ -161,8 +161,8 @@ def test_what_is_told_in_one_line_is_read_whatever_else_is_not_told(tmp_path: Pa
         patch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps"))
         for computed_s, loss, away_bytes in figures:
             Steps().begin(3, computed_s=computed_s, loss=loss, away_bytes=away_bytes)
-    told = steps_in((tmp_path / "steps").read_bytes())
-    assert [(it.computed_s, it.loss, it.away_bytes) for it in told] == figures
+    reported = steps_in((tmp_path / "steps").read_bytes())
+    assert [(it.computed_s, it.loss, it.away_bytes) for it in reported] == figures
 
 
 @pytest.mark.parametrize("path", [os.fsdecode(b"/ckpt/\xff"), "/ckpt/\ud800"])
@@ -174,7 +174,7 @@ def test_a_path_that_is_no_text_ends_no_program(tmp_path: Path, monkeypatch: pyt
     assert [it.step for it in saved_in((tmp_path / "saved-0").read_bytes())] == [2]
 
 
-def test_a_program_that_nobody_listens_to_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_scheduler_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LONGSHORE_STEPS", raising=False)
     monkeypatch.setenv("LONGSHORE_SAVED", "/nowhere/at/all")
     steps = Steps()

@@ -12,9 +12,9 @@ from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import StepLines
 from longshore.scheduler.health.detectors import Cusum
 from longshore.scheduler.health.step_monitor import (
-    LOOK_S,
-    SILENT_LOOK_S,
-    Running,
+    SILENT_POLL_S,
+    STEPS_POLL_S,
+    RunningAttempt,
     Slow,
     StepMonitor,
     nodes_of,
@@ -58,7 +58,7 @@ def test_a_step_may_take_twice_the_longest_before_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [CHECKPOINT, OTHER])
-def test_a_kind_of_step_that_nobody_knows_may_take_a_quarter_of_an_hour(kind: StepKind) -> None:
+def test_a_step_of_unknown_duration_may_take_a_quarter_of_an_hour(kind: StepKind) -> None:
     it = watch()
     last_s = train(it, 50) + 1.0
     it.take([[Begun(kind, 50, last_s, None)]], last_s)
@@ -80,7 +80,7 @@ def test_a_job_that_is_done_may_take_as_long_as_it_likes() -> None:
     assert it.hang(last_s + 1e6) is None
 
 
-def test_what_no_rank_has_told_does_not_hang() -> None:
+def test_without_reports_no_rank_hangs() -> None:
     assert watch().hang(1e6) is None
 
 
@@ -115,7 +115,7 @@ def test_a_training_step_waits_for_a_rank_that_is_behind() -> None:
     assert set(it.train_s()[5:]) == {2.0}
 
 
-def test_a_clock_that_is_wrong_makes_nobody_hang_earlier_or_later() -> None:
+def test_a_wrong_clock_makes_no_rank_hang_earlier_or_later() -> None:
     for wrong_s in (-1e6, 1e6):
         it = watch()
         for at in range(50):
@@ -131,7 +131,7 @@ def test_a_step_takes_as_long_as_on_the_slowest_rank() -> None:
     assert it.present_s() == 1.5
 
 
-def test_steps_that_are_told_now_and_then_count_as_one_each() -> None:
+def test_each_reported_step_counts_as_all_since_the_last_one() -> None:
     it = watch()
     for at in range(30):
         it.take([[Begun(TRAIN, 10 * at, at * 1.0, None)]], at * 1.0)
@@ -158,7 +158,7 @@ def test_the_rank_that_computes_longer_is_to_blame_and_not_those_that_wait_for_i
     assert abs(found.since_s - 300.0) <= 5.0
 
 
-def test_slow_steps_are_told_once_a_minute() -> None:
+def test_slow_steps_are_returned_once_a_minute() -> None:
     it = watch()
     slow_after(it, 1, {0: 1.5})
     assert it.slowness(1e4 - 1.0) is not None
@@ -210,20 +210,20 @@ def test_many_that_become_slow_at_once_have_another_cause_than_a_node(
     assert bool(together(one, {"a": one, **others}, ready)) is is_shared
 
 
-def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Path) -> None:
+def test_checkpoints_are_returned_until_they_are_written(tmp_path: Path) -> None:
     monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
-    running = [Running("j", "ls-j-1", (Share("a", (0,)),))]
+    running = [RunningAttempt("j", "ls-j-1", (Share("a", (0,)),))]
     saved = tmp_path / "attempts" / "ls-j-1" / "saved-0"
     saved.parent.mkdir()
-    told = []
+    reported = []
     for at in range(3):
         with saved.open("a") as file:
             file.write(f"{at} 5.0 - /ckpt/{at}\n")
-        found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext())
-        told.append([it.step for it in found.saved.get("ls-j-1", [])])
+        found = monitor.poll(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext())
+        reported.append([it.step for it in found.saved.get("ls-j-1", [])])
         if at == 1:
             monitor.written()
-    assert told == [[0], [0, 1], [2]]
+    assert reported == [[0], [0, 1], [2]]
 
 
 class Noting(LocalBackend):
@@ -241,10 +241,10 @@ class Noting(LocalBackend):
 def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Path) -> None:
     backend = Noting(tmp_path)
     monitor = StepMonitor(backend, {})
-    running = [Running(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
+    running = [RunningAttempt(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
     asked = []
     for half_s in range(8):
-        monitor.look(
+        monitor.poll(
             running, {it.name for it in running}, lambda _: Watching(), 100.0 + half_s / 2.0, lambda _: nullcontext()
         )
         asked.append(len(backend.asked))
@@ -253,30 +253,30 @@ def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Pa
 
 @pytest.mark.parametrize("began_s", [0.5, 3.0, 10.0, 25.0, 100.0, 1000.0])
 @pytest.mark.parametrize("set_s", [0.0, -3600.0, 3600.0])
-def test_who_begins_to_tell_is_heard_as_soon_as_it_was_silent_before(
+def test_reports_that_begin_late_are_read_as_fast_as_the_silence_was_long(
     tmp_path: Path, began_s: float, set_s: float
 ) -> None:
     monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
     steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
     steps.parent.mkdir()
-    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    running = [RunningAttempt("0", "ls-0-1", (Share("a", (0,)),))]
     late_s, now_s = 0.0, 10_000.0
     while not monitor.figures:
         if now_s >= 10_000.0 + began_s:
             steps.write_text("train 5 10000.0\n")
         shown_s = now_s + (set_s if now_s > 10_008.0 else 0.0)  # by a clock that is set after some looks
-        monitor.look(running, {"ls-0-1"}, lambda _: Watching(), shown_s, lambda _: nullcontext())
+        monitor.poll(running, {"ls-0-1"}, lambda _: Watching(), shown_s, lambda _: nullcontext())
         late_s, now_s = now_s - 10_000.0 - began_s, now_s + 0.25
-    most_s = SILENT_LOOK_S if set_s > 0.0 else min(max(LOOK_S, began_s), SILENT_LOOK_S)
+    most_s = SILENT_POLL_S if set_s > 0.0 else min(max(STEPS_POLL_S, began_s), SILENT_POLL_S)
     assert late_s <= most_s + 0.25
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
+def test_steps_are_read_though_a_clock_is_set_back(tmp_path: Path) -> None:
     backend = Noting(tmp_path)
     monitor = StepMonitor(backend, {})
-    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    running = [RunningAttempt("0", "ls-0-1", (Share("a", (0,)),))]
     for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10))):
-        found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext())
+        found = monitor.poll(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext())
     assert len(backend.asked) == 12
     assert not found.hangs
 
@@ -288,11 +288,11 @@ def test_a_clock_that_is_set_between_two_looks_is_no_hang(tmp_path: Path, told_b
     steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
     steps.parent.mkdir()
     steps.write_text(told_before)
-    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    running = [RunningAttempt("0", "ls-0-1", (Share("a", (0,)),))]
 
     def hangs(now_s: float) -> bool:
         watching = Watching(hang_s=60.0)
-        return bool(monitor.look(running, {"ls-0-1"}, lambda _: watching, now_s, lambda _: nullcontext()).hangs)
+        return bool(monitor.poll(running, {"ls-0-1"}, lambda _: watching, now_s, lambda _: nullcontext()).hangs)
 
     assert not hangs(10_000.0)
     steps.write_text(told_before + "train 5 10001.0\n")  # by the clock as it was
@@ -306,11 +306,11 @@ def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_tim
     steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
     steps.parent.mkdir()
     steps.write_text("train 5 100.0\n")
-    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    running = [RunningAttempt("0", "ls-0-1", (Share("a", (0,)),))]
     hung = [
         now_s
         for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10)))
-        if monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext()).hangs
+        if monitor.poll(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext()).hangs
     ]
     assert hung == [6_432.0, 6_436.0]
 
@@ -332,14 +332,14 @@ class Broken(LocalBackend):
         return [StepLines()] * (len(before) + 1)
 
 
-def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_of_a_backend_stops_no_other_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitor = StepMonitor(Broken(tmp_path, {"a": 2}), {})
-    running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
+    running = [RunningAttempt(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
     for at in range(3):
         assert not any(
-            monitor.look(
+            monitor.poll(
                 running, {it.name for it in running}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext()
             )
         )
     assert monitor.end(running[0]) == ([], False, None)
-    assert "steps of ls-a-1 cannot be seen" in caplog.text
+    assert "ls-a-1" in caplog.text

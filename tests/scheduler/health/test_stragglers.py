@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from longshore.cluster.model.placement import Share
 from longshore.ring.member_health import MIN_EXCESS_S, SLOW_RATIO
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.health.step_monitor import Running, StepMonitor, Stragglers, straggling
-from longshore.scheduler.health.step_watch import LEFT_OUT, RankTimes
+from longshore.scheduler.health.step_monitor import RunningAttempt, StepMonitor, Stragglers, straggling
+from longshore.scheduler.health.step_watch import SKIPPED_STEPS, RankStepTimes
 from longshore.scheduler.model.job_spec import Watching
 
 COMPUTE_S = st.lists(st.none() | st.floats(1e-4, 100.0), max_size=12)
 
 
-def times_of(compute_s: Sequence[float | None]) -> list[RankTimes]:
+def times_of(compute_s: Sequence[float | None]) -> list[RankStepTimes]:
     """Return ranks with as many steps as there have to be; None of one that does not tell how long it computes."""
-    ranks = [RankTimes() for _ in compute_s]
+    ranks = [RankStepTimes() for _ in compute_s]
     for rank, computed_s in zip(ranks, compute_s, strict=True):
-        for _ in range(LEFT_OUT + 1):
-            rank.tell(100.0, computed_s)
+        for _ in range(SKIPPED_STEPS + 1):
+            rank.add(100.0, computed_s)
     return ranks
 
 
@@ -54,36 +54,36 @@ def test_at_most_half_of_the_ranks_are_stragglers_and_each_is_slower_than_all_th
     compute_s: list[float | None],
 ) -> None:
     found = straggling(times_of(compute_s), range(len(compute_s)))
-    told = [it for it in compute_s if it is not None]
+    reported = [it for it in compute_s if it is not None]
     rest = [it for at, it in enumerate(compute_s) if it is not None and at not in {one.rank for one in found}]
-    assert len(found) <= len(told) / 2
+    assert len(found) <= len(reported) / 2
     for it in found:
         assert it.compute_s >= max(SLOW_RATIO * it.others_s, it.others_s + MIN_EXCESS_S) * (1.0 - 1e-9)
         assert it.compute_s >= max(rest)
 
 
-def test_who_does_not_go_on_is_compared_with_nobody() -> None:
+def test_a_rank_that_ended_is_not_compared() -> None:
     ranks = times_of([0.1, 0.1, 1.0, 1.0, 1.0])
     assert [it.rank for it in straggling(ranks, [0, 1, 2])] == [2]
     assert straggling(ranks, [0, 1]) == []
 
 
-def test_each_counts_once_after_three_looks_in_a_row_and_again_only_if_it_was_none_meanwhile() -> None:
+def test_each_counts_once_after_three_comparisons_in_a_row_and_again_only_if_it_was_none_meanwhile() -> None:
     it, slow, well = Stragglers(0.0), times_of([0.1, 0.1, 1.0]), times_of([0.1, 0.1, 0.1])
     seen = [slow, slow, well, slow, slow, slow, slow, slow, well, slow, slow, slow]
-    told = [bool(it.look(ranks, range(3), 61.0 * (at + 1))) for at, ranks in enumerate(seen)]
-    assert [at for at, was in enumerate(told) if was] == [5, 11]
-    assert it.look(slow, range(3), 61.0 * 12 + 1.0) == []  # not yet
+    returned = [bool(it.compare(ranks, range(3), 61.0 * (at + 1))) for at, ranks in enumerate(seen)]
+    assert [at for at, was in enumerate(returned) if was] == [5, 11]
+    assert it.compare(slow, range(3), 61.0 * 12 + 1.0) == []  # not yet
 
 
-def test_it_is_looked_behind_a_clock_that_was_set_back() -> None:
+def test_ranks_are_compared_though_a_clock_was_set_back() -> None:
     it, slow = Stragglers(10_000.0), times_of([0.1, 0.1, 1.0])
-    assert [len(it.look(slow, range(3), 6_400.0 + 61.0 * at)) for at in range(3)] == [0, 0, 1]
+    assert [len(it.compare(slow, range(3), 6_400.0 + 61.0 * at)) for at in range(3)] == [0, 0, 1]
 
 
 def test_ranks_that_came_later_are_read_from_then_on_and_at_the_end(tmp_path: Path) -> None:
     monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1, "b": 1, "c": 1}), {"a": "slow", "b": "fast", "c": "fast"})
-    first = Running("j", "ls-j-1", (Share("a", (0,)),))
+    first = RunningAttempt("j", "ls-j-1", (Share("a", (0,)),))
     folder = tmp_path / "attempts" / "ls-j-1"
     folder.mkdir(parents=True)
 
@@ -91,8 +91,8 @@ def test_ranks_that_came_later_are_read_from_then_on_and_at_the_end(tmp_path: Pa
         lines = "".join(f"train {step} {1000.0 + step:.1f} {computed_s}\n" for step in steps)
         (folder / f"steps-{rank}").write_text(lines)
 
-    def look(running: Running, now_s: float) -> list[str]:
-        found = monitor.look([running], {"ls-j-1"}, lambda _: Watching(), now_s, lambda _: nullcontext())
+    def look(running: RunningAttempt, now_s: float) -> list[str]:
+        found = monitor.poll([running], {"ls-j-1"}, lambda _: Watching(), now_s, lambda _: nullcontext())
         return [it.path for it in found.saved.get("ls-j-1", [])]
 
     write(0, range(10), 0.1)

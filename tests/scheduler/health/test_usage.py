@@ -2,15 +2,22 @@
 
 import pytest
 
-from longshore.scheduler.health.liveness import GpuReport, NodeReport, Report
-from longshore.scheduler.health.node_state import EVERY_S, FRESH_S, MOST, Sample, Usage, sample_of
+from longshore.scheduler.health.liveness import AgentReport, GpuReport, NodeReport
+from longshore.scheduler.health.node_state import (
+    FRESH_REPORT_S,
+    MAX_SAMPLES,
+    SAMPLE_EVERY_S,
+    Usage,
+    UseSample,
+    sample_of,
+)
 
 NODES = {"a": 4, "b": 4}
 
 
-def report(*utilisation: float, at_s: float = 0.0) -> Report:
+def report(*utilisation: float, at_s: float = 0.0) -> AgentReport:
     gpus = [GpuReport(index=at, healthy=True, utilisation=it, free_bytes=0) for at, it in enumerate(utilisation)]
-    return Report(at_s, NodeReport(gpus=tuple(gpus)))
+    return AgentReport(at_s, NodeReport(gpus=tuple(gpus)))
 
 
 @pytest.mark.parametrize(
@@ -20,34 +27,38 @@ def report(*utilisation: float, at_s: float = 0.0) -> Report:
         ([("a", 0), ("b", 3)], {}, (0.25, None)),
         ([("a", 7), ("gone", 0)], {}, (0.0, None)),  # no GPUs of this cluster
         ([], {"a": report(1.0, 0.5), "b": report(0.0)}, (0.0, 0.5)),
-        ([], {"a": report(1.0, at_s=-FRESH_S - 1.0), "b": report(0.25)}, (0.0, 0.25)),
+        ([], {"a": report(1.0, at_s=-FRESH_REPORT_S - 1.0), "b": report(0.25)}, (0.0, 0.25)),
         ([], {"a": report(0.5, 0.5, 0.5, 0.5, 1.0), "gone": report(1.0)}, (0.0, 0.5)),
         ([], {"a": report()}, (0.0, None)),
     ],
 )
-def test_a_sample_tells_what_is_held_and_how_busy_agents_call_it(
-    held: list[tuple[str, int]], reports: dict[str, Report], sample: tuple[float, float | None]
+def test_a_sample_has_the_held_share_and_the_reported_utilisation(
+    held: list[tuple[str, int]], reports: dict[str, AgentReport], sample: tuple[float, float | None]
 ) -> None:
-    assert sample_of(held, NODES, reports, 0.0) == Sample(0.0, *sample)
+    assert sample_of(held, NODES, reports, 0.0) == UseSample(0.0, *sample)
 
 
 def test_a_cluster_without_gpus_uses_none() -> None:
-    assert sample_of([], {}, {}, 0.0) == Sample(0.0, 0.0, None)
+    assert sample_of([], {}, {}, 0.0) == UseSample(0.0, 0.0, None)
 
 
 def test_no_more_than_a_day_is_kept() -> None:
     usage = Usage()
-    for number in range(MOST + 10):
-        assert usage.is_due(number * EVERY_S)
-        usage.take(Sample(number * EVERY_S, 0.0, None))
-    assert (len(usage.samples()), usage.samples()[0].at_s, usage.taken) == (MOST, 10 * EVERY_S, MOST + 10)
-    assert not usage.is_due(usage.samples()[-1].at_s + 0.5 * EVERY_S)
+    for number in range(MAX_SAMPLES + 10):
+        assert usage.is_due(number * SAMPLE_EVERY_S)
+        usage.take(UseSample(number * SAMPLE_EVERY_S, 0.0, None))
+    assert (len(usage.samples()), usage.samples()[0].at_s, usage.taken) == (
+        MAX_SAMPLES,
+        10 * SAMPLE_EVERY_S,
+        MAX_SAMPLES + 10,
+    )
+    assert not usage.is_due(usage.samples()[-1].at_s + 0.5 * SAMPLE_EVERY_S)
 
 
 def test_samples_stay_in_order_when_a_clock_is_set_back() -> None:
     usage = Usage()
     for at_s in (100.0, 200.0, 300.0):
-        usage.take(Sample(at_s, 0.0, None))
+        usage.take(UseSample(at_s, 0.0, None))
     assert usage.is_due(150.0)
-    usage.take(Sample(150.0, 1.0, None))
+    usage.take(UseSample(150.0, 1.0, None))
     assert [it.at_s for it in usage.samples()] == [100.0, 150.0]

@@ -20,15 +20,15 @@ from longshore.preflight.link_checks import MAX_PROBE_BYTES
 from longshore.scheduler.health import link_probes
 from longshore.scheduler.health.link_probes import (
     BLOCK,
-    MOST_AT_ONCE,
-    MOST_LINE,
+    MAX_CONNECTIONS,
+    MAX_PROBE_LINE_BYTES,
     BrokenError,
-    Order,
+    LinkState,
+    ProbeMeasurement,
+    ProbeOrder,
     ProbePlace,
     Prober,
     Sender,
-    State,
-    Told,
     connect,
     new_id,
     opened_order,
@@ -59,7 +59,7 @@ class Impostor:
     """Listens as an agent does, and does what a test says.
 
     Args:
-        serve: Told of each connection.
+        serve: Measured of each connection.
         key: Of the agent; another one if left out.
     """
 
@@ -96,14 +96,14 @@ def impostors() -> Iterator[Callable[[Serve], ProbePlace]]:
         it.close()
 
 
-def order_on(connection: socket.socket) -> Order:
+def order_on(connection: socket.socket) -> ProbeOrder:
     return opened_order("f" * 64, read_line(connection, time.monotonic() + LONG_S))
 
 
 def test_a_link_is_measured(agents: tuple[Prober, Prober]) -> None:
     for sender, receiver in (agents, agents[::-1]):
         found = probe(sender.place, receiver.place, LONG_S)
-        assert (found.state, found.why) == (State.MEASURED, "")
+        assert (found.state, found.why) == (LinkState.MEASURED, "")
         assert found.bytes_per_s > 0.0
 
 
@@ -111,10 +111,10 @@ def test_a_link_to_an_agent_that_has_ended_is_not_known(agents: tuple[Prober, Pr
     ended = Prober(HERE)
     ended.close()
     found = probe(ended.place, agents[0].place, LONG_S)
-    assert found.state is State.UNKNOWN
+    assert found.state is LinkState.UNKNOWN
     assert found.why.startswith("the agent that should send does not answer")
     found = probe(agents[0].place, ended.place, LONG_S)
-    assert found.state is State.UNKNOWN
+    assert found.state is LinkState.UNKNOWN
     assert found.why.startswith("the agent that should receive does not answer")
 
 
@@ -130,14 +130,14 @@ def test_a_link_over_which_a_node_is_not_reached_is_broken_if_the_scheduler_reac
 
     monkeypatch.setattr(link_probes, "connect", refuse)  # as the receiver does; the scheduler connects as ever
     found = probe(agents[0].place, agents[1].place, LONG_S)
-    assert (found.state, found.why) == (State.BROKEN, "127.0.0.1:1: Connection refused")
+    assert (found.state, found.why) == (LinkState.BROKEN, "127.0.0.1:1: Connection refused")
 
 
-def test_who_connects_is_told_that_a_port_refuses() -> None:
+def test_a_refused_connection_is_a_broken_link() -> None:
     ended = Prober(HERE)
     ended.close()
     with pytest.raises(BrokenError, match="Connection refused"):
-        connect(sender_at(ended.place, Order(id=new_id(), limit_s=1.0)), time.monotonic() + LONG_S)
+        connect(sender_at(ended.place, ProbeOrder(id=new_id(), limit_s=1.0)), time.monotonic() + LONG_S)
 
 
 def silent(connection: socket.socket) -> None:
@@ -168,7 +168,7 @@ def test_a_sender_that_hangs_or_is_another_one_leaves_a_link_that_is_not_known(
     serve: Serve, agents: tuple[Prober, Prober], impostors: Callable[[Serve], ProbePlace]
 ) -> None:
     found = probe(impostors(serve), agents[0].place, LONG_S)
-    assert found.state is State.UNKNOWN
+    assert found.state is LinkState.UNKNOWN
     assert found.why
 
 
@@ -177,22 +177,23 @@ def test_a_receiver_that_hangs_is_waited_for_no_longer_than_the_limit(
 ) -> None:
     place = impostors(lambda connection: time.sleep(PATIENCE_S))
     found = probe(agents[0].place, place)
-    assert (found.state, found.why) == (State.UNKNOWN, "the agent that should receive does not answer: timed out")
+    assert (found.state, found.why) == (LinkState.UNKNOWN, "the agent that should receive does not answer: timed out")
 
 
-def liar(tell: Callable[[Order], str]) -> Serve:
+def liar(tell: Callable[[ProbeOrder], str]) -> Serve:
     def serve(connection: socket.socket) -> None:
         connection.sendall(f"{tell(order_on(connection))}\n".encode())
 
     return serve
 
 
-def signed(**told: Any) -> Callable[[Order], str]:
+def signed(**reported: Any) -> Callable[[ProbeOrder], str]:
     """Return what tells anything at all with the right signature."""
 
-    def tell(order: Order) -> str:
-        text = json.dumps({"id": order.id, **told})
-        return f"{hmac.new(bytes.fromhex('f' * 64), f'Told {text}'.encode(), hashlib.sha256).hexdigest()} {text}"
+    def tell(order: ProbeOrder) -> str:
+        text = json.dumps({"id": order.id, **reported})
+        signed_text = f"{ProbeMeasurement.__name__} {text}".encode()
+        return f"{hmac.new(bytes.fromhex('f' * 64), signed_text, hashlib.sha256).hexdigest()} {text}"
 
     return tell
 
@@ -211,8 +212,10 @@ LIES = {
     "what nobody asked": signed(extra=1, counted_bytes=1 << 20, seconds=1e-6),
     "unsigned": lambda order: f"{'0' * 64} " + json.dumps({"id": order.id, "counted_bytes": 1, "seconds": 1e-3}),
     "as an order": lambda order: sealed("f" * 64, order),
-    "by another key": lambda order: sealed("0" * 64, Told(id=order.id, counted_bytes=1 << 20, seconds=1e-6)),
-    "without an end": lambda order: "x" * (2 * MOST_LINE),
+    "by another key": lambda order: sealed(
+        "0" * 64, ProbeMeasurement(id=order.id, counted_bytes=1 << 20, seconds=1e-6)
+    ),
+    "without an end": lambda order: "x" * (2 * MAX_PROBE_LINE_BYTES),
     "nothing": lambda order: "",
     "no text": lambda order: "\xff" * 10,
 }
@@ -228,7 +231,7 @@ def test_what_cannot_be_is_not_believed(
     lie: str, agents: tuple[Prober, Prober], impostors: Callable[[Serve], ProbePlace]
 ) -> None:
     found = probe(agents[0].place, impostors(liar(LIES[lie])), LONG_S)
-    assert found.state is State.UNKNOWN
+    assert found.state is LinkState.UNKNOWN
     assert found.why
 
 
@@ -252,7 +255,7 @@ def answer_to(place: ProbePlace, said: bytes) -> bytes:
 
 def test_an_order_is_carried_out_once(agents: tuple[Prober, Prober]) -> None:
     place = agents[0].place
-    order = Order(id=new_id(), limit_s=0.25)
+    order = ProbeOrder(id=new_id(), limit_s=0.25)
     line = f"{sealed(place.key, order)}\n".encode()
     assert answer_to(place, line) == f"{proof_of(place.key, order.id)}\n".encode()
     assert answer_to(place, line) == b""
@@ -260,11 +263,11 @@ def test_an_order_is_carried_out_once(agents: tuple[Prober, Prober]) -> None:
 
 @settings(max_examples=examples(50))
 @given(st.binary(max_size=200) | st.text(alphabet='0123456789abcdef {}":,', max_size=200).map(str.encode))
-def test_an_agent_answers_nobody_who_does_not_know_its_key(said: bytes) -> None:
+def test_an_agent_answers_only_with_its_key(said: bytes) -> None:
     found = Prober(HERE)
     try:
         assert answer_to(found.place, said + b"\n") == b""
-        order = Order(id=new_id(), limit_s=0.25)
+        order = ProbeOrder(id=new_id(), limit_s=0.25)
         assert answer_to(found.place, f"{sealed('0' * 64, order)}\n".encode()) == b""
         assert answer_to(found.place, f"{sealed(found.place.key, order)}\n".encode()) != b""
     finally:
@@ -273,16 +276,16 @@ def test_an_agent_answers_nobody_who_does_not_know_its_key(said: bytes) -> None:
 
 def test_an_agent_is_not_used_up_by_connections_that_say_nothing(agents: tuple[Prober, Prober]) -> None:
     place = agents[0].place
-    held = [socket.create_connection((place.address, place.port)) for _ in range(2 * MOST_AT_ONCE)]
+    held = [socket.create_connection((place.address, place.port)) for _ in range(2 * MAX_CONNECTIONS)]
     try:
-        until(lambda: probe(place, agents[1].place, LONG_S).state is State.MEASURED)
+        until(lambda: probe(place, agents[1].place, LONG_S).state is LinkState.MEASURED)
     finally:
         for it in held:
             it.close()
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("reported", "why"),
     [
         ("here", "'here' does not appear to be an IPv4 or IPv6 address"),
         ("192.0.2.1", "Cannot assign requested address"),
@@ -290,19 +293,19 @@ def test_an_agent_is_not_used_up_by_connections_that_say_nothing(agents: tuple[P
         ("127.0.0.1:65536", "'65536' in 127.0.0.1:65536 is no port"),
     ],
 )
-def test_a_place_at_which_nobody_can_listen_is_refused(told: str, why: str) -> None:
+def test_an_address_of_another_machine_is_refused(reported: str, why: str) -> None:
     with pytest.raises(InputError) as refused:
-        prober_at(told)
+        prober_at(reported)
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize("told", ["127.0.0.1", "127.0.0.1:0", "::1", "[::1]:0"])
-def test_a_place_is_an_address_with_or_without_a_port(told: str) -> None:
+@pytest.mark.parametrize("reported", ["127.0.0.1", "127.0.0.1:0", "::1", "[::1]:0"])
+def test_a_place_is_an_address_with_or_without_a_port(reported: str) -> None:
     try:
-        one, other = prober_at(told), prober_at(told)
+        one, other = prober_at(reported), prober_at(reported)
     except InputError as error:
         pytest.skip(str(error))  # no IPv6 here
     assert one.place.address in ("127.0.0.1", "::1")
-    assert probe(one.place, other.place, LONG_S).state is State.MEASURED
+    assert probe(one.place, other.place, LONG_S).state is LinkState.MEASURED
     one.close()
     other.close()

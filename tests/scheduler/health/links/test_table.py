@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.control.rings import pairs_around
-from longshore.scheduler.health.link_probes import WHOLE_PROBE_S, Outcome, ProbePlace, State
-from longshore.scheduler.health.link_table import AGAIN_S, KEPT_S, ROUND_S, LinkTable, Pair, startable
+from longshore.scheduler.health.link_probes import WHOLE_PROBE_S, LinkOutcome, LinkState, ProbePlace
+from longshore.scheduler.health.link_table import LINK_AGAIN_S, LINK_KEPT_S, ROUND_S, LinkTable, Pair, startable
 from tests.scheduler.served import until
 
 NODES = [f"n{it}" for it in range(12)]
 PLACES = {it: ProbePlace(address="10.0.0.1", port=at + 1, key="0" * 64) for at, it in enumerate(NODES)}
 NAMES = {place: node for node, place in PLACES.items()}
-FAST = Outcome(State.MEASURED, 1e8)
+FAST = LinkOutcome(LinkState.MEASURED, 1e8)
 
 
 def nothing() -> None: ...
@@ -39,12 +39,12 @@ def test_as_many_are_probed_at_once_as_share_no_node(waiting: list[Pair], runnin
 class Probes:
     """Stands for agents: notes which probes are under way at once."""
 
-    def __init__(self, outcome: Outcome = FAST) -> None:
+    def __init__(self, outcome: LinkOutcome = FAST) -> None:
         self.outcome, self.running, self.done = outcome, set[Pair](), list[Pair]()
         self.clashes = list[tuple[Pair, Pair]]()
         self._lock = threading.Lock()
 
-    def __call__(self, sender: ProbePlace, receiver: ProbePlace) -> Outcome:
+    def __call__(self, sender: ProbePlace, receiver: ProbePlace) -> LinkOutcome:
         mine = NAMES[sender], NAMES[receiver]
         with self._lock:
             self.clashes += [(mine, it) for it in self.running if share(mine, it)]
@@ -68,7 +68,7 @@ def test_of_any_rings_at_once_no_two_probes_share_a_node_and_all_are_done_once(
     table = LinkTable(PLACES.copy, probed=probes)
     wanted = [pairs_around(NODES, (before, after), candidates) for before, after, candidates in asked]
     until_s = time.monotonic() + 60.0
-    while True in {table.ask(it, until_s, nothing) for it in wanted}:
+    while True in {table.request(it, until_s, nothing) for it in wanted}:
         time.sleep(0.001)
     assert probes.clashes == []
     assert sorted(probes.done) == sorted({pair for it in wanted for pair in it})
@@ -90,27 +90,31 @@ class Clock:
 
 
 def done(table: LinkTable, wanted: list[Pair], until_s: float) -> None:
-    until(lambda: not table.ask(wanted, until_s, nothing))
+    until(lambda: not table.request(wanted, until_s, nothing))
 
 
 def test_what_was_measured_counts_for_ten_minutes_and_what_is_not_known_is_probed_again_after_one() -> None:
-    for outcome, kept_s in ((FAST, KEPT_S), (Outcome(State.BROKEN), AGAIN_S), (Outcome(State.UNKNOWN), AGAIN_S)):
+    for outcome, kept_s in (
+        (FAST, LINK_KEPT_S),
+        (LinkOutcome(LinkState.BROKEN), LINK_AGAIN_S),
+        (LinkOutcome(LinkState.UNKNOWN), LINK_AGAIN_S),
+    ):
         clock, probes = Clock(), Probes(outcome)
         table, wanted = LinkTable(PLACES.copy, clock, probes), [("n0", "n1")]
         done(table, wanted, clock.now_s + ROUND_S)
         clock.now_s += kept_s
         assert table.known()["n0", "n1"].outcome == outcome
-        assert not table.ask(wanted, clock.now_s + ROUND_S, nothing)
+        assert not table.request(wanted, clock.now_s + ROUND_S, nothing)
         clock.now_s += 0.1
         assert table.known() == {}
         done(table, wanted, clock.now_s + ROUND_S)
         assert len(probes.done) == 2
 
 
-def test_a_node_without_an_agent_and_a_node_with_itself_are_probed_by_nobody() -> None:
+def test_a_node_without_an_agent_and_a_node_with_itself_are_not_probed() -> None:
     probes = Probes()
     table = LinkTable(lambda: {"n0": PLACES["n0"]}, probed=probes)
-    assert not table.ask([("n0", "n1"), ("n1", "n0"), ("n0", "n0")], time.monotonic() + ROUND_S, nothing)
+    assert not table.request([("n0", "n1"), ("n1", "n0"), ("n0", "n0")], time.monotonic() + ROUND_S, nothing)
     assert (probes.done, table.known()) == ([], {})
 
 
@@ -120,7 +124,7 @@ class Hanging:
     def __init__(self) -> None:
         self.begun, self.go = list[Pair](), threading.Event()
 
-    def __call__(self, sender: ProbePlace, receiver: ProbePlace) -> Outcome:
+    def __call__(self, sender: ProbePlace, receiver: ProbePlace) -> LinkOutcome:
         self.begun.append((NAMES[sender], NAMES[receiver]))
         self.go.wait(60.0)
         return FAST
@@ -130,29 +134,29 @@ def test_what_would_not_end_in_time_is_not_begun_and_what_ends_late_is_kept() ->
     clock, probes, woken = Clock(), Hanging(), threading.Event()
     table, until_s = LinkTable(PLACES.copy, clock, probes), clock.now_s + ROUND_S
     wanted = [("n0", "n1"), ("n0", "n2"), ("n3", "n4")]
-    assert table.ask(wanted, until_s, woken.set)
+    assert table.request(wanted, until_s, woken.set)
     until(lambda: len(probes.begun) == 2)
     assert set(probes.begun) == {("n0", "n1"), ("n3", "n4")}
     clock.now_s = until_s - WHOLE_PROBE_S + 0.01
-    assert table.ask(wanted, until_s, woken.set)  # two may still end
+    assert table.request(wanted, until_s, woken.set)  # two may still end
     assert not woken.is_set()
     probes.go.set()
     until(lambda: len(table.known()) == 2)
     assert woken.wait(60.0)
-    assert not table.ask(wanted, until_s, woken.set)
+    assert not table.request(wanted, until_s, woken.set)
     assert set(probes.begun) == set(table.known()) == {("n0", "n1"), ("n3", "n4")}
 
 
 def test_a_probe_that_raises_leaves_a_link_that_is_not_known() -> None:
-    def fail(sender: ProbePlace, receiver: ProbePlace) -> Outcome:
+    def fail(sender: ProbePlace, receiver: ProbePlace) -> LinkOutcome:
         raise ValueError("a bug")
 
-    told: list[object] = []
-    hook: Callable[[object], None] = told.append
+    reported: list[object] = []
+    hook: Callable[[object], None] = reported.append
     before, threading.excepthook = threading.excepthook, hook
     try:
         table = LinkTable(PLACES.copy, probed=fail)
         done(table, [("n0", "n1")], time.monotonic() + 60.0)
     finally:
         threading.excepthook = before
-    assert table.known()["n0", "n1"].outcome.state is State.UNKNOWN
+    assert table.known()["n0", "n1"].outcome.state is LinkState.UNKNOWN

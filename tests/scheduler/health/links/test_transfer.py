@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from longshore.preflight.link_checks import MAX_PROBE_BYTES, MIN_PROBE_BYTES, PROBE_S
 from longshore.scheduler.health import link_probes
-from longshore.scheduler.health.link_probes import LIMIT_S, STALLED_S, STAMP, STAMPS, Figure, _figure, receive
+from longshore.scheduler.health.link_probes import (
+    STAMP,
+    STAMPS,
+    TRANSFER_LIMIT_S,
+    TRANSFER_STALLED_S,
+    TransferFigure,
+    _figure,
+    receive,
+)
 
 CHUNK = 16 << 10  # bytes that come at a time
 
@@ -54,10 +62,10 @@ class Line:
         return size
 
 
-def measured(line: Line) -> Figure | None:
+def measured(line: Line) -> TransferFigure | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link_probes, "time", line)
-        return receive(cast("socket.socket", line), LIMIT_S)
+        return receive(cast("socket.socket", line), TRANSFER_LIMIT_S)
 
 
 @given(st.floats(5e6, 1e10), st.integers(0, 150_000))
@@ -75,7 +83,7 @@ def test_the_bandwidth_is_that_of_the_link_whatever_was_buffered_in_the_beginnin
 def test_a_link_that_is_too_slow_for_the_least_bytes_is_known_as_slow(rate: float) -> None:
     line = Line(rate, 0)
     figure = measured(line)
-    assert line.now_s <= LIMIT_S + 1e-9
+    assert line.now_s <= TRANSFER_LIMIT_S + 1e-9
     assert figure is not None
     assert figure.bytes_per_s == pytest.approx(rate, rel=0.2)
 
@@ -83,9 +91,9 @@ def test_a_link_that_is_too_slow_for_the_least_bytes_is_known_as_slow(rate: floa
 @given(st.integers(0, MIN_PROBE_BYTES // 2))
 def test_of_a_transfer_that_hangs_nothing_is_known(most: int) -> None:
     line = Line(1e7, 0, most)
-    if most / 1e7 < LIMIT_S - STALLED_S - 0.01:
+    if most / 1e7 < TRANSFER_LIMIT_S - TRANSFER_STALLED_S - 0.01:
         assert measured(line) is None
-    assert line.now_s <= LIMIT_S + 1e-9
+    assert line.now_s <= TRANSFER_LIMIT_S + 1e-9
 
 
 def test_of_a_transfer_in_which_nothing_came_nothing_is_known() -> None:
@@ -116,9 +124,7 @@ class BusyLine(Line):
 
 
 @given(st.floats(2e7, 1e9), st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.0, 0.01]), min_size=20))
-def test_a_reader_that_comes_late_makes_no_link_slow_where_the_kernel_tells_when_bytes_came(
-    rate: float, waits_s: list[float]
-) -> None:
+def test_a_late_reader_makes_no_link_slow_where_the_kernel_has_time_stamps(rate: float, waits_s: list[float]) -> None:
     figure = measured(BusyLine(rate, waits_s))
     assert figure is not None
     assert figure.bytes_per_s == pytest.approx(rate, rel=0.01)

@@ -7,22 +7,37 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.liveness import Knock, NodeReport, Report, Sight, at_once, judge, verdict_of
-from longshore.scheduler.health.witnesses import AGAIN_S, MOST_AGAIN_S, ORDER_S, VERIFY_S, Order, Witnesses
+from longshore.scheduler.health.liveness import (
+    AgentReport,
+    NodeReport,
+    PortProbe,
+    PortState,
+    at_once,
+    judge,
+    verdict_of,
+)
+from longshore.scheduler.health.witnesses import (
+    MAX_AGAIN_S,
+    PORT_PROBE_ORDER_S,
+    PROBE_AGAIN_S,
+    VERIFY_S,
+    PortProbeOrder,
+    Witnesses,
+)
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
 
 POLL_S = 5.0
-FAILED = (Sight.REFUSED, Sight.NO_ROUTE, Sight.TIMED_OUT)
+FAILED = (PortState.REFUSED, PortState.NO_ROUTE, PortState.TIMED_OUT)
 
 
-def report_of(node: str, at_s: float, door: int = 7000) -> Report:
-    return Report(at_s, NodeReport(door=door), None, f"10.0.0.{node[1:]}", at_s)
+def report_of(node: str, at_s: float, agent_port: int = 7000) -> AgentReport:
+    return AgentReport(at_s, NodeReport(agent_port=agent_port), None, f"10.0.0.{node[1:]}", at_s)
 
 
 class Cluster:
-    """Nodes n0, n1, ... whose agents report, knock and tell as a test says; both machines are told the same.
+    """Nodes n0, n1, ... whose agents report and probe as a test sets; both machines are told the same.
 
     Args:
         nodes: How many.
@@ -33,7 +48,7 @@ class Cluster:
         self.now_s, self.witnesses, self.plain = 1000.0, Witnesses(), Plain(self.names)
         self.rows = [NodeRow(name, "b", "a100", False, Liveness.UP, 1000.0, 1000.0, 0) for name in self.names]  # noqa: FBT003
         self.reports = {name: report_of(name, 1000.0) for name in self.names}
-        self.knocks: list[tuple[Knock, float]] = []  # the scheduler's own that are under way, and since when
+        self.probes: list[tuple[PortProbe, float]] = []  # the scheduler's own that are under way, and since when
 
     def report(self, node: str) -> None:
         self.reports[node] = report_of(node, self.now_s)
@@ -41,39 +56,39 @@ class Cluster:
     def look(self, *, polls: bool = True) -> None:
         """Let time pass, and look."""
         self.now_s += POLL_S
-        found = self.witnesses.look(self.reports, self.now_s, polls=polls)
+        found = self.witnesses.update(self.reports, self.now_s, polls=polls)
         answered = {name: it.at_s for name, it in self.reports.items()}
         self.rows = judge(self.rows, answered, self.now_s, polls=polls, found=found).nodes
         self.plain.look({name: it.at_s for name, it in self.reports.items()}, self.now_s, polls=polls)
         for who in self.names:
             self.plain.orders(who, [it.id for it in self.witnesses.fetch(who)], self.now_s)
-        self.knocks += [(it, self.now_s) for it in self.witnesses.due(self.now_s)]
+        self.probes += [(it, self.now_s) for it in self.witnesses.due(self.now_s)]
 
-    def see(self, node: str, sight: Sight) -> None:
-        """Let all knocks of the scheduler at a door come to their end."""
-        for knock, asked_s in [it for it in self.knocks if it[0].node == node]:
-            self.witnesses.saw(knock, sight, asked_s)
-            self.plain.seen("", node, sight, asked_s)
-        self.knocks = [it for it in self.knocks if it[0].node != node]
+    def see(self, node: str, result: PortState) -> None:
+        """Let all probes of the scheduler at a agent_port come to their end."""
+        for probe, asked_s in [it for it in self.probes if it[0].node == node]:
+            self.witnesses.record_own_result(probe, result, asked_s)
+            self.plain.seen("", node, result, asked_s)
+        self.probes = [it for it in self.probes if it[0].node != node]
 
-    def tell(self, who: str, sight: Sight) -> None:
+    def answer(self, who: str, result: PortState) -> None:
         """Let an agent carry out all that it was asked for."""
         for order in self.witnesses.fetch(who):
-            assert order.knock.node != who
-            assert self.witnesses.settle(who, order.id, sight)
-            self.plain.seen(who, order.knock.node, sight, self.plain.asked_s[order.id])
+            assert order.probe.node != who
+            assert self.witnesses.record_result(who, order.id, result)
+            self.plain.seen(who, order.probe.node, result, self.plain.asked_s[order.id])
 
-    def settle_all(self, sight: Sight = Sight.ANSWERED) -> None:
+    def answer_all(self, result: PortState = PortState.ANSWERED) -> None:
         for name in self.names:
-            self.see(name, sight)
-            self.tell(name, sight)
+            self.see(name, result)
+            self.answer(name, result)
 
     def row(self, node: str) -> NodeRow:
         return next(row for row in self.rows if row.name == node)
 
     def asked(self) -> dict[str, list[str]]:
-        """Return who is asked to knock at whose doors."""
-        return {who: [it.knock.node for it in self.witnesses.fetch(who)] for who in self.names}
+        """Return who is asked to probe at whose agent_ports."""
+        return {who: [it.probe.node for it in self.witnesses.fetch(who)] for who in self.names}
 
 
 @dataclass
@@ -113,8 +128,8 @@ class Plain:
         for it in ids:
             self.asked_s.setdefault(it, now_s)
 
-    def seen(self, who: str, node: str, sight: Sight, asked_s: float) -> None:
-        self.history.append(("seen", who, node, sight, asked_s))
+    def seen(self, who: str, node: str, result: PortState, asked_s: float) -> None:
+        self.history.append(("seen", who, node, result, asked_s))
 
     def looks(self, name: str) -> list[tuple[float, float, bool]]:
         """Return when the looks were, and what was the last answer of a node at each."""
@@ -145,33 +160,33 @@ class Plain:
 
     def verdict(self, name: str, silent: dict[str, float]) -> ProbeVerdict:
         seen = [it[1:] for it in self.history if it[0] == "seen" and it[2] == name]
-        been_in = {who for who, _, sight, _ in seen if sight is Sight.ANSWERED}
-        late = [(who, sight) for who, _, sight, asked_s in seen if asked_s >= silent[name]]  # type: ignore[operator]
-        own = [sight for who, sight in late if who == ""]
-        other = [(who, sight) for who, sight in late if who != ""]
+        been_in = {who for who, _, result, _ in seen if result is PortState.ANSWERED}
+        late = [(who, result) for who, _, result, asked_s in seen if asked_s >= silent[name]]  # type: ignore[operator]
+        own = [result for who, result in late if who == ""]
+        other = [(who, result) for who, result in late if who != ""]
         last = [*[("", it) for it in own[-1:]], *other[-1:]]
-        sights = [sight for _, sight in last]
-        if Sight.ANSWERED in sights:
+        results = [result for _, result in last]
+        if PortState.ANSWERED in results:
             return ProbeVerdict.REACHED
-        if Sight.ACCEPTED in sights:
+        if PortState.ACCEPTED in results:
             return ProbeVerdict.STUCK
-        failed = {who: sight for who, sight in last if who in been_in and sight in FAILED}
+        failed = {who: result for who, result in last if who in been_in and result in FAILED}
         if "" not in failed:
             return ProbeVerdict.NONE
         if not other:
             alone = len(silent) == len(self.names)
-            return ProbeVerdict.GONE if alone and failed[""] is Sight.REFUSED else ProbeVerdict.NONE
+            return ProbeVerdict.GONE if alone and failed[""] is PortState.REFUSED else ProbeVerdict.NONE
         if len(failed) < 2:
             return ProbeVerdict.NONE
-        return ProbeVerdict.GONE if set(failed.values()) == {Sight.REFUSED} else ProbeVerdict.SILENT
+        return ProbeVerdict.GONE if set(failed.values()) == {PortState.REFUSED} else ProbeVerdict.SILENT
 
 
-LIKELY = st.sampled_from([*Sight, *[Sight.ANSWERED] * 3, *[Sight.REFUSED] * 2])
+LIKELY = st.sampled_from([*PortState, *[PortState.ANSWERED] * 3, *[PortState.REFUSED] * 2])
 NUMBERS = st.integers(0, 5)
 STEPS = st.one_of(
     st.tuples(st.just("report"), st.sets(NUMBERS, max_size=6)), st.tuples(st.just("look"), st.booleans()),
     st.tuples(st.just("quiet"), st.integers(1, 5)), st.tuples(st.just("see"), NUMBERS, LIKELY),
-    st.tuples(st.just("tell"), NUMBERS, LIKELY), st.tuples(st.just("settle"), LIKELY),
+    st.tuples(st.just("answer"), NUMBERS, LIKELY), st.tuples(st.just("answer all"), LIKELY),
 )  # fmt: skip
 
 
@@ -189,15 +204,15 @@ def take(cluster: Cluster, step: tuple[object, ...], names: Sequence[str]) -> No
             for name in names[1:]:
                 cluster.report(name)
             cluster.look()
-    elif kind == "settle":
-        cluster.settle_all(Sight(str(what)))
+    elif kind == "answer all":
+        cluster.answer_all(PortState(str(what)))
     else:
         assert isinstance(what, int)
-        act = cluster.see if kind == "see" else cluster.tell
-        act(names[what % len(names)], Sight(str(step[2])))
+        act = cluster.see if kind == "see" else cluster.answer
+        act(names[what % len(names)], PortState(str(step[2])))
 
 
-BEGINNINGS: list[list[tuple[object, ...]]] = [[], [("look", True)], [("look", True), ("settle", "answered")]]
+BEGINNINGS: list[list[tuple[object, ...]]] = [[], [("look", True)], [("look", True), ("answer all", "answered")]]
 
 
 @given(st.integers(1, 6), st.sampled_from(BEGINNINGS), st.lists(STEPS, max_size=40))
@@ -212,7 +227,7 @@ def test_any_sequence_of_observations_ends_where_the_plain_machine_ends(
 
 
 @given(st.integers(2, 6), st.lists(STEPS, max_size=30))
-def test_a_node_that_is_heard_is_alive_whatever_is_told_of_it(nodes: int, steps: list[tuple[object, ...]]) -> None:
+def test_a_node_that_reports_is_alive_by_any_evidence(nodes: int, steps: list[tuple[object, ...]]) -> None:
     cluster = Cluster(nodes)
     for step in steps:
         take(cluster, step, cluster.names)
@@ -223,17 +238,17 @@ def test_a_node_that_is_heard_is_alive_whatever_is_told_of_it(nodes: int, steps:
 
 
 @given(st.integers(3, 6), st.data())
-def test_while_many_are_silent_at_once_nobody_is_declared_whatever_is_found(nodes: int, data: st.DataObject) -> None:
+def test_while_many_are_silent_at_once_no_node_is_declared_by_any_evidence(nodes: int, data: st.DataObject) -> None:
     cluster = Cluster(nodes)
     cluster.look()
-    cluster.settle_all()
+    cluster.answer_all()
     silent = data.draw(st.integers(nodes // 2 + 1, nodes))
     for _ in range(12):
         for name in cluster.names[silent:]:
             cluster.report(name)
         cluster.look()
-        sight = data.draw(st.sampled_from([Sight.REFUSED, Sight.TIMED_OUT]))
-        cluster.settle_all(sight)
+        result = data.draw(st.sampled_from([PortState.REFUSED, PortState.TIMED_OUT]))
+        cluster.answer_all(result)
         assert {row.liveness for row in cluster.rows[:silent]} <= {Liveness.UP, Liveness.SUSPECT}
         assert {row.verdict for row in cluster.rows} == {ProbeVerdict.NONE}
     assert {row.liveness for row in cluster.rows[:silent]} == {Liveness.SUSPECT}
@@ -246,7 +261,7 @@ def silenced(nodes: int = 4) -> Cluster:
         for name in cluster.names:
             cluster.report(name)
         cluster.look()
-        cluster.settle_all()
+        cluster.answer_all()
     quiet(cluster, 3)
     return cluster
 
@@ -258,29 +273,32 @@ def quiet(cluster: Cluster, looks: int) -> None:
         cluster.look()
 
 
-def doors(cluster: Cluster, node: str = "n0") -> list[tuple[str, Order]]:
-    return [(who, it) for who in cluster.names for it in cluster.witnesses.fetch(who) if it.knock.node == node]
+def agent_ports(cluster: Cluster, node: str = "n0") -> list[tuple[str, PortProbeOrder]]:
+    return [(who, it) for who in cluster.names for it in cluster.witnesses.fetch(who) if it.probe.node == node]
 
 
-def test_a_silent_node_is_dead_at_once_if_all_are_refused_and_after_six_misses_if_nobody_gets_through() -> None:
-    for sight, verdict, after in ((Sight.REFUSED, ProbeVerdict.GONE, 4), (Sight.TIMED_OUT, ProbeVerdict.SILENT, 6)):
+def test_a_silent_node_is_dead_at_once_if_all_are_refused_and_after_six_misses_if_no_probe_gets_through() -> None:
+    for result, verdict, after in (
+        (PortState.REFUSED, ProbeVerdict.GONE, 4),
+        (PortState.TIMED_OUT, ProbeVerdict.SILENT, 6),
+    ):
         cluster = silenced()
         misses = 3
         while not cluster.row("n0").verdict.is_dead:
-            cluster.settle_all(sight)
+            cluster.answer_all(result)
             quiet(cluster, 1)
             misses += 1
         assert (cluster.row("n0").verdict, cluster.row("n0").liveness, misses) == (verdict, Liveness.DOWN, after)
 
 
-def test_a_node_that_is_dead_is_only_unreachable_once_somebody_reaches_it_and_alive_once_it_reports() -> None:
+def test_a_dead_node_is_only_unreachable_once_a_prober_reaches_it_and_alive_once_it_reports() -> None:
     cluster = silenced()
-    cluster.settle_all(Sight.TIMED_OUT)
+    cluster.answer_all(PortState.TIMED_OUT)
     quiet(cluster, 4)
     assert cluster.row("n0").verdict is ProbeVerdict.SILENT
-    while not doors(cluster):
+    while not agent_ports(cluster):
         quiet(cluster, 1)
-    cluster.tell(doors(cluster)[0][0], Sight.ANSWERED)
+    cluster.answer(agent_ports(cluster)[0][0], PortState.ANSWERED)
     quiet(cluster, 1)
     assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.DOWN, ProbeVerdict.REACHED)
     assert "reaches it: the link between it and the scheduler is broken" in cluster.row("n0").found
@@ -289,86 +307,86 @@ def test_a_node_that_is_dead_is_only_unreachable_once_somebody_reaches_it_and_al
     assert (cluster.row("n0").liveness, cluster.row("n0").found) == (Liveness.UP, "")
 
 
-def test_only_who_lives_and_is_another_node_is_asked_and_who_was_let_in_first() -> None:
+def test_only_other_living_nodes_probe_and_those_that_reached_it_come_first() -> None:
     cluster = silenced()
-    ((who, _),) = doors(cluster)
+    ((who, _),) = agent_ports(cluster)
     been_in = {it for it in cluster.names if it != "n0"}
     assert who in been_in
     for _ in range(100):
         quiet(cluster, 1)
-        for asked, order in doors(cluster):
-            assert asked != order.knock.node
-            cluster.tell(asked, Sight.TIMED_OUT)
+        for asked, order in agent_ports(cluster):
+            assert asked != order.probe.node
+            cluster.answer(asked, PortState.TIMED_OUT)
 
 
-def test_another_is_asked_if_one_does_not_tell_or_falls_silent_itself() -> None:
+def test_another_node_probes_if_one_does_not_report_or_falls_silent_itself() -> None:
     cluster = silenced()
-    ((first, order),) = doors(cluster)
-    quiet(cluster, int(ORDER_S / POLL_S) + 2)
-    ((second, later),) = doors(cluster)
+    ((first, order),) = agent_ports(cluster)
+    quiet(cluster, int(PORT_PROBE_ORDER_S / POLL_S) + 2)
+    ((second, later),) = agent_ports(cluster)
     assert second != first
-    assert not cluster.witnesses.settle(first, order.id, Sight.ANSWERED)
-    assert not cluster.witnesses.settle("n0", later.id, Sight.ANSWERED)
+    assert not cluster.witnesses.record_result(first, order.id, PortState.ANSWERED)
+    assert not cluster.witnesses.record_result("n0", later.id, PortState.ANSWERED)
     assert cluster.row("n0").verdict is ProbeVerdict.NONE
 
 
-def test_what_is_told_late_of_a_time_in_which_the_node_lived_is_no_evidence() -> None:
+def test_a_late_result_from_a_time_in_which_the_node_lived_is_no_evidence() -> None:
     cluster = Cluster(3)
     cluster.look()
-    ((who, order),) = doors(cluster)
-    own = [it for it in cluster.knocks if it[0].node == "n0"]
+    ((who, order),) = agent_ports(cluster)
+    own = [it for it in cluster.probes if it[0].node == "n0"]
     quiet(cluster, 3)
-    assert not cluster.witnesses.settle(who, order.id, Sight.ANSWERED)
-    for knock, asked_s in own:
-        cluster.witnesses.saw(knock, Sight.ANSWERED, asked_s)
-    found = cluster.witnesses.look(cluster.reports, cluster.now_s, polls=False)
+    assert not cluster.witnesses.record_result(who, order.id, PortState.ANSWERED)
+    for probe, asked_s in own:
+        cluster.witnesses.record_own_result(probe, PortState.ANSWERED, asked_s)
+    found = cluster.witnesses.update(cluster.reports, cluster.now_s, polls=False)
     assert (found["n0"].own, found["n0"].other, verdict_of(found["n0"])) == (None, None, ProbeVerdict.NONE)
 
 
-def test_an_agent_without_a_door_is_not_knocked_at_and_knocks_nowhere() -> None:
+def test_an_agent_without_a_port_is_not_probed_and_probes_no_other() -> None:
     cluster = Cluster(3)
     for _ in range(20):
         for name in ("n1", "n2"):
             cluster.report(name)
         for name in ("n0", "n1"):
-            cluster.reports[name] = report_of(name, cluster.reports[name].at_s, door=0)
+            cluster.reports[name] = report_of(name, cluster.reports[name].at_s, agent_port=0)
         cluster.look()
         assert cluster.asked() == {"n0": [], "n1": [], "n2": []}
-        assert {knock.node for knock, _ in cluster.knocks} <= {"n2"}
+        assert {probe.node for probe, _ in cluster.probes} <= {"n2"}
     assert (cluster.row("n0").liveness, cluster.row("n0").verdict) == (Liveness.DOWN, ProbeVerdict.NONE)
 
 
-def test_doors_of_nodes_that_live_are_knocked_at_once_and_again_only_where_nobody_was_let_in() -> None:
-    for sight, most in ((Sight.ANSWERED, 1), (Sight.TIMED_OUT, 2)):
+def test_ports_of_living_nodes_are_probed_once_and_again_only_where_no_prober_reached_them() -> None:
+    for result, most in ((PortState.ANSWERED, 1), (PortState.TIMED_OUT, 2)):
         cluster = Cluster(2)
         begun = []
         for _ in range(int(1.5 * VERIFY_S / POLL_S)):
             for name in cluster.names:
                 cluster.report(name)
             cluster.look()
-            begun += [knock.node for knock, _ in cluster.knocks]
-            cluster.settle_all(sight)
+            begun += [probe.node for probe, _ in cluster.probes]
+            cluster.answer_all(result)
         assert sorted(begun) == ["n0"] * most + ["n1"] * most
 
 
-def test_a_silent_node_is_knocked_at_less_and_less_often_but_never_less_than_once_a_minute() -> None:
+def test_a_silent_node_is_probed_less_and_less_often_but_at_least_once_a_minute() -> None:
     cluster = silenced()
     times_s = []
     for _ in range(400):
-        times_s += [asked_s for knock, asked_s in cluster.knocks if knock.node == "n0"]
-        cluster.settle_all(Sight.TIMED_OUT)
+        times_s += [asked_s for probe, asked_s in cluster.probes if probe.node == "n0"]
+        cluster.answer_all(PortState.TIMED_OUT)
         quiet(cluster, 1)
     gaps = [after - before for before, after in pairwise(times_s)]
     assert gaps == sorted(gaps)
-    assert (gaps[0], gaps[-1]) == (AGAIN_S, MOST_AGAIN_S)
+    assert (gaps[0], gaps[-1]) == (PROBE_AGAIN_S, MAX_AGAIN_S)
 
 
-def test_a_new_door_is_another_one_and_who_was_let_in_at_the_old_one_counts_no_more() -> None:
+def test_a_new_port_has_not_been_reached_by_any_prober() -> None:
     cluster = silenced()
-    cluster.reports["n0"] = report_of("n0", cluster.now_s, door=7001)
+    cluster.reports["n0"] = report_of("n0", cluster.now_s, agent_port=7001)
     cluster.look()
     quiet(cluster, 3)
-    cluster.settle_all(Sight.REFUSED)
+    cluster.answer_all(PortState.REFUSED)
     quiet(cluster, 6)
     assert cluster.row("n0").verdict is ProbeVerdict.NONE
     assert "never reached it before" in cluster.row("n0").found

@@ -18,7 +18,7 @@ def said(path: Path) -> bytes:
         return asking.recv(256)
 
 
-def test_who_comes_later_leaves_the_socket_to_who_answers_and_takes_it_when_nobody_does(
+def test_a_later_scheduler_takes_the_socket_only_when_the_first_one_has_ended(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "sbatch"
