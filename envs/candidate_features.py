@@ -10,9 +10,9 @@ from ..cluster.candidates.futures import imagine_candidate, imagine_queue
 from ..cluster.candidates.node_sets import least_run_s
 from ..cluster.kernels.compiled import kernel
 from ..cluster.kernels.structures import kth_smallest
+from ..cluster.model.problem import goes_by_work, passes, shortest_leads
 from ..cluster.queue.expected import estimated_work_s, expected_fault_loss_s
 from ..cluster.queue.order import may_wait
-from ..cluster.queue.order_table import is_by_key, is_smallest_first, passes
 from ..cluster.queue.turns import has_turns, line_up
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
 from .features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
@@ -138,8 +138,8 @@ def _write_scales(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) 
     job = state.current[row]
     work_s = estimated_work_s(sim, row, job)
     out[at, DECISION.passes] = 1.0 if passes(order) else 0.0
-    out[at, DECISION.by_key] = 1.0 if is_by_key(order) else 0.0
-    out[at, DECISION.smallest_first] = 1.0 if is_smallest_first(order) else 0.0
+    out[at, DECISION.by_key] = 1.0 if goes_by_work(order) else 0.0
+    out[at, DECISION.smallest_first] = 1.0 if shortest_leads(order) else 0.0
     out[at, DECISION.log_estimate] = _log_ratio(work_s, unit_s) / 4.0
     out[at, DECISION.log_fault_loss] = _log_over(expected_fault_loss_s(sim), work_s) / 4.0
     out[at, DECISION.log_waited] = _log_over(state.now_s[row] - state.queued_s[row, job], work_s) / 4.0

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..cluster.files.errors import InputError
-from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
+from ..cluster.model.orders import OrderName
 from .access.browsers import is_loopback
 from .model.job_spec import Priority
 
@@ -79,7 +79,7 @@ class SchedulerSettings(_SettingsSection):
     store: str | None = None  # URL; by default a SQLite file in the folder
     backend: BackendChoice = BackendChoice()
     policy: PolicyChoice = PolicyChoice()
-    order: Annotated[str, RegisteredName("orders")] = "shortest"  # this order, bound and fallback: bench-default
+    order: OrderName = "shortest"  # this order, bound and fallback: bench-default
     ageing_s: Annotated[float, Field(ge=0.0)] = 7 * 24 * 3600.0
     waiting: bool = True
     turns: bool = True  # users of one priority take turns in the queue

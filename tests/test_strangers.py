@@ -27,7 +27,7 @@ def call(folders: list[Path], *arguments: str) -> processes.CompletedProcess[str
 def packages(tmp_path: Path) -> list[Path]:
     """The examples of docs/extending.md whose kernels ours call."""
     folders = []
-    for title in ("A policy", "An order regime", "A reward"):
+    for title in ("A policy", "A reward"):
         ((group, points),) = points_of(PARTS[title]).items()
         folder = tmp_path / group.removeprefix("longshore.")
         write_package(folder, folder.name, points)
@@ -37,9 +37,9 @@ def packages(tmp_path: Path) -> list[Path]:
     return folders
 
 
-def test_jobs_are_simulated_by_a_strangers_policy_under_a_strangers_order_regime(packages: list[Path]) -> None:
+def test_jobs_are_simulated_by_the_policy_of_a_plugin(packages: list[Path]) -> None:
     small = str(ROOT / "examples" / "small.yaml")
-    done = call(packages, "simulate", "--cluster", small, "--jobs", "8", "--policy", "fullest", "--order", "smallest")
+    done = call(packages, "simulate", "--cluster", small, "--jobs", "8", "--policy", "fullest")
     assert done.returncode == 0, done.stderr
     assert "8" in done.stdout
     listed = call(packages, "policy", "list")
@@ -50,24 +50,22 @@ def test_jobs_are_simulated_by_a_strangers_policy_under_a_strangers_order_regime
 def test_help_and_messages_name_what_a_stranger_adds(packages: list[Path]) -> None:
     shown = " ".join(call(packages, "train", "--help").stdout.split())
     assert "waste" in shown
-    assert "smallest" in shown
     wrong = call(packages, "train", "--reward", "wast", "--steps", "1")
     assert "did you mean 'waste'" in wrong.stderr
 
 
 def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
     folders = []
-    for seam in ("policies", "orders", "rewards", "metrics", "faults", "networks", "traces"):
+    for seam in ("policies", "rewards", "metrics", "networks", "traces"):
         write_package(tmp_path / seam, seam, {"broken": "nowhere:THING"})
         folders.append(tmp_path / seam)
     small = str(ROOT / "examples" / "small.yaml")
     simulate = ("simulate", "--cluster", small, "--jobs", "3")
     assert call(folders, *simulate).returncode == 0
-    for option in (("--policy", "broken"), ("--order", "broken")):
-        done = call(folders, *simulate, *option)
-        assert done.returncode == 2
-        assert "'broken' (nowhere:THING) cannot be imported" in done.stderr
-        assert "Traceback" not in done.stderr
+    done = call(folders, *simulate, "--policy", "broken")
+    assert done.returncode == 2
+    assert "'broken' (nowhere:THING) cannot be imported" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_kernel_of_a_package_that_cannot_be_called_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:

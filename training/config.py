@@ -16,9 +16,9 @@ from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.files.output_file import in_one_line
-from ..cluster.files.plugins import registered
 from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import read_yaml
+from ..cluster.model.orders import ORDER_REGIMES, OrderName
 from ..cluster.model.outcome import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
 from ..envs.rewards import MAX_RANDOM_RUNS, RANDOM_RUNS
@@ -151,7 +151,7 @@ class TrainingConfig(BaseModel):
     waiting: bool = False
     oracle: bool = True  # of fault rates; in runs without the field all policies knew them
     turns: bool = False  # users of traces take turns; in runs without the field none did
-    orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
+    orders: tuple[OrderName, ...] = ("fifo",)
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: no bound
     traces: tuple[str, ...] = ()
     history: str | None = None
@@ -461,10 +461,9 @@ def _check_history(preset: str, history: Path | None, given: Mapping[str, object
 
 
 def _check_orders(algorithm: str, orders: Sequence[str]) -> None:
-    known = registered("orders")
     for order in orders:
-        if order not in known:
-            raise InputError(f"there is no order {order!r}", nearest(order, known), field="--order")
+        if order not in ORDER_REGIMES:
+            raise InputError(f"there is no order {order!r}", nearest(order, ORDER_REGIMES), field="--order")
     if len(orders) > 1 and algorithm != "group":
         raise InputError(
             f"{algorithm} learns under one order regime, not under {len(orders)}",

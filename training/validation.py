@@ -12,7 +12,6 @@ from ..agents.heuristics import FACTORS, Heuristic, patient_of, rivals
 from ..agents.heuristics import tuned_patient as best_patient
 from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing
-from ..cluster.files.plugins import is_ours, registered
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.outcome import Weighting, alone, metrics, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, same_jobs
@@ -212,8 +211,7 @@ class Pair(NamedTuple):
 def best_pair(problem: Problem, by: Weighting) -> Pair:
     """Return the order and the heuristic that do best on a problem, of Longshore's own and `patient` at each factor."""
     patients = [patient_of(factor) for factor in FACTORS] if problem.rules.waiting else []
-    orders = [name for name, point in registered("orders").items() if is_ours(point)]
-    pairs = [Pair(order, policy) for order in orders for policy in (*rivals(problem.rules), *patients)]
+    pairs = [Pair(order, policy) for order in ORDERS for policy in (*rivals(problem.rules), *patients)]
     return min(pairs, key=lambda pair: float(np.log(_window_means(pair.under(problem), pair.policy, by)).mean()))
 
 

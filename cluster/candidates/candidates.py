@@ -9,10 +9,10 @@ one class: equal sets appear once.
 import math
 
 from ..kernels.compiled import kernel
+from ..model.problem import passes
 from ..placing import take_node
 from ..queue.expected import expected_fault_loss_s, sort_expected_ends
 from ..queue.order import delays_nobody, list_others, may_turn, may_wait, turn_to
-from ..queue.order_table import passes
 from ..state.holding import has_classes
 from ..state.state import CANDIDATES, OFFERS, Simulation
 from .node_sets import (

@@ -1,4 +1,4 @@
-"""Fault models: what one is, ours, and those that other packages register."""
+"""Fault models: how often the parts of a cluster fail, each by its name in FAULT_MODELS."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..files.errors import PluginError
-from ..files.plugins import load, registered
+from ..files.errors import InputError
+from ..files.input_problems import nearest
 from ..kernels.structures import uniform
 from ..model.problem import MOST_RESTART_S, MOST_SLOW_FACTOR, FaultProcess, fault_sources
 from ..model.topology import Cluster
@@ -41,7 +41,7 @@ class FaultConfiguration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: str = ""  # the name that it is registered under, as the cluster file gives it
+    model: str = ""  # its name in FAULT_MODELS, as the cluster file gives it
     transient_probability: Share = 0.73  # a restart is enough
     repair_mean_s: Positive = REPAIR_MEAN_S
     repair_sigma: Annotated[float, Field(ge=0, le=10)] = REPAIR_SIGMA  # log-normal; 0: exponential
@@ -116,9 +116,6 @@ def none(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuration: NoF
     return source_rates(cluster, np.zeros_like(hazard_per_s)), fault_process(configuration, 1.0)
 
 
-NONE = FaultModel(NoFaults, none)
-
-
 class Exponential(FaultConfiguration):
     """Configuration of exponential up times."""
 
@@ -138,9 +135,6 @@ def exponential(
         Rates of shape (sources,), and the process.
     """
     return source_rates(cluster, hazard_per_s), fault_process(configuration, 1.0)
-
-
-EXPONENTIAL = FaultModel(Exponential, exponential)
 
 
 DEFAULT_SHAPE = 0.62  # measured on the times between faults of InfiniteHBD's trace
@@ -166,9 +160,6 @@ def weibull(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuration: 
         Rates of shape (sources,), and the process.
     """
     return source_rates(cluster, hazard_per_s), fault_process(configuration, configuration.shape)
-
-
-WEIBULL = FaultModel(Weibull, weibull)
 
 
 # 5 % of the nodes have 24.5 % of the faults: 0.245 / 0.05 against 0.755 / 0.95.
@@ -205,13 +196,10 @@ def lemon(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuration: Le
 
 
 def _lemon_nodes(cluster: Cluster, configuration: Lemon, seed: int) -> NDArray[np.bool_]:
-    """Tell for each node whether it is a lemon, from counters beyond those of the fault sources."""
+    """Return whether each node is a lemon, drawn from counters beyond those of the fault sources."""
     first = fault_sources(cluster)
     drawn = np.array([uniform(seed, first + node, 0) for node in range(cluster.speed.size)])
     return drawn < configuration.lemon_share
-
-
-LEMON = FaultModel(Lemon, lemon)
 
 
 class Correlated(FaultConfiguration):
@@ -254,20 +242,21 @@ def correlated(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuratio
     return rates, fault_process(configuration, configuration.shape)
 
 
-CORRELATED = FaultModel(Correlated, correlated)
+FAULT_MODELS = {
+    "correlated": FaultModel(Correlated, correlated),
+    "exponential": FaultModel(Exponential, exponential),
+    "lemon": FaultModel(Lemon, lemon),
+    "none": FaultModel(NoFaults, none),
+    "weibull": FaultModel(Weibull, weibull),
+}
 
 
 def fault_model(name: str) -> FaultModel:
-    """Return a fault model.
-
-    Args:
-        name: What it is registered under.
+    """Return a fault model by its name.
 
     Raises:
-        PluginError: If nothing of that name is registered, or it is no FaultModel.
+        InputError: If there is none of that name.
     """
-    found: object = load("faults", name)
-    if not isinstance(found, FaultModel):
-        where = registered("faults")[name].value
-        raise PluginError(f"fault model {name!r} ({where}) is {type(found).__name__}, not a FaultModel")
-    return found
+    if name not in FAULT_MODELS:
+        raise InputError(f"there is no fault model {name!r}", nearest(name, FAULT_MODELS))
+    return FAULT_MODELS[name]

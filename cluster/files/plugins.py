@@ -18,8 +18,7 @@ from .signals import Terminated
 # The last part of each entry-point group `longshore.SEAM`, and what one of its entries is called.
 SEAMS = {
     "policies": "policy", "networks": "network", "traces": "trace format",
-    "faults": "fault model", "orders": "order regime", "rewards": "reward",
-    "backends": "backend", "checks": "preflight check",
+    "rewards": "reward", "backends": "backend", "checks": "preflight check",
 }  # fmt: skip
 
 KindT = TypeVar("KindT")

@@ -20,7 +20,7 @@ from numba.core.registry import cpu_target
 from ..files.plugins import is_ours, registered
 
 PACKAGE = Path(__file__).absolute().parents[2]
-COMPILED_SEAMS = ("orders", "rewards")  # whose kernels are called by ours, which are compiled with them
+COMPILED_SEAMS = ("rewards",)  # whose kernels are called by ours, which are compiled with them
 MOST_WAIT_S, POLL_S = 300.0, 0.01  # for another process that compiles the same; then it is taken to be stopped
 
 

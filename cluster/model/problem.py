@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
-from ..files.plugins import registered
+from ..kernels.compiled import kernel
 from .needs import ANYTHING, Needs
+from .orders import ORDER_REGIMES
 from .topology import Cluster
 from .workload import Iteration, Plan, Workload, best_plan, reference_iteration_s
 
@@ -117,7 +118,29 @@ PLANNED: dict[str, type[np.generic]] = {  # the same of their plans, by the type
 }  # fmt: skip
 LINED: dict[str, type[np.generic]] = {"line": np.int32}  # the same of whose they are
 OPTIONAL = PLANNED | LINED  # arrays of no job where no job has any
-ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
+ORDERS = {name: number for number, name in enumerate(ORDER_REGIMES)}  # number of each order regime
+# Bit n is that of order regime n: a tuple is slow to index in a kernel.
+_PASSES = sum(regime.passes << ORDERS[name] for name, regime in ORDER_REGIMES.items())
+_BY_WORK = sum(regime.by_work << ORDERS[name] for name, regime in ORDER_REGIMES.items())
+_SHORTEST_LEADS = sum(regime.shortest_leads << ORDERS[name] for name, regime in ORDER_REGIMES.items())
+
+
+@kernel
+def passes(order: int) -> bool:
+    """Return whether jobs may start before the one that leads, under the order regime of a number."""
+    return bool((_PASSES >> order) & 1)
+
+
+@kernel
+def goes_by_work(order: int) -> bool:
+    """Return whether jobs that may pass go by expected work, and not in queue order."""
+    return bool((_BY_WORK >> order) & 1)
+
+
+@kernel
+def shortest_leads(order: int) -> bool:
+    """Return whether the job of least expected work leads, and not the head of the queue."""
+    return bool((_SHORTEST_LEADS >> order) & 1)
 
 
 def fault_sources(cluster: Cluster) -> int:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..faults.models import FaultConfiguration, FaultDraw, fault_model
+from ..faults.models import FAULT_MODELS, FaultConfiguration, FaultDraw, fault_model
 from ..files.errors import InputError, raise_all
 from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
-from ..files.plugins import registered
 from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
 from ..model.needs import Offer
 from ..model.problem import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
@@ -151,7 +150,6 @@ def read_cluster(path: Path) -> ClusterSetup:
 
     Raises:
         InputError: If the file cannot be read or used; one line with the file, its line, the field, and what to do.
-        PluginError: If its fault model cannot be imported.
     """
     file = read_yaml(path, "docs/clusters.md")
     content = validated(file, ClusterFile, file.data)
@@ -313,10 +311,10 @@ def _node_names(file: YamlFile, racks: list[_Rack]) -> tuple[str, ...]:
 
 def _fault_configuration(file: YamlFile, section: dict[str, object]) -> FaultConfiguration:
     """Return the `faults` section as the configuration of its model."""
-    known = registered("faults")
     if "model" not in section:
-        raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(known)}")
+        raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(FAULT_MODELS)}")
     name = section["model"]
-    if not isinstance(name, str) or name not in known:
-        raise file.error(("faults", "model"), f"{shortened(name)} is not a fault model", nearest(str(name), known))
-    return validated(file, fault_model(name).configuration, section, ("faults",))
+    if not isinstance(name, str) or name not in FAULT_MODELS:
+        fix = nearest(str(name), FAULT_MODELS)
+        raise file.error(("faults", "model"), f"{shortened(name)} is not a fault model", fix)
+    return validated(file, FAULT_MODELS[name].configuration, section, ("faults",))

@@ -20,11 +20,11 @@ import math
 
 from ..kernels.compiled import kernel
 from ..kernels.structures import push, remove
+from ..model.problem import goes_by_work
 from ..placing import least_slowdown
 from ..state.holding import class_of, has_classes, usable_by_class
 from ..state.state import Simulation
 from .expected import estimated_work_s, expected_run_s
-from .order_table import is_by_key, key_of
 from .turns import PASSING, has_turns, line_of, next_line_of
 
 NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
@@ -156,7 +156,7 @@ def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float
 @kernel
 def _goes_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
     """Say whether a leaf's job goes before another's: as `_is_first`, and by rank before that if jobs go by a key."""
-    if leaf >= 0 and other >= 0 and is_by_key(sim.rules.order):
+    if leaf >= 0 and other >= 0 and goes_by_work(sim.rules.order):
         state = sim.state
         rank = sim.scenarios.rank[state.scenario[row]]
         own, others = rank[state.index_job[row, leaf]], rank[state.index_job[row, other]]
@@ -192,11 +192,10 @@ def _climb(sim: Simulation, row: int, leaf: int) -> None:
 
 @kernel
 def _key(sim: Simulation, row: int, job: int) -> float:
-    """Return what a job is ordered by: what the order regime says, or its place in the queue."""
-    if not is_by_key(sim.rules.order):
-        return float(sim.state.index_place[row, job])
-    gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
-    return float(key_of(sim.rules.order, gpus, estimated_work_s(sim, row, job)))
+    """Return what a job is ordered by: its expected work, or its place in the queue, as the order regime has it."""
+    if goes_by_work(sim.rules.order):
+        return estimated_work_s(sim, row, job)
+    return float(sim.state.index_place[row, job])
 
 
 @kernel

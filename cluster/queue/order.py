@@ -3,6 +3,7 @@
 import math
 
 from ..kernels.compiled import kernel
+from ..model.problem import goes_by_work, passes, shortest_leads
 from ..placing import begin_picks, least_slowdown
 from ..state.holding import class_of, has_classes, holds_on, in_service_for, usable_by_class, usable_on, usable_to
 from ..state.state import LOOKED_AT, OTHERS, Simulation
@@ -17,17 +18,9 @@ from .index import (
     smallest_job,
     smallest_of_line,
 )
-from .order_table import is_by_key, is_smallest_first, key_of, passes
 from .turns import LEADING, PASSING, has_turns, next_line_of
 
 AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: nobody ends by then
-
-
-@kernel
-def order_key(sim: Simulation, row: int, job: int) -> float:
-    """Return what the order regime orders jobs by."""
-    gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
-    return float(key_of(sim.rules.order, gpus, estimated_work_s(sim, row, job)))
 
 
 @kernel
@@ -219,10 +212,10 @@ def _smallest(sim: Simulation, row: int) -> int:
     if is_indexed(sim, row):
         return smallest_job(sim, row)
     best = state.head[row]
-    least = order_key(sim, row, best)
+    least = estimated_work_s(sim, row, best)
     job = state.next_job[row, best]
     while job >= 0:
-        key = order_key(sim, row, job)
+        key = estimated_work_s(sim, row, job)
         if goes_before(sim, row, job, key, best, least):
             best, least = job, key
         job = state.next_job[row, job]
@@ -236,10 +229,10 @@ def _smallest_of_line(sim: Simulation, row: int, line: int) -> int:
     if is_indexed(sim, row):
         return smallest_of_line(sim, row, line)
     best = state.line_head[row, line]
-    least = order_key(sim, row, best)
+    least = estimated_work_s(sim, row, best)
     job = state.next_in_line[row, best]
     while job >= 0:
-        key = order_key(sim, row, job)
+        key = estimated_work_s(sim, row, job)
         if key < least:
             best, least = job, key
         job = state.next_in_line[row, job]
@@ -251,8 +244,8 @@ def reservation_holder(sim: Simulation, row: int) -> int:
     """Return the job of the queue that leads, and holds the reservation; the queue is not empty."""
     state, head = sim.state, sim.state.head[row]
     if not has_turns(sim):
-        return _smallest(sim, row) if is_smallest_first(sim.rules.order) else head
-    if is_smallest_first(sim.rules.order):
+        return _smallest(sim, row) if shortest_leads(sim.rules.order) else head
+    if shortest_leads(sim.rules.order):
         return _smallest_of_line(sim, row, state.first_line[row, LEADING])
     return head if state.came_back[row, head] == 1 else state.line_head[row, state.first_line[row, LEADING]]
 
@@ -285,7 +278,7 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
             found = _backfill_from(sim, row, holder, line)
             line = next_line_of(sim, row, PASSING, line)
         return found
-    by_key = is_by_key(sim.rules.order)
+    by_key = goes_by_work(sim.rules.order)
     best, least = -1, math.inf
     job, left = state.head[row], sim.rules.backfill_depth
     while job >= 0 and left > 0:
@@ -294,7 +287,7 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
             if may_pass(sim, row, job):
                 if not by_key:
                     return job
-                key = order_key(sim, row, job)
+                key = estimated_work_s(sim, row, job)
                 if best < 0 or goes_before(sim, row, job, key, best, least):
                     best, least = job, key
         job = state.next_job[row, job]
@@ -304,7 +297,7 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
 @kernel
 def _backfill_from(sim: Simulation, row: int, holder: int, line: int) -> int:
     """Return the job of a line that may pass the holder of the reservation, -1 if there is none."""
-    state, by_key = sim.state, is_by_key(sim.rules.order)
+    state, by_key = sim.state, goes_by_work(sim.rules.order)
     best, least = -1, math.inf
     job, left = state.line_head[row, line], sim.rules.backfill_depth
     while job >= 0 and left > 0:
@@ -313,7 +306,7 @@ def _backfill_from(sim: Simulation, row: int, holder: int, line: int) -> int:
             if may_pass(sim, row, job):
                 if not by_key:
                     return job
-                key = order_key(sim, row, job)
+                key = estimated_work_s(sim, row, job)
                 if key < least:
                     best, least = job, key
         job = state.next_in_line[row, job]
@@ -379,19 +372,13 @@ def may_turn(sim: Simulation, row: int) -> bool:
 
 
 @kernel
-def _other_key(sim: Simulation, row: int, job: int) -> float:
-    """Return what the jobs to turn to are chosen by: the key of the regime, or the expected work if it has none."""
-    return order_key(sim, row, job) if is_by_key(sim.rules.order) else estimated_work_s(sim, row, job)
-
-
-@kernel
 def _insert_other(sim: Simulation, row: int, job: int, first: int, count: int) -> int:
     """Put a job in its place in `other_job`, behind the first so many of `count`; return how many then stand there."""
     others = sim.scratch.other_job
-    key, at = _other_key(sim, row, job), min(count, OTHERS)
+    key, at = estimated_work_s(sim, row, job), min(count, OTHERS)
     while at > first:
         before = others[row, at - 1]
-        if not goes_before(sim, row, job, key, before, _other_key(sim, row, before)):
+        if not goes_before(sim, row, job, key, before, estimated_work_s(sim, row, before)):
             break
         if at < OTHERS:
             others[row, at] = before
@@ -408,7 +395,7 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
     hidden = state.index_hidden[row]
     hide(sim, row, holder)
     hide(sim, row, due)
-    count, by_key = 0, is_by_key(sim.rules.order)
+    count, by_key = 0, goes_by_work(sim.rules.order)
     for _ in range(OTHERS if by_key else LOOKED_AT):
         job = first_to_pass(sim, row)
         if job < 0:
@@ -433,7 +420,7 @@ def list_others(sim: Simulation, row: int) -> int:
         return _find_others(sim, row, holder, due)
     if has_turns(sim):
         return _list_in_turns(sim, row, holder, due)
-    by_key = is_by_key(sim.rules.order)
+    by_key = goes_by_work(sim.rules.order)
     count, seen = 0, 0
     job, left = state.head[row], sim.rules.backfill_depth
     while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
@@ -448,7 +435,7 @@ def list_others(sim: Simulation, row: int) -> int:
 @kernel
 def _list_in_turns(sim: Simulation, row: int, holder: int, due: int) -> int:
     """Do what `list_others` does where users take turns, without an index: line by line."""
-    state, by_key = sim.state, is_by_key(sim.rules.order)
+    state, by_key = sim.state, goes_by_work(sim.rules.order)
     count, seen = 0, 0
     line = state.first_line[row, PASSING]
     while line >= 0 and (count < OTHERS if by_key else seen < LOOKED_AT):

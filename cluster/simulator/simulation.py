@@ -8,11 +8,21 @@ from numpy.typing import NDArray
 from ..kernels.compiled import kernel
 from ..kernels.structures import push
 from ..model.outcome import Outcome
-from ..model.problem import EVERY_JOB, LINED, PER_JOB, PLANNED, FaultProcess, Problem, Rules, Scenarios, fault_sources
+from ..model.problem import (
+    EVERY_JOB,
+    LINED,
+    PER_JOB,
+    PLANNED,
+    FaultProcess,
+    Problem,
+    Rules,
+    Scenarios,
+    fault_sources,
+    passes,
+)
 from ..model.topology import Cluster
 from ..queue.expected import note_start
 from ..queue.index import forget_index
-from ..queue.order_table import order_of
 from ..queue.turns import enter_line, has_turns, leave_line, line_of, settle_line
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
 from ..state.holding import count_by_class, has_classes
@@ -36,7 +46,6 @@ def simulation_of(
         index_from: Length of a queue from which it has an index, more than any queue for never. It changes no result.
 
     Raises:
-        PluginError: If the order regime cannot be used.
         ValueError: If anything could not be run (cluster/state/border.py), such as a job that asks more GPUs than
             the cluster has; naming the field.
     """
@@ -55,7 +64,7 @@ def simulation_of(
             cluster,
             scenarios,
             rows,
-            index_from if order_of(rules.order).passes else EVERY_JOB,
+            index_from if passes(rules.order) else EVERY_JOB,
             holding=holds_on_by(rules),
             turns=rules.turns,
         ),

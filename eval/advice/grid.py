@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from ...agents.heuristics import PACK
 from ...agents.protocol import Policy
-from ...cluster.files.errors import InputError, PluginError
-from ...cluster.files.plugins import registered
+from ...cluster.files.errors import InputError
 from ...cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ...cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs
 from ...cluster.presets.problems import Regime
-from ...cluster.queue.order_table import order_of
 from ..comparison import run_all
 from ..metrics import scenario_metrics
 from ..setting import is_heuristic
@@ -102,16 +100,8 @@ class OrderGrid(NamedTuple):
 
 
 def every_order(regime: Regime) -> list[Regime]:
-    """Return a regime under each registered order; an order that another package breaks is logged and skipped."""
-    found = []
-    for order in registered("orders"):
-        try:
-            order_of(ORDERS[order])
-        except PluginError as error:
-            log.warning("an order is not run: %s", error)
-        else:
-            found.append(replace(regime, order=order))
-    return found
+    """Return a regime under each order."""
+    return [replace(regime, order=order) for order in ORDERS]
 
 
 def run_grid(

@@ -7,8 +7,8 @@ import numpy as np
 
 from ...agents.protocol import Policy
 from ...cluster.model.intervals import Estimates
-from ...cluster.model.problem import ORDERS, Problem
-from ...cluster.queue.order_table import order_of
+from ...cluster.model.orders import ORDER_REGIMES
+from ...cluster.model.problem import Problem
 from .choice import Against, OrderAdvice, WindowGroup
 from .grid import COMMON
 
@@ -20,7 +20,7 @@ MORE_WINDOWS_BY = {"window": "a longer trace, --workloads", "workload": "--workl
 def headline(advice: OrderAdvice, ageing_s: float) -> str:
     """Return what to run, and what that gains, in one sentence."""
     ageing = ""
-    if order_of(ORDERS[advice.chosen.order]).passes:  # else no job overtakes another
+    if ORDER_REGIMES[advice.chosen.order].passes:  # else no job overtakes another
         bound = f"with an ageing bound of {ageing_text(ageing_s)}"
         ageing = ", without an ageing bound" if math.isinf(ageing_s) else f", {bound}"
     stay = " Many clusters run this already." if advice.chosen in COMMON else ""
@@ -71,7 +71,7 @@ def remarks_on(advice: OrderAdvice, problem: Problem, policy: Policy, facts: Map
         policy: The chosen policy.
         facts: What was not run as it was recorded.
     """
-    about = order_of(problem.rules.order).about
+    about = ORDER_REGIMES[advice.chosen.order].about
     found = [
         f"An order decides which waiting job may start next; {advice.chosen.order}: {about}. "
         f"A policy decides on which GPUs; {policy.name}: {policy.about}."

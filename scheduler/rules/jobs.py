@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from ...cluster.queue.orders import Order
+from ...cluster.model.orders import OrderRegime
 from ..model.job import JobRow
 from ..model.states import FINAL, AfterStop, AttemptState, Desired, JobState
 from .attempts import REQUEST_CAUSE
@@ -172,7 +172,7 @@ Turns = Mapping[tuple[str, int], Led]  # by owner and priority
 
 
 def in_order(
-    waiting: Iterable[WaitingJob], order: Order, ageing_s: float, now_s: float, in_service: int,
+    waiting: Iterable[WaitingJob], order: OrderRegime, ageing_s: float, now_s: float, in_service: int,
     turns: Turns | None = None,
 ) -> list[WaitingJob]:  # fmt: skip
     """Return waiting jobs as they are offered GPUs, the first one first.
@@ -196,25 +196,24 @@ def in_order(
         turns = _after(aged, turns, order, now_s)
         groups = [list(jobs) for _, jobs in groupby(line, lambda it: it.priority)]
         line = [job for place, jobs in enumerate(groups) for job in _in_rounds(jobs, order, turns, leads=place == 0)]
-    elif order.key is not None:
-        first = 0 if order.goes_first else 1
+    elif order.by_work:
+        first = 0 if order.shortest_leads else 1
         line[first:] = _by_key(line[first:], order)
     return [*aged, *(job for job in line if job.id not in old)]
 
 
-def _after(started: Iterable[WaitingJob], turns: Turns, order: Order, now_s: float) -> Turns:
+def _after(started: Iterable[WaitingJob], turns: Turns, order: OrderRegime, now_s: float) -> Turns:
     """Return the turns that users have had once some jobs, which have aged, have started."""
     last = max((turn.number for turn in turns.values()), default=0)
-    taking = (it for it in started if order.goes_first or it.not_before_s == 0.0)
+    taking = (it for it in started if order.shortest_leads or it.not_before_s == 0.0)
     return {**turns, **{(it.owner, it.priority): Led(now_s, last + at) for at, it in enumerate(taking, 1)}}
 
 
-def _by_key(jobs: Iterable[WaitingJob], order: Order) -> list[WaitingJob]:
-    key = order.key
-    return list(jobs) if key is None else sorted(jobs, key=lambda it: (-it.priority, key(it.gpus, _left_s(it))))
+def _by_key(jobs: Iterable[WaitingJob], order: OrderRegime) -> list[WaitingJob]:
+    return sorted(jobs, key=lambda job: (-job.priority, _left_s(job))) if order.by_work else list(jobs)
 
 
-def _in_rounds(jobs: Sequence[WaitingJob], order: Order, turns: Turns, *, leads: bool) -> list[WaitingJob]:
+def _in_rounds(jobs: Sequence[WaitingJob], order: OrderRegime, turns: Turns, *, leads: bool) -> list[WaitingJob]:
     """Return jobs of one priority, in the order of the queue, as their users take turns.
 
     Args:
@@ -224,8 +223,8 @@ def _in_rounds(jobs: Sequence[WaitingJob], order: Order, turns: Turns, *, leads:
         leads: Whether one of these jobs leads: there are none of a higher priority.
     """
     back = [job for job in jobs if job.not_before_s > 0.0]
-    if order.key is not None:
-        back = back[:1] if leads and not order.goes_first else []
+    if order.by_work:
+        back = back[:1] if leads and not order.shortest_leads else []
     ahead = {job.id for job in back}
     lines: dict[str, list[WaitingJob]] = {}
     for it in jobs:
@@ -235,7 +234,7 @@ def _in_rounds(jobs: Sequence[WaitingJob], order: Order, turns: Turns, *, leads:
         return back
     users = in_turn((job for job in jobs if job.id not in ahead), turns)
     for place, user in enumerate(users):
-        first = 1 if leads and place == 0 and not back and not order.goes_first else 0
+        first = 1 if leads and place == 0 and not back and not order.shortest_leads else 0
         lines[user][first:] = _by_key(lines[user][first:], order)
     rounds = range(max(map(len, lines.values())))
     return back + [lines[user][at] for at in rounds for user in users if at < len(lines[user])]

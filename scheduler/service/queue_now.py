@@ -21,9 +21,8 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from ...cluster.model.problem import ORDERS
+from ...cluster.model.orders import ORDER_REGIMES
 from ...cluster.model.training_plan import PlanFile, StagePlan
-from ...cluster.queue.order_table import order_of
 from ..control.facade import RunningScheduler
 from ..control.job_errors import JobErrors
 from ..health.step_monitor import StepFigures
@@ -128,7 +127,7 @@ class QueueNow:
 
     def _read(self, tx: Connection, now_s: float) -> Queue:
         settings, room = self._settings, room_in(tx, self._layout)
-        order = order_of(ORDERS[settings.order])
+        order = ORDER_REGIMES[settings.order]
         waiting, had = waiting_jobs(tx, now_s), self._had(tx)
         line = in_order(waiting, order, settings.ageing_s, now_s, room.in_service, had)
         held = Counter(row.job_id for row in held_gpus(tx)) if settings.limits.gpus is not None else Counter[str]()
@@ -150,7 +149,7 @@ class QueueNow:
     def ahead_of_new(self, tx: Connection, owner: str, priority: int, now_s: float) -> int:
         """Return how many waiting jobs would stand before one of an owner and a priority that is submitted now."""
         new = WaitingJob("", owner, priority, 1, 1 << 62, now_s, 0.0, 0.0, 1.0, 0.0)
-        line = in_order([*waiting_jobs(tx, now_s), new], order_of(ORDERS["easy"]), math.inf, now_s, 0, self._had(tx))
+        line = in_order([*waiting_jobs(tx, now_s), new], ORDER_REGIMES["easy"], math.inf, now_s, 0, self._had(tx))
         return line.index(new)
 
 

@@ -12,11 +12,10 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 
 from longshore.agents.learned.schema import Schema
-from longshore.cluster.faults.models import fault_model
+from longshore.cluster.faults.models import FAULT_MODELS
 from longshore.cluster.faults.recorded import FaultEvent
 from longshore.cluster.files.errors import InputError, ManyProblemsError
 from longshore.cluster.files.input_problems import MOST_LETTERS, input_problems, nearest
-from longshore.cluster.files.plugins import registered
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
 from longshore.cluster.traces.philly import PhillyJob
@@ -35,7 +34,7 @@ from longshore.training.config import TrainingConfig
 MODELS: list[type[BaseModel]] = [
     JobFile, SchedulerSettings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings,
     JobPatch, TokenRequest, DrainRequest, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
-    *(fault_model(name).configuration for name in registered("faults")),
+    *(model.configuration for model in FAULT_MODELS.values()),
 ]  # fmt: skip
 HOSTILE: list[object] = [
     None, True, 0, -1, 3, 2**70, 10**400, 0.5, -0.5, 1e300, math.nan, math.inf, "", "x", "X y", "a\0b", "x" * 200_000,

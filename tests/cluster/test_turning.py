@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
-from longshore.cluster.model.problem import EVERY_JOB, ORDERS
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS, goes_by_work
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.placing import take_node
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.queue.expected import estimated_work_s
 from longshore.cluster.queue.order import list_others, may_wait, turn_to
-from longshore.cluster.queue.order_table import is_by_key
 from longshore.cluster.simulator.engine import advance, start, wait
 from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
 from longshore.envs.batch import AgentView, Batch
@@ -66,7 +65,7 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
 def expected_others(sim: Simulation) -> list[int]:
     """Return what the definition in docs/policies.md says of the other jobs."""
     offered = offered_one_after_another(sim)[1:]
-    if not is_by_key(sim.rules.order):  # by rank, and the shortest first; `sorted` leaves equal ones as they are
+    if not goes_by_work(sim.rules.order):  # by rank, and the shortest first; `sorted` leaves equal ones as they are
         rank = sim.scenarios.rank[sim.state.scenario[0]]
         offered = sorted(offered, key=lambda job: (rank[job], estimated_work_s(sim, 0, job)))
     return offered[:OTHERS]

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.files.errors import InputError, PluginError
-from longshore.cluster.files.plugins import registered
+from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
-from longshore.cluster.queue import order_table
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.advice.grid import COMMON, Candidate, every_order, run_grid, windows_of
 from longshore.eval.advice.ranking import document_of, lines, section_of
@@ -40,7 +38,7 @@ def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_
     assert "scenarios of 96 jobs" in answer.out
     # Every order with every policy, waiting ones too; best first.
     pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
-    assert sorted(pairs) == sorted((order, policy) for order in registered("orders") for policy in HEURISTICS)
+    assert sorted(pairs) == sorted((order, policy) for order in ORDERS for policy in HEURISTICS)
     means = [row["mean"]["mean_jct_s"] for row in figures["ranking"] if row["ended"]]
     assert means == sorted(means)
     # Windows that chose are not those that are reported.
@@ -170,19 +168,11 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
     assert "common today" in section_of(found, math.inf)
 
 
-def test_an_order_that_a_package_breaks_is_logged_and_skipped(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(order_table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
-    assert [regime.order for regime in every_order(Regime(waiting=True))] == ["easy", "easy-shortest", "fifo"]
-    assert "order 'shortest' cannot be imported" in caplog.text
-
-
 def test_what_was_asked_for_holds_under_every_order() -> None:
     regime = Regime("fifo", ageing_s=60.0, waiting=True, oracle=True, turns=True)
     assert {field.name for field in fields(Regime) if getattr(regime, field.name) == field.default} == {"order"}
     regimes = every_order(regime)
-    assert [each.order for each in regimes] == list(registered("orders"))
+    assert [each.order for each in regimes] == list(ORDERS)
     assert {replace(each, order="fifo") for each in regimes} == {regime}
 
 

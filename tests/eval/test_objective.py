@@ -10,8 +10,8 @@ import pytest
 from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of, tuned_patient
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.outcome import weighting_of
+from longshore.cluster.model.problem import ORDERS
 from longshore.eval.advice.grid import COMMON
 from longshore.eval.advice.words import sentences
 from longshore.eval.comparison import compare
@@ -36,9 +36,9 @@ def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
     assert figures["objective"] == field
     assert figures["facts"]["objective"] == title
     tuned = dict(reversed(it.split(" under ")) for it in figures["facts"]["tuned"].split(", on")[0].split(", "))
-    assert tuned.keys() == registered("orders").keys()
+    assert tuned.keys() == ORDERS.keys()
     pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
-    each = [(order, policy) for order in registered("orders") for policy in HEURISTICS]
+    each = [(order, policy) for order in ORDERS for policy in HEURISTICS]
     assert sorted(pairs) == sorted([*each, *tuned.items()])
     # Nothing of the past that it was tuned on is run; the answer says so, and the report and JSON.
     assert "windows come from all of it" not in str(figures["facts"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.queue.orders import EASY
+from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.cluster.queue.turns import line_up
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.job import new_job_id
@@ -108,7 +108,12 @@ class Still(Trial):
 
     def in_store(self) -> list[str]:
         with self.store.read() as tx:
-            return [it.id for it in in_order(waiting_jobs(tx, self.now_s()), EASY, float("inf"), self.now_s(), GPUS)]
+            return [
+                it.id
+                for it in in_order(
+                    waiting_jobs(tx, self.now_s()), ORDER_REGIMES["easy"], float("inf"), self.now_s(), GPUS
+                )
+            ]
 
     def has_one_order(self) -> bool:
         """Say whether the queue that is shown is the scheduler's."""
@@ -145,7 +150,7 @@ class Shared(Still):
         with self.store.read() as tx:
             turns = {user: Led(it.led_s, it.led) for user, it in user_turns(tx).items()}
             waiting = waiting_jobs(tx, self.now_s())
-        return [it.id for it in in_order(waiting, EASY, float("inf"), self.now_s(), GPUS, turns)]
+        return [it.id for it in in_order(waiting, ORDER_REGIMES["easy"], float("inf"), self.now_s(), GPUS, turns)]
 
     def has_one_order(self) -> bool:
         return super().has_one_order() and self.turns_in_live() == self.turns_in_store()

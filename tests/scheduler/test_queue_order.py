@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.cluster.queue.order_table import order_of
-from longshore.cluster.queue.orders import EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn
@@ -88,7 +87,7 @@ def turned_to(
 def test_the_order_that_is_shown_is_that_of_the_scheduler(
     tmp_path: Path, order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
-    shown = [it.id for it in in_order(reversed(waiting), order_of(ORDERS[order]), ageing_s, NOW_S, GPUS)]
+    shown = [it.id for it in in_order(reversed(waiting), ORDER_REGIMES[order], ageing_s, NOW_S, GPUS)]
     assert shown == turned_to(waiting, order, ageing_s, tmp_path)
 
 
@@ -99,7 +98,7 @@ def test_jobs_pass_the_first_one_in_the_order_that_is_shown(
     tmp_path: Path, order: str, waiting: list[WaitingJob]
 ) -> None:
     first = WaitingJob("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
-    shown = [it.id for it in in_order([*waiting, first], order_of(ORDERS[order]), float("inf"), NOW_S, GPUS)]
+    shown = [it.id for it in in_order([*waiting, first], ORDER_REGIMES[order], float("inf"), NOW_S, GPUS)]
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
@@ -110,7 +109,7 @@ def test_users_take_turns_in_the_order_that_is_shown(
     tmp_path: Path, order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
     turns, ageing_s = turns_of(waiting), float("inf") if order == "fifo" else ageing_s
-    shown = [it.id for it in in_order(reversed(waiting), order_of(ORDERS[order]), ageing_s, NOW_S, GPUS, turns)]
+    shown = [it.id for it in in_order(reversed(waiting), ORDER_REGIMES[order], ageing_s, NOW_S, GPUS, turns)]
     assert shown == turned_to(waiting, order, ageing_s, tmp_path, turns)
 
 
@@ -122,7 +121,7 @@ def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, w
     first = WaitingJob("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
     turns = turns_of([*waiting, first])
     every = [*waiting, first]
-    shown = [it.id for it in in_order(every, order_of(ORDERS[order]), float("inf"), NOW_S, GPUS, turns)]
+    shown = [it.id for it in in_order(every, ORDER_REGIMES[order], float("inf"), NOW_S, GPUS, turns)]
     assert shown == ["first", *turned_to(every, order, float("inf"), tmp_path, turns)]
 
 
@@ -131,7 +130,7 @@ def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, w
 def test_of_one_user_alone_the_order_is_that_without_turns(
     order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
-    rules = order_of(ORDERS[order]), ageing_s, NOW_S, GPUS
+    rules = ORDER_REGIMES[order], ageing_s, NOW_S, GPUS
     assert in_order(waiting, *rules, turns_of(waiting)) == in_order(waiting, *rules)
 
 
@@ -149,5 +148,5 @@ def test_no_job_goes_before_one_of_higher_priority_unless_it_ages(
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
     small = WaitingJob("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
     large = WaitingJob("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
-    assert [it.id for it in in_order([large, small], EASY, 500.0, NOW_S, 16)] == ["large", "small"]
-    assert places(in_order([large, small], EASY, 500.0, NOW_S, 8)) == {"small": 1, "large": 2}
+    assert [it.id for it in in_order([large, small], ORDER_REGIMES["easy"], 500.0, NOW_S, 16)] == ["large", "small"]
+    assert places(in_order([large, small], ORDER_REGIMES["easy"], 500.0, NOW_S, 8)) == {"small": 1, "large": 2}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from longshore.cluster.queue.orders import EASY
+from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.model.states import Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.jobs import in_order
 from longshore.scheduler.store.jobs import set_priority, try_again
@@ -32,7 +32,9 @@ class OneGpu(NamedTuple):
         """Return the jobs that wait in their order, which is the same whoever tells it."""
         reported, now_s = self.told(), self.trial.now_s()
         with self.trial.store.read() as tx:
-            assert [it.id for it in in_order(waiting_jobs(tx, now_s), EASY, float("inf"), now_s, 1)] == reported
+            assert [
+                it.id for it in in_order(waiting_jobs(tx, now_s), ORDER_REGIMES["easy"], float("inf"), now_s, 1)
+            ] == reported
         self.trial.scheduler.cache = None  # read anew, as after a restart
         self.trial.tick()
         assert self.told() == reported

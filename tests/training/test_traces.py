@@ -10,7 +10,6 @@ import pytest
 from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.outcome import weighting_of
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.problems import Regime
@@ -168,7 +167,7 @@ def test_the_best_pair_is_the_least_of_all_by_the_objective_asked_for() -> None:
     for text in ("p99-jct", "mean-jct:0.5,slowdown:0.5"):
         by = weighting_of(text)
         cost = {}
-        for order in registered("orders"):
+        for order in ORDERS:
             ruled = problem._replace(rules=problem.rules._replace(order=ORDERS[order]))
             for policy in (*HEURISTICS.values(), *map(patient_of, FACTORS)):
                 sim = simulation_of(ruled, rows=4)

@@ -10,6 +10,7 @@ import typer
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
+from ..cluster.model.orders import ORDER_REGIMES
 from ..scheduler.commands.options import DURATION, duration
 from .options import (  # fmt: skip
     AgeingOption,
@@ -35,9 +36,9 @@ from .options import (  # fmt: skip
     TurnsOption,
     WaitingOption,
     WorkloadsOption,
-    names,
+    in_words,
+    order_name,
     regime_of,
-    registered_name,
 )
 from .progress import compile_first, console, progress
 
@@ -49,8 +50,8 @@ WEEK_S = 604_800.0  # ageing bound where all orders are tried: what goes by size
 EveryOrderOption = Annotated[
     str | None,
     typer.Option(
-        "--order", parser=registered_name("orders"), metavar="NAME",
-        help=f"One order only: {names('orders')}. Default: all of them, side by side.",
+        "--order", parser=order_name, metavar="NAME",
+        help=f"One order only: {in_words(ORDER_REGIMES)}. Default: all of them, side by side.",
     ),
 ]  # fmt: skip
 AnyAgeingOption = Annotated[

@@ -1,6 +1,6 @@
 """Options that several commands take."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..cluster.files.input_problems import nearest
-from ..cluster.files.plugins import SEAMS, registered
+from ..cluster.model.orders import ORDER_REGIMES
 from ..scheduler.commands.options import DURATION, duration
 
 if TYPE_CHECKING:
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
 MAX_GPUS = 1_000_000  # as in cluster files
 
 
-def names(seam: str) -> str:
-    """Return the names that are registered for a seam, for a help text."""
-    *words, last = registered(seam)
-    return f"{', '.join(words)} or {last}" if words else last
+def in_words(names: Iterable[str]) -> str:
+    """Return names as a help text lists them."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
 
 
-def registered_name(seam: str) -> Callable[[str], str]:
-    """Return the parser of an option that takes a name registered for a seam (cluster/files/plugins.py)."""
+def order_name(text: str) -> str:
+    """Return the name of an order regime that an option takes.
 
-    def name(text: str) -> str:
-        known = registered(seam)
-        if text not in known:
-            raise typer.BadParameter(f"there is no {SEAMS[seam]} {text!r}; {nearest(text, known)}")
-        return text
-
-    return name
+    Raises:
+        typer.BadParameter: If there is no such regime.
+    """
+    if text not in ORDER_REGIMES:
+        raise typer.BadParameter(f"there is no order regime {text!r}; {nearest(text, ORDER_REGIMES)}")
+    return text
 
 
 class EstimateKind(StrEnum):
@@ -79,9 +78,9 @@ FaultsOption = Annotated[
 OrderOption = Annotated[
     str,
     typer.Option(
-        parser=registered_name("orders"),
+        parser=order_name,
         metavar="NAME",
-        help=f"Which waiting job may start next: {names('orders')}.",
+        help=f"Which waiting job may start next: {in_words(ORDER_REGIMES)}.",
     ),
 ]
 AgeingOption = Annotated[

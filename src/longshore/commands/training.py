@@ -9,8 +9,10 @@ import typer
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import in_one_line
+from ..cluster.files.plugins import registered
 from ..cluster.files.signals import BY_SIGNAL
-from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, TurnsOption, names
+from ..cluster.model.orders import ORDER_REGIMES
+from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, TurnsOption, in_words
 from .progress import compile_first, progress, training_progress
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ OrdersOption = Annotated[
     typer.Option(
         "--order",
         metavar="NAME",
-        help=f"Which waiting job may start next: {names('orders')}; several times to learn under several.",
+        help=f"Which waiting job may start next: {in_words(ORDER_REGIMES)}; several times to learn under several.",
     ),
 ]
 LoadsOption = Annotated[
@@ -80,7 +82,8 @@ NetworkOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"What scores the actions: {names('networks')} (docs/training.md); default: the preset's own.",
+        help=f"What scores the actions: {in_words(registered('networks'))} (docs/training.md); default: the preset's "
+        "own.",
     ),
 ]
 ActionOption = Annotated[
@@ -97,7 +100,7 @@ RewardOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"What a step pays: {names('rewards')} (docs/environments.md); default: the preset's own.",
+        help=f"What a step pays: {in_words(registered('rewards'))} (docs/environments.md); default: the preset's own.",
     ),
 ]
 ReplayOption = Annotated[

@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends import check_backend
     from .checks import check_preflight_check
-    from .models import check_fault_model, check_reward, check_trace_format
+    from .models import check_reward, check_trace_format
     from .networks import check_network
-    from .orders import check_order
     from .policies import check_policy
 
 __all__ = [
     "check_backend",
-    "check_fault_model",
     "check_network",
-    "check_order",
     "check_policy",
     "check_preflight_check",
     "check_reward",
     "check_trace_format",
 ]
 _MODULES = {
-    "check_backend": "backends", "check_fault_model": "models",
-    "check_network": "networks", "check_order": "orders",
+    "check_backend": "backends", "check_network": "networks",
     "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "models",
     "check_trace_format": "models",
 }  # fmt: skip

@@ -1,98 +1,19 @@
-"""What every fault model, trace format and reward must do."""
+"""What every trace format and reward must do."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
-from ..cluster.faults.models import FaultConfiguration, FaultDraw, FaultModel
 from ..cluster.files.errors import InputError
 from ..cluster.files.plugins import registered
-from ..cluster.model.problem import FaultProcess, fault_sources
-from ..cluster.model.topology import Cluster, grid_cluster
 from ..cluster.model.workload import Workload
 from ..cluster.presets.drawn import hetero64
-from ..cluster.state.border import sound_process
 from ..cluster.traces.read import TraceFormat
 from ..envs.batch import AgentView, Batch, ideal_time_s
 from ..envs.stepping import REWARDS, cost_so_far_s, reward_of
-
-CLUSTERS = (grid_cluster(1, 1), grid_cluster(6, 4, nodes_per_rack=4))  # one GPU; two racks, of 4 and of 2 nodes
-SEEDS = (0, 5, 2**31 - 1)
-
-
-def check_fault_model(model: FaultModel, parameters: Mapping[str, object] | None = None) -> None:
-    """Check a fault model, on a single GPU and on two uneven racks.
-
-    Its configuration must take the parameters and refuse a key that it does not know. What it builds must be one
-    finite rate of 0 or more for each GPU, node and rack, and a sound process. It must be a pure function: the same
-    arguments give the same faults, and stay as they are.
-
-    Args:
-        model: What is registered.
-        parameters: The `faults` section of a cluster file without `model`; by default none.
-
-    Raises:
-        AssertionError: With what is broken.
-    """
-    assert isinstance(model, FaultModel), f"it is {type(model).__name__}, not a FaultModel"
-    configuration = _configuration(model, dict(parameters or {}))
-    for cluster in CLUSTERS:
-        for seed in SEEDS:
-            _check_draw(model, cluster, configuration, seed)
-
-
-def _configuration(model: FaultModel, parameters: dict[str, object]) -> FaultConfiguration:
-    kind = model.configuration
-    assert issubclass(kind, FaultConfiguration), f"{kind.__name__} is no FaultConfiguration"
-    section = {"model": "checked", **parameters}
-    assert not _takes(kind, {**section, "no_such_key": 1}), f"{kind.__name__} passes a misspelt key over"
-    try:
-        return kind.model_validate(section)
-    except ValidationError as error:
-        raise AssertionError(f"{kind.__name__} refuses the parameters: {error}") from error
-
-
-def _takes(kind: type[BaseModel], section: Mapping[str, object]) -> bool:
-    try:
-        kind.model_validate(section)
-    except ValidationError:
-        return False
-    return True
-
-
-def _check_draw(model: FaultModel, cluster: Cluster, configuration: FaultConfiguration, seed: int) -> None:
-    hazard_per_s = np.linspace(1e-6, 3e-6, cluster.gpu_node.size)
-    given = hazard_per_s.copy()
-    rates, process = _drawn(model.build(cluster, given, configuration, seed))
-    assert np.array_equal(given, hazard_per_s), "it changes the hazards that it is given"
-    assert rates.dtype == np.float64, f"the rates are {rates.dtype}, not float64"
-    assert rates.shape == (fault_sources(cluster),), f"the rates have shape {rates.shape}, not (GPUs + nodes + racks,)"
-    assert (np.isfinite(rates) & (rates >= 0.0)).all(), "a rate is below 0 or not finite"
-    first = process.outage_first
-    assert not first.any() or first.size == rates.size + 1, f"outage_first has {first.size} entries, not sources + 1"
-    try:
-        sound_process(process)
-    except ValueError as error:
-        raise AssertionError(f"the process is not sound: {error}") from error
-    again, process_again = model.build(cluster, hazard_per_s, configuration, seed)
-    assert np.array_equal(rates, again), "the same seed gives other faults"
-    drawn, drawn_again = ([np.asarray(part).tolist() for part in one] for one in (process, process_again))
-    assert drawn == drawn_again, "the same seed gives another process"
-
-
-def _drawn(draw: Any) -> FaultDraw:
-    is_pair = isinstance(draw, tuple) and len(draw) == 2
-    assert is_pair, "`build` does not give (rates, process)"
-    rates, process = draw
-    assert isinstance(rates, np.ndarray), f"the rates are {type(rates).__name__}, not an array"
-    assert isinstance(process, FaultProcess), f"the process is {type(process).__name__}, not a FaultProcess"
-    return rates, process
-
 
 SNIFFED_CHARACTERS = 4096  # characters that `sniff` is given
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

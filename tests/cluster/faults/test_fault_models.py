@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from longshore.cluster.faults.models import (
+    FAULT_MODELS,
     REPAIR_MEAN_S,
     REPAIR_SIGMA,
     Correlated,
@@ -22,9 +23,11 @@ from longshore.cluster.faults.models import (
     lemon,
     weibull,
 )
+from longshore.cluster.files.errors import InputError
 from longshore.cluster.kernels.structures import uniform
-from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S
+from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S, fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.state.border import sound_process
 
 CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes
 GPUS = 24
@@ -40,6 +43,36 @@ def up_times_s(rates: np.ndarray, shape: float, source: int, seed: int, count: i
 def draw(name: str, seed: int = 0, cluster: Cluster = CLUSTER, hazard_per_s: np.ndarray = HAZARD_PER_S) -> FaultDraw:
     model = fault_model(name)
     return model.build(cluster, hazard_per_s, model.configuration(model=name), seed)
+
+
+@pytest.mark.parametrize("cluster", [grid_cluster(1, 1), CLUSTER], ids=["one GPU", "two racks"])
+@pytest.mark.parametrize("seed", [0, 5, 2**31 - 1])
+@pytest.mark.parametrize("name", FAULT_MODELS)
+def test_a_model_is_a_pure_function_with_a_rate_for_each_source(name: str, seed: int, cluster: Cluster) -> None:
+    hazard_per_s = np.linspace(1e-6, 3e-6, cluster.gpu_node.size)
+    given_per_s = hazard_per_s.copy()
+    rates, process = draw(name, seed, cluster, given_per_s)
+    assert np.array_equal(given_per_s, hazard_per_s)
+    assert rates.dtype == np.float64
+    assert rates.shape == (fault_sources(cluster),)
+    assert (np.isfinite(rates) & (rates >= 0.0)).all()
+    first = process.outage_first
+    assert not first.any() or first.size == rates.size + 1
+    sound_process(process)
+    again, process_again = draw(name, seed, cluster, hazard_per_s)
+    assert np.array_equal(rates, again)
+    assert [np.asarray(it).tolist() for it in process] == [np.asarray(it).tolist() for it in process_again]
+
+
+@pytest.mark.parametrize("name", FAULT_MODELS)
+def test_a_configuration_refuses_a_key_that_it_does_not_know(name: str) -> None:
+    with pytest.raises(ValidationError, match="no_such_key"):
+        FAULT_MODELS[name].configuration.model_validate({"model": name, "no_such_key": 1})
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="'lemmon'; did you mean 'lemon'"):
+        fault_model("lemmon")
 
 
 @pytest.mark.parametrize("name", ["exponential", "weibull", "correlated"])

@@ -4,7 +4,7 @@ import itertools
 
 from sqlalchemy import update
 
-from longshore.cluster.queue.orders import EASY
+from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.jobs import in_order
@@ -37,7 +37,7 @@ def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> No
     fill(store)
     with store.read() as tx:
         inside = [row for row in open_jobs(tx) if row.desired == Desired.RUN and row.not_before_s <= NOW_S]
-        line = in_order(waiting_jobs(tx, NOW_S), EASY, float("inf"), NOW_S, 16)
+        line = in_order(waiting_jobs(tx, NOW_S), ORDER_REGIMES["easy"], float("inf"), NOW_S, 16)
 
     assert [it.id for it in line] == [row.id for row in sorted(inside, key=queue_key)]
 
