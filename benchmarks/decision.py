@@ -23,7 +23,7 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.queue.expected import sort_expected_ends
-from longshore.cluster.simulator.engine import begin_moment, is_due, reset, submit
+from longshore.cluster.simulator.engine import move_clock, find_due_job, reset, submit
 from longshore.cluster.simulator.simulation import resume, simulation_of
 from longshore.cluster.state.beliefs import estimate_hazards
 from longshore.cluster.state.state import Simulation
@@ -116,8 +116,8 @@ def arrange(sim: Simulation, case: Case, rng: np.random.Generator) -> None:
     run(sim, busy, first, rng)
     for _ in range(case.queued):
         submit(sim, 0)
-    begin_moment(sim, 0, NOW_S)
-    assert is_due(sim, 0)
+    move_clock(sim, 0, NOW_S)
+    assert find_due_job(sim, 0)
 
 
 def run(sim: Simulation, busy: NDArray[np.int32], first: NDArray[np.int64], rng: np.random.Generator) -> None:

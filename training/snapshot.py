@@ -17,7 +17,7 @@ from ..agents.learned.archive import stored_arrays
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import replacing
 from ..cluster.simulator.state_border import LARGEST, sound_state
-from ..cluster.state.beliefs import begun_beliefs
+from ..cluster.state.beliefs import initial_beliefs
 from ..cluster.state.border import refuse
 from ..cluster.state.state import State
 from ..envs.batch import Batch
@@ -264,7 +264,7 @@ def _initial_beliefs(arrays: Arrays, batch: Batch) -> Arrays:
     """Return what policies know of fault rates in snapshots whose state lacks it: the initial rates."""
     last = batch.sim.scenarios.jobs.size - 1
     scenarios = np.clip(alike(arrays, "state/scenario", batch.sim.state.scenario), 0, last)  # checked later
-    return {f"state/{field}": begun for field, begun in begun_beliefs(batch.sim, scenarios).items()}
+    return {f"state/{field}": begun for field, begun in initial_beliefs(batch.sim, scenarios).items()}
 
 
 def restore_batch(arrays: Arrays, batch: Batch) -> None:

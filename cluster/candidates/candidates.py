@@ -12,7 +12,7 @@ from ..kernels.compiled import kernel
 from ..model.problem import passes
 from ..placing import take_node
 from ..queue.expected import expected_fault_loss_s, sort_expected_ends
-from ..queue.order import delays_nobody, list_others, may_turn, may_wait, turn_to
+from ..queue.order import delays_no_job, list_others, may_turn, may_wait, turn_to
 from ..state.holding import has_classes
 from ..state.state import CANDIDATES, OFFERS, Simulation
 from .node_sets import (
@@ -111,7 +111,7 @@ def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
         sim.scratch.trial_set[row, place] = sim.scratch.best_set[row, place]
     if state.shadow_s[row] == math.inf:
         return True
-    return delays_nobody(sim, row, job, set_cost(sim, row, job, count, 0.0)[0], _held_by(sim, row, job, count))
+    return delays_no_job(sim, row, job, set_cost(sim, row, job, count, 0.0)[0], _held_by(sim, row, job, count))
 
 
 @kernel

@@ -135,7 +135,7 @@ def ends_in_time(sim: Simulation, row: int, run_s: float) -> bool:
 
 
 @kernel
-def delays_nobody(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
+def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
     """Say whether a job keeps the reservation if it starts at once.
 
     Args:
@@ -153,7 +153,7 @@ def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
     """Say whether the current job, started on its picks with this slowdown, delays nobody."""
     job = sim.state.current[row]
     held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
-    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
+    return delays_no_job(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
 
 
 @kernel
@@ -257,7 +257,7 @@ def may_pass(sim: Simulation, row: int, job: int) -> bool:
     if not _fits(sim, row, job) or state.passed[row, job] == state.moment[row]:
         return False
     run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
-    return delays_nobody(sim, row, job, run_s, _least_held(sim, row, job))
+    return delays_no_job(sim, row, job, run_s, _least_held(sim, row, job))
 
 
 @kernel

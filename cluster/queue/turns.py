@@ -125,7 +125,7 @@ def _put(sim: Simulation, row: int, rotation: int, line: int, after: int) -> Non
 
 
 @kernel
-def settle_line(sim: Simulation, row: int, line: int, was_in: int) -> None:
+def reposition_line(sim: Simulation, row: int, line: int, was_in: int) -> None:
     """Bring a line with waiting jobs to its place in both rotations, after its jobs, their times or its turns changed.
 
     Args:
@@ -168,7 +168,7 @@ def enter_line(sim: Simulation, row: int, job: int, before: int) -> None:
         state.line_tail[row, line] = job
     else:
         state.previous_in_line[row, before] = job
-    settle_line(sim, row, line, was_in)
+    reposition_line(sim, row, line, was_in)
 
 
 @kernel
@@ -189,7 +189,7 @@ def leave_line(sim: Simulation, row: int, job: int) -> None:
         state.line_tail[row, line] = previous
     else:
         state.previous_in_line[row, following] = previous
-    settle_line(sim, row, line, 1)
+    reposition_line(sim, row, line, 1)
 
 
 @kernel

@@ -9,7 +9,7 @@ from ..queue.expected import note_leave, note_start, revise_end_s
 from ..state.holding import begin_run, give_up_gpu, held_gpus, is_slow, may_slow, present_speed, release_gpu
 from ..state.state import Simulation
 from .event_log import FINISH, STOP, SWITCH, log_placement
-from .jobs import come_back
+from .jobs import requeue
 
 
 @kernel
@@ -60,7 +60,7 @@ def stop_after_fault(sim: Simulation, row: int, job: int) -> None:
         lost_gpu_s += state.fresh_gpu_s[row, job]
     state.lost_s[row, job] += lost_gpu_s / sim.scenarios.gpus[state.scenario[row], job]
     _leave_held(sim, row, job)
-    come_back(sim, row, job)
+    requeue(sim, row, job)
 
 
 @kernel
@@ -85,7 +85,7 @@ def useful_run_s(sim: Simulation, row: int, job: int, until_s: float) -> float:
 
 
 @kernel
-def settle(sim: Simulation, row: int, job: int, until_s: float, held: int) -> None:
+def count_progress(sim: Simulation, row: int, job: int, until_s: float, held: int) -> None:
     """Count what a job has done since its last start or switch, none of which it loses; the rest of the time is lost.
 
     Args:
@@ -111,19 +111,19 @@ def settle(sim: Simulation, row: int, job: int, until_s: float, held: int) -> No
 
 
 @kernel
-def go_on(sim: Simulation, row: int, job: int) -> None:
+def continue_after_switch(sim: Simulation, row: int, job: int) -> None:
     """Let a job whose past is settled go on with the GPUs that it holds now, after the time that a switch takes.
 
     Source: SPEC F8, F9.
     """
-    run_from_here(sim, row, job, sim.rules.switch_s)
+    continue_run(sim, row, job, sim.rules.switch_s)
     sim.state.switches[row] += 1
     sim.state.job_events[row] += 1
     log_placement(sim, row, SWITCH, job)
 
 
 @kernel
-def run_from_here(sim: Simulation, row: int, job: int, pause_s: float) -> None:
+def continue_run(sim: Simulation, row: int, job: int, pause_s: float) -> None:
     """Let a job whose past is settled run on as fast as its GPUs are now, after a pause."""
     state = sim.state
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)

@@ -66,9 +66,9 @@ def events_of(log: Log) -> list[Event]:
 
 NO_ROW = "there is no such row of the simulation, or no such scenario, or the row was not reset"
 # Where more than so much happens, faults come faster than anything could be done.
-MOST_STOPS = 100_000  # of one job
-MOST_CHANGES = 1_000_000  # faults and repairs at one moment
-MOST_QUIET = 5_000_000  # moments without a submission, a start or an end of a job, whatever else is decided at them
+MAX_STOPS = 100_000  # of one job
+MAX_CHANGES = 1_000_000  # faults and repairs at one moment
+MAX_QUIET = 5_000_000  # moments without a submission, a start or an end of a job, whatever else is decided at them
 STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it could end"
 FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
 NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
@@ -77,15 +77,15 @@ FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster 
 
 # After so much work it is looked whether a signal came. A fault counts 1; a moment or a decision counts the nodes, for
 # policies look at them: a network takes some 50 us for each.
-UNLOOKED = 1 << 12
+WORK_PER_POLL = 1 << 12
 
 
-def _plain() -> None:
+def _poll_in_python() -> None:
     """Do nothing: plain Python runs the handlers of signals by itself."""
 
 
 @intrinsic
-def _compiled(typing_context: Any) -> Any:
+def _poll_in_kernel(typing_context: Any) -> Any:
     """Run the handlers of signals that came meanwhile; what they raise ends the kernel."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -103,14 +103,14 @@ def _compiled(typing_context: Any) -> Any:
     return types.void(), code
 
 
-check_signals: Callable[[], None] = cast("Any", _plain if numba.config.DISABLE_JIT else _compiled)  # type: ignore[attr-defined]
+check_signals: Callable[[], None] = cast("Any", _poll_in_python if numba.config.DISABLE_JIT else _poll_in_kernel)  # type: ignore[attr-defined]
 
 
 @kernel
-def look(sim: Simulation, row: int, work: int) -> None:
+def poll_signals(sim: Simulation, row: int, work: int) -> None:
     """Count work, and let handlers of signals run when there was enough since they last could."""
     state = sim.state
-    state.unlooked[row] += work
-    if state.unlooked[row] >= UNLOOKED:
-        state.unlooked[row] = 0
+    state.unpolled[row] += work
+    if state.unpolled[row] >= WORK_PER_POLL:
+        state.unpolled[row] = 0
         check_signals()

@@ -19,11 +19,11 @@ from ..state.holding import (
     take_back_gpu,
 )
 from ..state.state import Simulation
-from .endings import finish_held, go_on, settle, stop_after_fault
+from .endings import finish_held, continue_after_switch, count_progress, stop_after_fault
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .jobs import kept_s, stop
-from .seats import NOBODY, average_s, find_replacement, note_records
+from .seats import NO_GPU, average_s, find_replacement, note_records
 from .slow_nodes import drop_failed, relieved_by
 
 
@@ -47,37 +47,37 @@ def strike(sim: Simulation, row: int, first: int, after: int) -> None:
 
 
 @kernel
-def end_held(sim: Simulation, row: int) -> None:
+def end_due_runs(sim: Simulation, row: int) -> None:
     """End the runs that are over at this moment, and act on the faults that are detected now; lowest job first."""
     state = sim.state
     while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= state.now_s[row]:
         job = state.run_heap[row, 0]
         if is_struck(sim, row, job):
-            heed(sim, row, job)
+            act_on_faults(sim, row, job)
         else:
             finish_held(sim, row, job)
 
 
 @kernel
-def heed(sim: Simulation, row: int, job: int) -> None:
+def act_on_faults(sim: Simulation, row: int, job: int) -> None:
     """Act on the faults of a job: form its ring anew, or stop it where that is the rule or nobody in it lives.
 
     Source: SPEC F5 to F10.
     """
-    if not sim.rules.switching or not has_living(sim, row, job):
+    if not sim.rules.switching or not has_live_member(sim, row, job):
         stop_after_fault(sim, row, job)
         return
     drop_failed(sim, row, job)
     before_s, types = average_s(sim, row, job), note_records(sim, row, job)
-    settle(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
+    count_progress(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.gpu_job[row, gpu] == job and sim.state.died[row, gpu] == 1:
-            _mend(sim, row, job, gpu, before_s, types)
-    go_on(sim, row, job)
+            _fill_seat(sim, row, job, gpu, before_s, types)
+    continue_after_switch(sim, row, job)
 
 
 @kernel
-def has_living(sim: Simulation, row: int, job: int) -> bool:
+def has_live_member(sim: Simulation, row: int, job: int) -> bool:
     """Say whether a job has a member from which the others can get its state."""
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
@@ -88,7 +88,7 @@ def has_living(sim: Simulation, row: int, job: int) -> bool:
 
 
 @kernel
-def _mend(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types: int) -> None:
+def _fill_seat(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types: int) -> None:
     """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up.
 
     The seat of a backup is that of the slow GPU once more.
@@ -102,7 +102,7 @@ def _mend(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types:
         take_back_gpu(sim, row, job, slow)
         return
     found = find_replacement(sim, row, job, gpu, before_s, types)
-    if found != NOBODY:
+    if found != NO_GPU:
         claim_gpu(sim, row, job, found)
         swap_roles(sim, row, found, gpu)
     else:

@@ -10,7 +10,7 @@ from ..queue.index import note_first, note_gone, note_last
 from ..queue.turns import enter_line, has_turns, leave_line, line_of
 from ..state.holding import count_by_class, has_classes
 from ..state.state import Simulation
-from .event_log import FEWER_FAULTS, FINISH, MOST_STOPS, STOP, STOPPED_FOR_EVER, log_placement
+from .event_log import FEWER_FAULTS, FINISH, MAX_STOPS, STOP, STOPPED_FOR_EVER, log_placement
 
 
 @kernel
@@ -149,11 +149,11 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     _leave_gpus(sim, row, job)
     state.saved_s[row, job] += kept_s / state.slowdown[row, job]
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
-    come_back(sim, row, job)
+    requeue(sim, row, job)
 
 
 @kernel
-def come_back(sim: Simulation, row: int, job: int) -> None:
+def requeue(sim: Simulation, row: int, job: int) -> None:
     """Put a job that was stopped at the head of the queue.
 
     Raises:
@@ -161,6 +161,6 @@ def come_back(sim: Simulation, row: int, job: int) -> None:
     """
     state = sim.state
     state.stops[row, job] += 1
-    if state.stops[row, job] > MOST_STOPS:
+    if state.stops[row, job] > MAX_STOPS:
         raise EndlessError(STOPPED_FOR_EVER, FEWER_FAULTS)
     enqueue_first(sim, row, job)

@@ -21,9 +21,9 @@ from ..switching import (
     link_bytes_per_s,
     ring_iteration_s,
 )
-from .endings import go_on, present_slowdown, settle
+from .endings import continue_after_switch, present_slowdown, count_progress
 
-NOBODY = -1
+NO_GPU = -1
 
 
 class Gap(NamedTuple):
@@ -52,11 +52,11 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
     seats = held_gpus(sim, row, job) + (1 if grows else 0)
     count, gap = _list_idle(sim, row, job), _gap(sim, row, job, place)
     if grows and sim.rules.ring:  # by the simple model all is known before, and `present_slowdown` tells
-        count = _drop_slow(sim, row, job, gap, count, types)
+        count = _keep_faster(sim, row, job, gap, count, types)
     if count == 0:
-        return NOBODY
+        return NO_GPU
     share = _share(sim, row, job, seats)
-    _reckon(sim, row, share, gap, count, types)
+    _write_candidates(sim, row, share, gap, count, types)
     vacancy = Vacancy(seats, _volume_bytes(sim, row, job), average_s, gap.compute_s * share, gap.bytes_per_s)
     scratch = sim.scratch
     candidates = Candidates(
@@ -68,7 +68,7 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
         scratch.seat_hazard[row, :count],
     )
     chosen = choose(vacancy, candidates, sim.rules.replacement)
-    return int(scratch.seat_gpu[row, chosen]) if chosen >= 0 else NOBODY
+    return int(scratch.seat_gpu[row, chosen]) if chosen >= 0 else NO_GPU
 
 
 @kernel
@@ -85,8 +85,8 @@ def _list_idle(sim: Simulation, row: int, job: int) -> int:
             count += 1
     if sim.rules.spares > 0.0:
         for node in range(suits.size):
-            gpu = _safest_spare(sim, row, node) if suits[node] == 1 else NOBODY
-            if gpu != NOBODY and not is_slow(sim, row, node):
+            gpu = _safest_spare(sim, row, node) if suits[node] == 1 else NO_GPU
+            if gpu != NO_GPU and not is_slow(sim, row, node):
                 listed[row, count] = gpu
                 count += 1
     return count
@@ -95,7 +95,7 @@ def _list_idle(sim: Simulation, row: int, job: int) -> int:
 @kernel
 def _safest_spare(sim: Simulation, row: int, node: int) -> int:
     """Return the node's idle spare of lowest hazard, then lowest index; NOBODY if it has none."""
-    hazard, best = sim.state.gpu_hazard_per_s, NOBODY
+    hazard, best = sim.state.gpu_hazard_per_s, NO_GPU
     for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
         if is_idle_spare(sim, row, gpu) and (best < 0 or hazard[row, gpu] < hazard[row, best]):
             best = gpu
@@ -177,7 +177,7 @@ def average_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def _drop_slow(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
+def _keep_faster(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
     """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
 
     That is reckoned by what the scheduler knows.
@@ -212,7 +212,7 @@ def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
 
 
 @kernel
-def _reckon(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
+def _write_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
     """Write down what `choose` asks of the listed candidates; compute times are those `compute_times_s` would give."""
     usual, most = _demands_flops(sim, row, types)
     scratch = sim.scratch
@@ -287,7 +287,7 @@ def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]
 
 
 @kernel
-def win_back(sim: Simulation, row: int) -> None:
+def win_seats_back(sim: Simulation, row: int) -> None:
     """Let shrunk jobs take idle GPUs, lowest job first, before any job of the queue may."""
     if sim.state.shrunk[row] == 0:
         return
@@ -318,7 +318,7 @@ def _grow(sim: Simulation, row: int, job: int) -> None:
     types, behind = note_records(sim, row, job), sim.cluster.gpu_node.size
     while state.short[row, job] > 0:
         gpu = find_replacement(sim, row, job, behind, average_s(sim, row, job), types)
-        if gpu == NOBODY:
+        if gpu == NO_GPU:
             break
         claim_gpu(sim, row, job, gpu)
         faster = present_slowdown(sim, row, job)
@@ -332,5 +332,5 @@ def _grow(sim: Simulation, row: int, job: int) -> None:
         return
     if state.short[row, job] == 0:
         state.shrunk[row] -= 1
-    settle(sim, row, job, state.now_s[row], held)
-    go_on(sim, row, job)
+    count_progress(sim, row, job, state.now_s[row], held)
+    continue_after_switch(sim, row, job)

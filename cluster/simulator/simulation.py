@@ -23,7 +23,7 @@ from ..model.problem import (
 from ..model.topology import Cluster
 from ..queue.expected import note_start
 from ..queue.index import forget_index
-from ..queue.turns import enter_line, has_turns, leave_line, line_of, settle_line
+from ..queue.turns import enter_line, has_turns, leave_line, line_of, reposition_line
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
 from ..state.holding import count_by_class, has_classes
 from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, holds_on_by, traits_of
@@ -206,28 +206,28 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
 
 
 @kernel
-def rejoin(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+def requeue_last(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     """Put a job at the end of the queue that has stood there since a time before the simulation knew of it."""
     enqueue_last(sim, row, job)
-    count_from(sim, row, job, entered_s)
+    count_stay_from(sim, row, job, entered_s)
 
 
 @kernel
-def come_back(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+def requeue_first(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     """Put a job at the head of the queue whose stay counts from a time before."""
     enqueue_first(sim, row, job)
-    count_from(sim, row, job, entered_s)
+    count_stay_from(sim, row, job, entered_s)
 
 
 @kernel
-def count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+def count_stay_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     """Let the stay of a waiting job in the queue count from a time before."""
     state = sim.state
     forget_index(sim, row)
     state.entered_s[row, job] = entered_s
     state.queued_s[row, job] = entered_s - state.wait_s[row, job]
     if has_turns(sim):
-        settle_line(sim, row, line_of(sim, row, job), 1)
+        reposition_line(sim, row, line_of(sim, row, job), 1)
 
 
 def empty_row(

@@ -19,10 +19,10 @@ from ..state.holding import (
     take_back_gpu,
 )
 from ..state.state import Simulation
-from .endings import go_on, note_slow_nodes, present_slowdown, run_from_here, settle
+from .endings import continue_after_switch, note_slow_nodes, present_slowdown, continue_run, count_progress
 from .event_log import SLOW, WELL, begin_event, name_gpu
 from .fault_process import next_pace_s
-from .seats import NOBODY, average_s, find_replacement, note_records
+from .seats import NO_GPU, average_s, find_replacement, note_records
 
 
 @kernel
@@ -43,7 +43,7 @@ def next_relief_s(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def back_up(sim: Simulation, row: int) -> None:
+def update_backups(sim: Simulation, row: int) -> None:
     """Let jobs with slow nodes give backups back and get others, lowest job first, before any job of the queue starts.
 
     That is the order of the live scheduler (scheduler/control/seating.py): empty seats, growth, backups, queue.
@@ -51,7 +51,7 @@ def back_up(sim: Simulation, row: int) -> None:
     job = _next_slowed(sim, row, -1)
     while job >= 0:
         if not is_struck(sim, row, job):
-            _renew(sim, row, job)
+            _update_backups_of(sim, row, job)
         job = _next_slowed(sim, row, job)
 
 
@@ -67,7 +67,7 @@ def _next_slowed(sim: Simulation, row: int, after: int) -> int:
 
 
 @kernel
-def _renew(sim: Simulation, row: int, job: int) -> None:
+def _update_backups_of(sim: Simulation, row: int, job: int) -> None:
     """Let a job give backups back and get others; all that at once costs one switch."""
     state = sim.state
     drop_failed(sim, row, job)
@@ -76,8 +76,8 @@ def _renew(sim: Simulation, row: int, job: int) -> None:
         while _relieve_slowest(sim, row, job):
             changed = True
     if changed:
-        settle(sim, row, job, state.now_s[row], held_gpus(sim, row, job))
-        go_on(sim, row, job)
+        count_progress(sim, row, job, state.now_s[row], held_gpus(sim, row, job))
+        continue_after_switch(sim, row, job)
     else:
         note_slow_nodes(sim, row, job)
 
@@ -144,16 +144,16 @@ def _relieve_slowest(sim: Simulation, row: int, job: int) -> bool:
         node = gpu_node[gpu]
         if state.gpu_job[row, gpu] != job or not is_slow(sim, row, node) or present_speed(sim, row, node) > speed:
             continue
-        found = NOBODY
+        found = NO_GPU
         if state.relieved_of[row, job] < sim.rules.backups:
             found = find_replacement(sim, row, job, gpu, before_s, types)
-        if found == NOBODY:
+        if found == NO_GPU:
             break
         claim_gpu(sim, row, job, found)
         relieve_gpu(sim, row, job, gpu, found)
         tried[row, count] = gpu
         count += 1
-    if count > 0 and found != NOBODY and present_slowdown(sim, row, job) < before:
+    if count > 0 and found != NO_GPU and present_slowdown(sim, row, job) < before:
         state.backups[row] += count
         return True
     for i in range(count):
@@ -207,5 +207,5 @@ def _change_pace(sim: Simulation, row: int, job: int) -> None:
     if present_slowdown(sim, row, job) == state.slowdown[row, job]:
         return
     pause_s = max(0.0, state.start_s[row, job] + state.overhead_s[row, job] - state.now_s[row])
-    settle(sim, row, job, state.now_s[row], held_gpus(sim, row, job))
-    run_from_here(sim, row, job, pause_s)
+    count_progress(sim, row, job, state.now_s[row], held_gpus(sim, row, job))
+    continue_run(sim, row, job, pause_s)

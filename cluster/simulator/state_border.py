@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ..placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
 from ..queue.turns import lay_lines
-from ..state.beliefs import begun_beliefs
+from ..state.beliefs import initial_beliefs
 from ..state.border import refuse
 from ..state.holding import mark_spares
 from ..state.state import ANY, RANGES, Floats, Ints, Simulation, State, holds_on_by
-from .event_log import MOST_QUIET, MOST_STOPS
+from .event_log import MAX_QUIET, MAX_STOPS
 
 # Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
 # number of 32 bits, as rewards are, in the smallest unit of rewards, and when it is divided by the least slowdown.
@@ -58,7 +58,7 @@ def sound_state(sim: Simulation, state: State) -> State:
     _check_gpus(sim, state)
     _check_picks(sim, state)
     _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
-    new = {name: np.zeros_like(getattr(state, name)) for name in ("index_stage", "ends_kept", "unlooked")}
+    new = {name: np.zeros_like(getattr(state, name)) for name in ("index_stage", "ends_kept", "unpolled")}
     state = state._replace(**new)
     return _in_lines(sim, state) if sim.rules.turns else state
 
@@ -115,8 +115,8 @@ def _check_numbers(sim: Simulation, state: State) -> None:
 
 def _check_guards(state: State) -> None:
     """Refuse counts from which the ends of what goes on for ever would not be seen: they would become negative."""
-    refuse("state.quiet", state.quiet, state.quiet <= MOST_QUIET, f"at most {MOST_QUIET}")
-    refuse("state.stops", state.stops, state.stops <= MOST_STOPS, f"at most {MOST_STOPS}")
+    refuse("state.quiet", state.quiet, state.quiet <= MAX_QUIET, f"at most {MAX_QUIET}")
+    refuse("state.stops", state.stops, state.stops <= MAX_STOPS, f"at most {MAX_STOPS}")
 
 
 def _check_heap(state: State, heap_name: str, place_name: str, count: Ints, key: Floats) -> None:
@@ -155,7 +155,7 @@ def _check_sources(sim: Simulation, state: State) -> None:
 def _check_beliefs(sim: Simulation, state: State) -> None:
     """Refuse fault rates that policies cannot have come to know."""
     if not sim.rules.estimated_hazards:
-        for name, begun in begun_beliefs(sim, state.scenario).items():
+        for name, begun in initial_beliefs(sim, state.scenario).items():
             _same(name, getattr(state, name), begun)
         return
     for name in ("gpu_hazard_per_s", "node_hazard_per_s", "observed_faults", "observed_gpu_s"):

@@ -42,7 +42,7 @@ def estimated_rate_per_s(prior_per_s: float, faults: float, exposure_s: float) -
 
 
 @kernel
-def begin_beliefs(sim: Simulation, row: int) -> None:
+def reset_beliefs(sim: Simulation, row: int) -> None:
     """Let policies know what the scenario tells of fault rates, and nothing have been observed."""
     state, scenario = sim.state, sim.state.scenario[row]
     for gpu in range(sim.cluster.gpu_node.size):
@@ -56,8 +56,8 @@ def begin_beliefs(sim: Simulation, row: int) -> None:
         state.failed_s[row, node] = -1.0
 
 
-def begun_beliefs(sim: Simulation, scenarios: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-    """Return the fields of the state that `begin_beliefs` writes at time 0, as it writes them, one row a scenario."""
+def initial_beliefs(sim: Simulation, scenarios: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+    """Return the fields of the state that `reset_beliefs` writes at time 0, as it writes them, one row a scenario."""
     hazard_per_s, lemon = sim.traits.node_hazard_per_s[scenarios], sim.traits.lemon[scenarios]
     nothing = np.zeros_like(hazard_per_s)
     return {

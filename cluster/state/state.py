@@ -100,7 +100,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (-2, "any"): ("waited", "rested"),
     (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
     (0, "any"): (
-        "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
+        "quiet", "unpolled", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
         "stops", "index_from", "switches", "slowed", "pace_k", "backups",
         "turns", "turn_number", "line_number",
     ),
@@ -260,7 +260,7 @@ class State(NamedTuple):
     now_s: Annotated[Floats, "rows"]
     moment: Annotated[Ints, "rows"]  # counts the moments at which something happened
     quiet: Annotated[Ints, "rows"]  # moments that `advance` run since a job was last submitted, started or ended
-    unlooked: Annotated[Ints, "rows"]  # work since it was last looked for signals
+    unpolled: Annotated[Ints, "rows"]  # work since it was last looked for signals
     finished: Annotated[Ints, "rows"]  # jobs that ended
     submitted: Annotated[Ints, "rows"]  # jobs that were submitted
     estimated: Annotated[Ints, "rows"]  # jobs in the sum of estimates: those submitted; if live, all ever

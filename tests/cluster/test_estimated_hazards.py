@@ -24,7 +24,7 @@ from longshore.cluster.state.beliefs import (
     FLEET_FAULTS,
     HALF_LIFE_S,
     NODE_FAULTS,
-    begun_beliefs,
+    initial_beliefs,
     estimated_rate_per_s,
 )
 from longshore.cluster.state.state import Simulation, allocate_log
@@ -168,12 +168,12 @@ def test_a_row_that_begins_again_has_forgotten_what_it_observed(*, oracle: bool)
     sim = simulation_of(hetero64_problem(2, 3, Regime(oracle=oracle)))
     HEURISTICS["eft"].run(sim, np.array([1]))
     assert (sim.state.observed_faults.sum() > 0.0) is not oracle
-    beliefs = begun_beliefs(sim, sim.state.scenario)
+    beliefs = initial_beliefs(sim, sim.state.scenario)
     assert np.array_equal(sim.state.node_hazard_per_s, beliefs["node_hazard_per_s"]) is oracle
 
     reset(sim, 0, 0)
 
-    for name, begun in begun_beliefs(sim, sim.state.scenario).items():
+    for name, begun in initial_beliefs(sim, sim.state.scenario).items():
         assert np.array_equal(getattr(sim.state, name), begun), name
 
 

@@ -23,7 +23,7 @@ from longshore.cluster.files.errors import EndlessError, InputError
 from longshore.cluster.model.problem import ORDERS, Problem, Scenarios
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator import event_log
-from longshore.cluster.simulator.engine import advance, begin_moment, reset, start, wait
+from longshore.cluster.simulator.engine import advance, move_clock, reset, start, wait
 from longshore.cluster.simulator.jobs import stop
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
@@ -85,13 +85,13 @@ def test_faults_that_let_no_time_pass_are_told() -> None:
 def test_a_job_may_be_stopped_as_often_as_that_and_no_more() -> None:
     sim = failing(8, rate_per_s=0.0)
     reset(sim, 0, 0)
-    sim.state.stops[0, 0] = event_log.MOST_STOPS - 1
+    sim.state.stops[0, 0] = event_log.MAX_STOPS - 1
     for _ in range(2):
         assert advance(sim, 0)
         HEURISTICS["pack"].place(sim, 0)
         start(sim, 0)
-        begin_moment(sim, 0, float(sim.state.now_s[0]) + 1.0)
-        if sim.state.stops[0, 0] == event_log.MOST_STOPS:
+        move_clock(sim, 0, float(sim.state.now_s[0]) + 1.0)
+        if sim.state.stops[0, 0] == event_log.MAX_STOPS:
             with pytest.raises(EndlessError, match="100,000 times"):
                 stop(sim, 0, 0, 0.0)
         else:
@@ -106,12 +106,12 @@ def test_decisions_at_every_fault_do_not_keep_an_endless_run_from_being_told(ord
     assert advance(sim, 0)
     HEURISTICS["pack"].place(sim, 0)
     start(sim, 0)
-    sim.state.quiet[0] = event_log.MOST_QUIET - 100
+    sim.state.quiet[0] = event_log.MAX_QUIET - 100
     for _ in range(101):  # the first at the moment of the start
         assert advance(sim, 0)
         assert sim.state.current[0] == 1
         wait(sim, 0)
-    assert sim.state.quiet[0] == event_log.MOST_QUIET
+    assert sim.state.quiet[0] == event_log.MAX_QUIET
     with pytest.raises(EndlessError, match=re.escape(event_log.NOTHING_ELSE)):
         advance(sim, 0)
 
@@ -238,7 +238,7 @@ def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled(n
             reset(sim, 0, 0)
             with pytest.raises(Pressed):
                 run_on(sim, decision, signal.SIGUSR1.value)
-            assert 0 <= sim.state.decisions[0] - decision <= event_log.UNLOOKED / nodes + 1
+            assert 0 <= sim.state.decisions[0] - decision <= event_log.WORK_PER_POLL / nodes + 1
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -249,7 +249,7 @@ def test_signals_that_raise_nothing_change_nothing() -> None:
     run(sims[0])
     with alarm(lambda number, frame: pressed.append(number), 0.005, 0.005):
         run(sims[1])
-    assert sims[0].state.moment[0] * sims[0].cluster.speed.size > 3 * event_log.UNLOOKED
+    assert sims[0].state.moment[0] * sims[0].cluster.speed.size > 3 * event_log.WORK_PER_POLL
     assert len(pressed) > 1  # more than the one that Python itself handles after the call
     outcomes = [outcome_of(sim) for sim in sims]
     assert all(np.array_equal(*both) for both in zip(*outcomes, strict=True))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.cluster.files.errors import EndlessError
-from longshore.cluster.simulator.event_log import MOST_QUIET, MOST_STOPS
+from longshore.cluster.simulator.event_log import MAX_QUIET, MAX_STOPS
 from longshore.cluster.simulator.state_border import BOUNDED, LINES, sound_state
 from longshore.cluster.state.state import ANY, RANGES, State, declared
 from longshore.envs.batch import AgentView, Batch
@@ -73,7 +73,7 @@ def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_fi
             sound_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 
-@pytest.mark.parametrize(("name", "most"), [("quiet", MOST_QUIET), ("stops", MOST_STOPS)])
+@pytest.mark.parametrize(("name", "most"), [("quiet", MAX_QUIET), ("stops", MAX_STOPS)])
 def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, most: int) -> None:
     batch = run()
     sound_state(batch.sim, spoiled(batch.sim.state, name, most))
@@ -117,7 +117,7 @@ def test_turns_that_nobody_can_have_had_are_refused_and_lines_are_laid_anew() ->
 
 def test_signals_are_looked_for_anew() -> None:
     batch = run()
-    assert not sound_state(batch.sim, spoiled(batch.sim.state, "unlooked", 2**31 - 1)).unlooked.any()
+    assert not sound_state(batch.sim, spoiled(batch.sim.state, "unpolled", 2**31 - 1)).unpolled.any()
 
 
 COUNTED = (

@@ -256,7 +256,7 @@ def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same
     path = copied(half, tmp_path) / SNAPSHOT
     with np.load(path) as file:
         older = dict(file)
-    del older["state/quiet"], older["state/unlooked"]
+    del older["state/quiet"], older["state/unpolled"]
     np.savez(path, allow_pickle=False, **older)
     resumed = train(small(), tmp_path)
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))

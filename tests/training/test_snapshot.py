@@ -312,7 +312,7 @@ def test_a_file_that_counts_in_64_bits_is_read(tmp_path: Path, monkeypatch: pyte
 
 # Fields of the state that runs of 2026-11-27 wrote.
 WRITTEN = {
-    "scenario", "now_s", "moment", "quiet", "unlooked", "finished", "submitted", "estimated", "estimates_s", "head",
+    "scenario", "now_s", "moment", "quiet", "unpolled", "finished", "submitted", "estimated", "estimates_s", "head",
     "tail", "queued", "queued_gpu_s", "usable", "busy", "down", "waited", "rested", "current", "aged", "shadow_s",
     "extra", "reserved_class", "need", "picked_nodes", "picked_rack", "picked_speed", "picked_intra", "picked_nic",
     "picked_uplink", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s", "overhead_gpu_s", "job_events",
