@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.node_sets import PATIENCE, TIE, best_set, gain_of_waiting_s, imagine_now
-from ..cluster.candidates.offers import DRAWS, random_node
+from ..cluster.candidates.node_sets import RUN_TIE, WAIT_PATIENCE, best_set, gain_of_waiting_s, imagine_now
+from ..cluster.candidates.offers import DRAWS_PER_PLACEMENT, random_node
 from ..cluster.kernels.compiled import kernel, one_of
 from ..cluster.model.problem import Rules
 from ..cluster.placing import picked_slowdown, safest_gpu, take_gpu, take_node, undo_picks
@@ -50,12 +50,12 @@ def pick_best_of_random(sim: Simulation, row: int, patience: float) -> bool:
     """Pick the random placement with the smallest slowdown of several."""
     best, least = 0, math.inf
     for attempt in range(RANDOM_ATTEMPTS):
-        pick_at_random(sim, row, attempt * DRAWS)
+        pick_at_random(sim, row, attempt * DRAWS_PER_PLACEMENT)
         slowdown = picked_slowdown(sim, row)
         if slowdown < least:
             best, least = attempt, slowdown
         undo_picks(sim, row)
-    pick_at_random(sim, row, best * DRAWS)
+    pick_at_random(sim, row, best * DRAWS_PER_PLACEMENT)
     return True
 
 
@@ -234,7 +234,7 @@ def pick_by_finish(sim: Simulation, row: int, fault_loss_s: float, patience: flo
     imagine_now(sim, row)
     run_s, _, count = best_set(sim, row, job, fault_loss_s)
     if patience > 0.0 and may_wait(sim, row):
-        if gain_of_waiting_s(sim, row, job, run_s, fault_loss_s, patience) > TIE * run_s:
+        if gain_of_waiting_s(sim, row, job, run_s, fault_loss_s, patience) > RUN_TIE * run_s:
             return False
         imagine_now(sim, row)
         _, _, count = best_set(sim, row, job, fault_loss_s)
@@ -340,7 +340,13 @@ TABLE: tuple[tuple[str, Rule, str, float, bool], ...] = (
     ("first-fit", pick_first_fit, "the first nodes with free GPUs", 0.0, False),
     ("pack", pick_pack, "best fit: the smallest hole on a node, else most free GPUs", 0.0, False),
     ("pack-hazard", pick_pack_hazard, "pack, lemon nodes last", 0.0, False),
-    ("patient", pick_eft_hazard, "eft-hazard that waits while the wait is short for what it saves", PATIENCE, True),
+    (
+        "patient",
+        pick_eft_hazard,
+        "eft-hazard that waits while the wait is short for what it saves",
+        WAIT_PATIENCE,
+        True,
+    ),
     ("random", pick_random, "random nodes with free GPUs", 0.0, False),
     ("reliable", pick_reliable, "the nodes of lowest hazard", 0.0, False),
     ("replacement", pick_replacements, "each GPU chosen as a faulty ring member's replacement", 0.0, False),

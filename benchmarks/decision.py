@@ -23,7 +23,7 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.queue.expected import sort_expected_ends
-from longshore.cluster.simulator.engine import move_clock, find_due_job, reset, submit
+from longshore.cluster.simulator.engine import find_due_job, move_clock, reset, submit
 from longshore.cluster.simulator.simulation import resume, simulation_of
 from longshore.cluster.state.beliefs import estimate_hazards
 from longshore.cluster.state.state import Simulation

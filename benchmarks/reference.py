@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS, Heuristic
-from longshore.cluster.model.outcome import Metrics, metrics
+from longshore.cluster.model.outcome import RunMetrics, metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import HOUR_S, hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
@@ -41,7 +41,7 @@ REFERENCE = {
 MAKESPAN, RATIO, STOPS = 0.015, 0.01, 0.05  # allowed relative differences
 
 
-def run(heuristic: Heuristic, workloads: int, seed: int) -> Metrics:
+def run(heuristic: Heuristic, workloads: int, seed: int) -> RunMetrics:
     """Return what a heuristic makes of each workload; it may wait if that is what it is about."""
     cluster, scenarios, process, rules = hetero64(workloads, seed)
     sim = simulation_of(Problem(cluster, scenarios, process, rules._replace(waiting=heuristic.waits)), rows=workloads)

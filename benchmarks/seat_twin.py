@@ -18,7 +18,7 @@ import numpy as np
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import ORDERS, Problem
-from longshore.cluster.presets.drawn import Site as Preset
+from longshore.cluster.presets.drawn import PresetSite as Preset
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator import faults, seats
 from longshore.cluster.simulator.seats import compute_s, find_replacement

@@ -20,7 +20,7 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import ORDERS, Problem, fault_sources, stopping
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.cluster.presets.drawn import Site as Preset
+from longshore.cluster.presets.drawn import PresetSite as Preset
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.event_log import START, SWITCH, events_of
 from longshore.cluster.simulator.simulation import simulation_of

@@ -14,7 +14,7 @@ import numpy as np
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.outcome import usual_weighting
 from longshore.cluster.model.problem import Problem, same_jobs
-from longshore.cluster.presets.drawn import Site, Stream, hetero64, stream
+from longshore.cluster.presets.drawn import PresetSite, Stream, hetero64, stream
 from longshore.cluster.presets.problems import LOAD, Regime, window_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
@@ -38,19 +38,19 @@ REGIMES = (Regime("fifo", waiting=True), Regime(DEFAULT.order, DEFAULT.ageing_s,
 class Kind(NamedTuple):
     """A kind of cluster."""
 
-    site: Site
+    site: PresetSite
     jobs: int  # generated at once; half as many arrive over time
     workloads: int = WORKLOADS
 
 
 KINDS = {
-    "16 GPUs": Kind(Site(2), 24),
-    "256 GPUs": Kind(Site(32), 256),  # of a size and, below, of three speeds or without faults, as in training
-    "1,024 GPUs": Kind(Site(128), 1024, 4),
-    "4-GPU nodes": Kind(Site(20, 4), 64),
-    "three node types": Kind(Site(9, speeds=(4.0, 2.0, 1.0)), 64),
-    "no faults": Kind(Site(faults=0.0), 64),
-    "20 x the faults": Kind(Site(faults=20.0), 64),
+    "16 GPUs": Kind(PresetSite(2), 24),
+    "256 GPUs": Kind(PresetSite(32), 256),  # of a size and, below, of three speeds or without faults, as in training
+    "1,024 GPUs": Kind(PresetSite(128), 1024, 4),
+    "4-GPU nodes": Kind(PresetSite(20, 4), 64),
+    "three node types": Kind(PresetSite(9, speeds=(4.0, 2.0, 1.0)), 64),
+    "no faults": Kind(PresetSite(faults=0.0), 64),
+    "20 x the faults": Kind(PresetSite(faults=20.0), 64),
 }
 MOST, MEAN = 1.0, -3.0  # per cent: of each, and of all in the mean
 
@@ -64,7 +64,7 @@ def drawn(kind: Kind, regime: Regime, seed: int, load: float | None) -> Problem:
 
 def under(problem: Problem, regime: Regime) -> Problem:
     """Return a problem under an order regime, of which policies know what a scheduler does."""
-    scenarios = regime.told(problem.cluster, problem.scenarios)
+    scenarios = regime.with_known_hazards(problem.cluster, problem.scenarios)
     return problem._replace(rules=regime.over(problem.rules), scenarios=scenarios)
 
 

@@ -1,9 +1,4 @@
-"""Picks GPUs for the job that is due, and computes the run time that they give.
-
-Run times of jobs that have a plan (cluster/model/workload.py), as the simulator asks for them.
-
-Where no job has a plan nothing of all this happens.
-"""
+"""Picks GPUs for the job that is due, and computes the run time that a placement gives (docs/simulator.md)."""
 
 import math
 
@@ -15,13 +10,13 @@ from .state.state import Simulation
 
 @kernel
 def has_plans(sim: Simulation) -> bool:
-    """Say whether jobs may have plans."""
+    """Return whether jobs may have plans."""
     return bool(sim.scenarios.pipeline.shape[1] > 0)
 
 
 @kernel
 def is_planned(sim: Simulation, scenario: int, job: int) -> bool:
-    """Say whether a job has a plan."""
+    """Return whether a job has a plan."""
     return has_plans(sim) and sim.scenarios.pipeline[scenario, job] > 0
 
 
@@ -74,7 +69,7 @@ def picked_grain(sim: Simulation, row: int) -> int:
 NO_RACK, SEVERAL_RACKS = -1, -2
 # Far beyond what any cluster file and job can give, and close enough to 1 that times stay finite when they are
 # multiplied or divided by it.
-LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-60, 1e60
+MIN_SLOWDOWN, MAX_SLOWDOWN = 1e-60, 1e60
 
 
 @kernel
@@ -82,7 +77,7 @@ def _bounded(slowdown: float) -> float:
     """Return a slowdown that is finite and above 0, whatever numbers it was made of; 1 in place of no number."""
     if math.isnan(slowdown):
         return 1.0
-    return min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
+    return min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
 
 
 @kernel

@@ -1,10 +1,6 @@
-"""Which GPU takes the seat of one that failed in a ring, by the bandwidth of its links.
+"""Which idle GPU takes the seat of one that failed in a ring: bandwidth of links, iteration times, and the choice.
 
-Which GPU takes the seat of one that failed in a ring.
-
-The simulator and the live scheduler call the same functions. Source: SPEC F6, F7.
-
-Source: SPEC F4, F6.
+The simulator and the live scheduler call the same functions. Source: SPEC F4, F6, F7.
 """
 
 import math
@@ -18,7 +14,7 @@ from numpy.typing import NDArray
 from .kernels.compiled import kernel
 from .model.topology import Cluster
 
-SURE_BYTES_PER_S = 1e9  # a probe over one connection does not tell faster links apart
+SURE_BYTES_PER_S = 1e9  # a probe over one connection measures no faster link
 
 
 @kernel
@@ -33,14 +29,14 @@ def link_bytes_per_s(cluster: Cluster, node: int, other: int) -> float:
     return float(link)
 
 
-def believed_bytes_per_s(reckoned: float, measured: float) -> float:
-    """Return the bandwidth of a link that was measured; of a fast one that says no more than that it is fast.
+def believed_bytes_per_s(by_file_bytes_per_s: float, probed_bytes_per_s: float) -> float:
+    """Return the bandwidth of a link that was probed; a probe shows of a fast link only that it is fast.
 
     Args:
-        reckoned: By the cluster file.
-        measured: By a probe.
+        by_file_bytes_per_s: What follows from the cluster file.
+        probed_bytes_per_s: What a probe measured.
     """
-    return measured if measured < SURE_BYTES_PER_S else max(reckoned, SURE_BYTES_PER_S)
+    return probed_bytes_per_s if probed_bytes_per_s < SURE_BYTES_PER_S else max(by_file_bytes_per_s, SURE_BYTES_PER_S)
 
 
 Floats = NDArray[np.float64]
@@ -65,7 +61,7 @@ class Candidates(NamedTuple):
 
     compute_s: Floats  # of an iteration, as `compute_times_s` has it
     sure_compute_s: (
-        Floats  # the same without luck, which decides on who keeps the average; equal where there is a record
+        Floats  # the same without luck, which decides whether one keeps the average; equal where there is a record
     )
     peak_flops: Floats
     from_previous_bytes_per_s: Floats  # bandwidth from the ring neighbour before the seat
@@ -76,7 +72,7 @@ class Candidates(NamedTuple):
 def compute_times_s(
     recorded_s: Floats, peak_flops: Floats, demand_flops: float, records: Sequence[tuple[float, float]], formula: int
 ) -> tuple[Floats, Floats]:
-    """Return the compute times of candidates in an iteration, usual ones and ones without luck; inf if nobody can tell.
+    """Return the compute times of candidates in an iteration, usual ones and ones without luck; inf if unknown.
 
     By the formula SOURCE a type without a record reaches its whole peak, as SPEC F6 has it. That is 2 to 4 times too
     fast. By RING it reaches as much of its peak as the recorded types do in the median, without luck as the least of
@@ -85,7 +81,7 @@ def compute_times_s(
     Args:
         recorded_s: Mean compute time of the job on each candidate's type, nan where there is none.
         peak_flops: Of each candidate, FLOP/s.
-        demand_flops: FLOPs of an iteration; nan if nobody has told it. With a record, RING does without.
+        demand_flops: FLOPs of an iteration; nan if they are not known. With a record, RING does not need them.
         records: Compute time in seconds and peak FLOP/s of each type with a record.
         formula: SOURCE or RING.
     """
@@ -93,12 +89,12 @@ def compute_times_s(
     usual, most = (demand_flops, demand_flops) if formula == SOURCE else (median(demands), max(demands))
     missing = np.isnan(recorded_s)
     times_s = (np.where(missing, demand / peak_flops, recorded_s) for demand in (usual, most))
-    usual_s, sure_s = (np.where(np.isnan(it), np.inf, it) for it in times_s)
+    usual_s, sure_s = (np.where(np.isnan(column_s), np.inf, column_s) for column_s in times_s)
     return usual_s, sure_s
 
 
 def typical_flops(records: Sequence[tuple[float, float]]) -> float:
-    """Return the FLOPs of an iteration that nobody has told: what training typically reaches on the recorded types.
+    """Return the FLOPs of an iteration where they are not known: what training typically reaches on the recorded types.
 
     Args:
         records: As `compute_times_s` takes them; nan if there are none.
@@ -147,8 +143,8 @@ def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
     """Return the index of the candidate that takes the seat, -1 if there is none.
 
     Among those that keep the ring's average iteration time it is the one of the lowest peak, so that no strong GPU is
-    wasted. Equal ones are told apart by iteration time, then by hazard. If none keeps the average, it is the one of
-    the shortest iteration time; equal ones are told apart by peak, then by hazard.
+    wasted; among equal ones the shortest iteration time decides, then the lowest hazard. If none keeps the average, it
+    is the one of the shortest iteration time; among equal ones the lowest peak decides, then the lowest hazard.
 
     Source: SPEC F7.
     """
@@ -169,12 +165,12 @@ def is_faster_with(
     joined: Vacancy,
     alone: Vacancy,
     compute_s: float,
-    is_alike: bool,  # noqa: FBT001 - it is told of the candidate
+    is_alike: bool,  # noqa: FBT001 - a property of the candidate
     from_previous: float,
     to_next: float,
     closing: float,
 ) -> bool:
-    """Say whether a ring that goes on without a seat would be faster with a candidate on it.
+    """Return whether a ring that goes on without a seat would be faster with a candidate on it.
 
     A GPU of the type of a member counts as no slower than the slowest member: that times were measured at other moments
     is to keep no ring small.

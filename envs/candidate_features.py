@@ -14,7 +14,7 @@ from ..cluster.model.problem import goes_by_work, passes, shortest_leads
 from ..cluster.queue.expected import estimated_work_s, expected_fault_loss_s
 from ..cluster.queue.order import may_wait
 from ..cluster.queue.turns import has_turns, line_up
-from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
+from ..cluster.state.state import AHEAD_JOBS, AHEAD_SHOWN, MAX_CANDIDATES, Simulation
 from .features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
 from .layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, DRAIN_QUANTILES, JOB_SIZE_CLASSES
 
@@ -169,7 +169,7 @@ def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, candidat
     last_s = _write_ends(sim, row, unit_s, out, at)
     out[at, DECISION.may_wait] = 1.0 if may_wait(sim, row) else 0.0
     out[at, DECISION.base_waits] = state.base_waits[row]
-    out[at, DECISION.candidates] = candidates / CANDIDATES
+    out[at, DECISION.candidates] = candidates / MAX_CANDIDATES
     return last_s
 
 
@@ -229,7 +229,7 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
     sum_s, latest_s = scratch.ahead_end_s[row, 0] - now_s, last_s
     latest_s = max(latest_s, sum_s)
     column, at_once = first + CANDIDATE.ahead_start_1, 0
-    for place in range(1, AHEAD):
+    for place in range(1, AHEAD_JOBS):
         start, end = 0.0, 0.0
         if place < places:
             at_once += scratch.ahead_start_s[row, place] <= now_s
@@ -238,11 +238,11 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
             if scratch.ahead_end_s[row, place] < math.inf:
                 sum_s += scratch.ahead_end_s[row, place] - now_s
                 latest_s = max(latest_s, scratch.ahead_end_s[row, place] - now_s)
-        if place < SHOWN:
+        if place < AHEAD_SHOWN:
             out[at, column] = start
             out[at, column + 1] = end
             column += 2
-    out[at, first + CANDIDATE.ahead_sum] = clip(sum_s / unit_s / AHEAD)
+    out[at, first + CANDIDATE.ahead_sum] = clip(sum_s / unit_s / AHEAD_JOBS)
     out[at, first + CANDIDATE.ahead_last] = clip(latest_s / unit_s)
     out[at, first + CANDIDATE.ahead_now] = at_once / 8.0
     return float(sum_s)
@@ -346,6 +346,6 @@ def write_candidate_features(sim: Simulation, row: int, candidates: int, out: Ro
             base_sum_s = sum_s
     for column in range(
         CANDIDATE_GLOBAL_COUNT + candidates * CANDIDATE_FEATURE_COUNT,
-        CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT,
+        CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT,
     ):
         out[at, column] = 0.0

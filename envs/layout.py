@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.state.state import CANDIDATES
+from ..cluster.state.state import MAX_CANDIDATES
 from .patent import patent_bounds
 
 JOB_SIZE_CLASSES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
@@ -237,14 +237,14 @@ def observation_size(observation: str, action: str, gpus: int, nodes: int) -> in
     if observation != "full":
         return 2 + gpus
     if action == "candidate":
-        return len(CANDIDATE_GLOBALS) + CANDIDATES * len(CANDIDATE_FEATURES)
+        return len(CANDIDATE_GLOBALS) + MAX_CANDIDATES * len(CANDIDATE_FEATURES)
     return len(GLOBALS) + (nodes * len(NODE_FEATURES) if action == "node" else gpus * len(GPU_FEATURES))
 
 
 def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
     """Return the number of actions. Waiting is the last one if it is allowed, or one of the candidates."""
     if action == "candidate":
-        return CANDIDATES
+        return MAX_CANDIDATES
     return (nodes if action == "node" else gpus) + int(waiting)
 
 

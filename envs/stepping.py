@@ -11,7 +11,7 @@ from ..cluster.placing import take_gpu, take_node
 from ..cluster.queue.order import may_wait
 from ..cluster.queue.reservation import has_reservation, mark_keeping_nodes
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
-from ..cluster.state.state import CANDIDATES, Simulation
+from ..cluster.state.state import MAX_CANDIDATES, Simulation
 from .candidate_features import write_candidates
 from .features import GLOBAL_COUNT, write_full, write_gpus
 from .patent import write_literal_patent, write_patent
@@ -187,7 +187,7 @@ def observe(
     """
     if action == CANDIDATE_ACTION:
         candidates = write_candidates(sim, row, out, at)
-        for candidate in range(CANDIDATES):
+        for candidate in range(MAX_CANDIDATES):
             masks[at, candidate] = candidate < candidates
         return
     write_mask(sim, row, action, masks, at)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..agents.protocol import Policy
 from ..cluster.files.errors import InputError
-from ..cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.intervals import IntervalEstimates, holm, mean_p_values, ratio_estimates, unit_sums
 from ..cluster.model.outcome import Event, Outcome, Weighting, usual_weighting
 from ..cluster.model.problem import Problem, Scenarios
 from ..cluster.simulator.event_log import events_of
@@ -27,7 +27,7 @@ class JobSizes(NamedTuple):
     title: tuple[str, ...]  # (classes,) such as "5 to 8 GPUs"
     jobs: NDArray[np.int64]  # (classes,) jobs of all scenarios
     mean_jct_s: NDArray[np.float64]  # (policies, classes)
-    relative_percent: Estimates  # (policies, classes) against the best heuristic
+    relative_percent: IntervalEstimates  # (policies, classes) against the best heuristic
     p: NDArray[np.float64]  # (policies, classes) that there is no difference, adjusted for the whole table
 
 
@@ -43,9 +43,9 @@ class Comparison:
     confidence: float
     unit: NDArray[np.intp]  # (scenarios,) independent unit: the scenario, or its group
     values: NDArray[np.float64]  # (policies, metrics, scenarios)
-    mean: Estimates  # (policies, metrics)
-    difference: Estimates  # (policies, metrics) policy minus best heuristic
-    relative_percent: Estimates  # (policies, metrics) of the best heuristic's mean
+    mean: IntervalEstimates  # (policies, metrics)
+    difference: IntervalEstimates  # (policies, metrics) policy minus best heuristic
+    relative_percent: IntervalEstimates  # (policies, metrics) of the best heuristic's mean
     p: NDArray[np.float64]  # (policies, metrics) that there is no difference, adjusted for the whole table
     worse_share: NDArray[np.float64]  # (policies,) scenarios with a worse objective than the best heuristic's
     wins: NDArray[np.float64]  # (policies, policies) scenarios in which the row's objective is better than the column's
@@ -201,7 +201,7 @@ def _better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np
 
 def _estimates(
     values: NDArray[np.float64], best: int, unit: NDArray[np.intp], confidence: float
-) -> tuple[Estimates, Estimates, Estimates, NDArray[np.float64]]:
+) -> tuple[IntervalEstimates, IntervalEstimates, IntervalEstimates, NDArray[np.float64]]:
     """Return means, differences to the best heuristic, these in per cent, and their adjusted p-values.
 
     All have the shape (policies, metrics).
@@ -226,8 +226,8 @@ def _adjusted(p: NDArray[np.float64], best: int) -> NDArray[np.float64]:
     return holm(tested)
 
 
-def _shaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> Estimates:
-    return Estimates(*(part.reshape(shape) for part in estimates))
+def _shaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> IntervalEstimates:
+    return IntervalEstimates(*(part.reshape(shape) for part in estimates))
 
 
 def _job_sizes(

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.model.outcome import Metrics, Outcome, Weighting, metrics
+from ..cluster.model.outcome import Outcome, RunMetrics, Weighting, metrics
 from ..cluster.model.problem import Scenarios
 
 
@@ -18,7 +18,7 @@ class Metric(NamedTuple):
     quantity: Literal["time", "GPU-time", "share", "count"]  # in s, GPU-s, none, none
     better: Literal["lower", "higher"]
     meaning: str  # a sentence
-    values: Callable[[Metrics], NDArray[np.float64]]  # shape (scenarios,)
+    values: Callable[[RunMetrics], NDArray[np.float64]]  # shape (scenarios,)
 
 
 METRICS = (  # in the order of their columns
@@ -71,6 +71,6 @@ def metrics_with(objective: Weighting | str | None) -> tuple[Metric, ...]:
     )
 
 
-def scenario_metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Metrics:
+def scenario_metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> RunMetrics:
     """Return the figures of each scenario under one policy."""
     return metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)

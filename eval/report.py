@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 
 from ..cluster.files.output_file import write_text
-from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
+from ..cluster.model.intervals import FEWEST_RESAMPLED, IntervalEstimates
 from .comparison import Comparison
 from .figures import Picture
 from .table import (
@@ -135,10 +135,13 @@ def _policy_figures(comparison: Comparison, row: int, names: Sequence[str]) -> d
     }
 
 
-def _estimates(estimates: Estimates, row: int, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+def _estimates(estimates: IntervalEstimates, row: int, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
     columns = zip(*(part[row].tolist() for part in estimates), strict=True)
     return {
-        name: {end: None if math.isnan(number) else number for end, number in zip(Estimates._fields, ends, strict=True)}
+        name: {
+            end: None if math.isnan(number) else number
+            for end, number in zip(IntervalEstimates._fields, ends, strict=True)
+        }
         for name, ends in zip(names, columns, strict=True)
     }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
+from ..cluster.model.intervals import FEWEST_RESAMPLED, IntervalEstimates
 from ..cluster.model.outcome import Outcome, metrics
 from ..cluster.model.problem import Scenarios
 from ..cluster.traces.statistics import TraceStatistics
@@ -149,7 +149,7 @@ def percent_text(percent: float) -> str:
     return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
 
 
-def interval_text(percent: Estimates, row: int, column: int) -> str:
+def interval_text(percent: IntervalEstimates, row: int, column: int) -> str:
     """Return the interval of a difference in per cent, empty where there is none."""
     low, high = float(percent.low[row, column]), float(percent.high[row, column])
     return "" if np.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
@@ -408,7 +408,7 @@ def _job_sizes(comparison: Comparison, row: int) -> list[str]:
     return found
 
 
-def _change(percent: Estimates, row: int, column: int) -> str:
+def _change(percent: IntervalEstimates, row: int, column: int) -> str:
     return f"{percent_text(float(percent.value[row, column]))} {interval_text(percent, row, column)}".rstrip()
 
 

@@ -23,7 +23,7 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import read_head
 from ..cluster.files.output_file import readable, write_text
 from ..cluster.files.yaml_file import read_yaml, validated, yaml_text
-from ..cluster.traces.read import Rows, columns_of, read_rows
+from ..cluster.traces.read import TraceRows, columns_of, read_rows
 from .model import (
     FULL,
     NONE,
@@ -271,7 +271,7 @@ def read_runs(path: Path) -> MeasuredRuns:
     return MeasuredRuns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _runs(rows: Rows, called: Mapping[str, str], time: str) -> MeasuredRuns:
+def _runs(rows: TraceRows, called: Mapping[str, str], time: str) -> MeasuredRuns:
     whole = {
         ours: rows.whole_numbers(theirs, least=1, most=10**9).astype(np.float64) for ours, theirs in called.items()
     }
@@ -291,15 +291,15 @@ def _runs(rows: Rows, called: Mapping[str, str], time: str) -> MeasuredRuns:
     return runs
 
 
-def _recompute(rows: Rows) -> NDArray[np.float64]:
-    given: Sequence[str] = rows.texts("recompute") or ("full",) * len(rows.lines)
+def _recompute(rows: TraceRows) -> NDArray[np.float64]:
+    given: Sequence[str] = rows.cells.get("recompute") or ("full",) * len(rows.lines)
     for row, word in enumerate(given):
         if word.strip() not in RECOMPUTE:
             raise rows.error("recompute", row, "is not full, selective or none", "write one of these")
     return np.array([RECOMPUTE[word.strip()] for word in given])
 
 
-def _check(rows: Rows, runs: MeasuredRuns, called: Mapping[str, str], zero: NDArray[np.float64]) -> None:
+def _check(rows: TraceRows, runs: MeasuredRuns, called: Mapping[str, str], zero: NDArray[np.float64]) -> None:
     """Reject the first row whose numbers contradict each other."""
     degrees = runs.tensor * runs.pipeline * runs.data
     wrong = (

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from ..cluster.files.yaml_file import read_yaml, validated
 from ..cluster.model.problem import laid_out, reference_s
-from ..cluster.model.workload import Iteration, Plan, Workload
+from ..cluster.model.workload import Iteration, JobPlan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
 from .model import NUMBER_BYTES, HardwareProfile
 from .plan import FoundPlan
@@ -194,8 +194,12 @@ def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: 
         tables: Of the models on the cluster.
         seed: One number is drawn for each job, in their order.
     """
-    drawn, counts, plans = np.random.default_rng(seed).random(workload.jobs), Counter[str](), list[tuple[Plan, ...]]()
-    known: dict[tuple[str, int], tuple[Plan, ...]] = {}
+    drawn, counts, plans = (
+        np.random.default_rng(seed).random(workload.jobs),
+        Counter[str](),
+        list[tuple[JobPlan, ...]](),
+    )
+    known: dict[tuple[str, int], tuple[JobPlan, ...]] = {}
     for job in range(workload.jobs):
         gpus, work_s = int(workload.gpus[job]), float(workload.work_s[job])
         for model in models:
@@ -208,7 +212,7 @@ def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: 
     return Attached(laid_out(replace(workload, plans=tuple(plans)), "fixed"), counts)
 
 
-def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Plan, ...]:
+def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[JobPlan, ...]:
     """Return the plans of a job of one iteration, none if its GPUs cannot train the model data parallel.
 
     The first is data parallel. The others have as many GPUs, or fewer that share a node or fill nodes, and each has
@@ -232,23 +236,23 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Pla
     return (fixed, *(plan for plan in faster if plan != fixed))
 
 
-def _plan_of(found: FoundPlan, choices: Choices, tables: Tables) -> Plan:
+def _plan_of(found: FoundPlan, choices: Choices, tables: Tables) -> JobPlan:
     did = iteration_of(found, choices.gpu_type, choices.speed)
     memory_bytes = max(stage.memory_bytes for stage in found.stages)
-    return Plan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
+    return JobPlan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
 
 
-def _comes_before(other: Plan, plan: Plan) -> bool:
+def _comes_before(other: JobPlan, plan: JobPlan) -> bool:
     """Return whether the other of two equally fast plans is preferred."""
     return other is not plan and other.gpus <= plan.gpus and (other.away_bytes > 0.0) <= (plan.away_bytes > 0.0)
 
 
-def enough(first: Plan, work_s: float) -> bool:
+def enough(first: JobPlan, work_s: float) -> bool:
     """Return whether a job with this work does enough iterations, given a plan of one iteration."""
     return work_s >= MIN_ITERATIONS * first.work_s
 
 
-def for_work(plans: Sequence[Plan], work_s: float) -> tuple[Plan, ...]:
+def for_work(plans: Sequence[JobPlan], work_s: float) -> tuple[JobPlan, ...]:
     """Scale plans of one iteration to a job that takes `work_s` by the first plan."""
     iterations = work_s / plans[0].work_s
     return (plans[0]._replace(work_s=work_s), *(plan._replace(work_s=plan.work_s * iterations) for plan in plans[1:]))

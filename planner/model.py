@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.training_plan import MemorySaving
 
 OFFLOAD_MARGIN_S = 0.005  # error of predictions that is allowed for; a copy back begins that much earlier, too
 
@@ -440,7 +440,7 @@ FRAGMENTATION = 1.08  # memory of the allocator over that of tensors: 5 to 10 % 
 CONTEXT_BYTES = 1e9  # of CUDA and its libraries, on each GPU
 
 
-def state_bytes(saving: Saving, data: int) -> float:
+def state_bytes(saving: MemorySaving, data: int) -> float:
     """Return the bytes of one parameter on each of N data-parallel members."""
     if saving.zero == 3:
         return STATE_BYTES / data
@@ -449,7 +449,7 @@ def state_bytes(saving: Saving, data: int) -> float:
     return STATE_BYTES
 
 
-def optimizer_state_bytes(saving: Saving, data: int) -> float:
+def optimizer_state_bytes(saving: MemorySaving, data: int) -> float:
     """Return the optimizer's bytes of one parameter on each of N data-parallel members."""
     return OPTIMIZER_STATE_BYTES / (data if saving.zero else 1)
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.training_plan import MemorySaving
 from .model import Seconds
 from .pool import GpuType
 
 Counts = NDArray[np.int64]
-SAVINGS = tuple(Saving)
+SAVINGS = tuple(MemorySaving)
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # samples: efficiency is flat long before the last
 MAX_LAYOUTS = 2_000_000  # beyond, longer pipelines are omitted: only batches of hundreds of divisors have more
 
@@ -26,7 +26,7 @@ class PlanLayout(NamedTuple):
     pipeline: int
     tensor: int
     micro_batch: int  # samples
-    saving: Saving
+    saving: MemorySaving
 
     @property
     def gpus(self) -> int:

@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.training_plan import MemorySaving
 from .model import HOST_NUMBER_BYTES as HOST_BYTES
 from .model import (
     NUMBER_BYTES,
@@ -101,7 +101,7 @@ class MemoryCosts:
 
 
 def memory(
-    layers: LayerArrays, saving: Saving, data: int, tensor: int, micro_batch: int, *, copies: bool
+    layers: LayerArrays, saving: MemorySaving, data: int, tensor: int, micro_batch: int, *, copies: bool
 ) -> MemoryCosts:
     """Return what the layers take on a GPU.
 

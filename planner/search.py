@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
-from ..cluster.model.training_plan import Saving
+from ..cluster.model.training_plan import MemorySaving
 from .evaluating import evaluate, may_fit, min_step_s
 from .model import Array, HostProfile
 from .on_host import max_stages
@@ -128,14 +128,14 @@ def _layouts_on_host(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, A
     """Return the same for ranks of one machine: there are few, and each is evaluated."""
     stages = max_stages(request.profile)
     found = layouts(request.batch, stages, [1], gpus_of(chain), request.profile.min_samples)
-    found = _allowed(request, _kept(found, found.saving == SAVINGS.index(Saving.none)))
+    found = _allowed(request, _kept(found, found.saving == SAVINGS.index(MemorySaving.none)))
     return found, np.zeros(found.data.size)
 
 
 def _allowed(request: PlanRequest, found: PlanLayouts) -> PlanLayouts:
     """Return the layouts that the request allows."""
     if request.is_plain:
-        found = _kept(found, (found.tensor == 1) & (found.saving == SAVINGS.index(Saving.none)))
+        found = _kept(found, (found.tensor == 1) & (found.saving == SAVINGS.index(MemorySaving.none)))
     if request.is_replicated:
         whole = np.array([saving.zero == 0 for saving in SAVINGS])[found.saving]
         found = _kept(found, (found.pipeline == 1) & (found.tensor == 1) & whole)

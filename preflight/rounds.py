@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..cluster.files.errors import words_of
+from ..cluster.files.errors import error_line
 from ..cluster.model.placement import Placement, Share
 from .check import (
     WRONG_ANSWER,
@@ -473,7 +473,7 @@ class BackgroundRounds:
             report, problem = work(lent), ""
         except BaseException as error:  # a third party's check may fail in any way, and even exit
             log.exception("the checks of %s could not be run", name)
-            problem = words_of(error)
+            problem = error_line(error)
         finally:
             self._end(name, lent, FinishedRound(report, problem, time.time()))
 

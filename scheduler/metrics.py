@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
-from ..cluster.files.disk_space import Room
+from ..cluster.files.disk_space import DiskSpace
 from .control.job_errors import ERROR_EVENT
 from .health.step_monitor import HEALTH, SlowWord, StepFigures
 from .model.gpu_index import Layout
@@ -299,7 +299,7 @@ class SchedulerMetrics:
         types: Mapping[str, str],
         leads: Callable[[], bool],
         steps: Callable[[], Mapping[str, StepFigures]],
-        room: Room,
+        room: DiskSpace,
     ) -> None:
         self.registry = CollectorRegistry()
         self._ended = time.monotonic()  # of the last tick
@@ -348,7 +348,7 @@ class SchedulerMetrics:
         return generate_latest(self.registry)
 
 
-def _free_bytes(room: Room) -> float:
+def _free_bytes(room: DiskSpace) -> float:
     """Return the room that is left, nan where nothing can be seen."""
     try:
         return float(room.free_bytes())

@@ -4,11 +4,20 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError, core_schema
 
 from ..agents.learned.checkpoint import load_policy
 from ..agents.learned.network import find_network
@@ -16,7 +25,7 @@ from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.files.output_file import in_one_line
-from ..cluster.files.registered_name import RegisteredName
+from ..cluster.files.plugins import is_registered, registered
 from ..cluster.files.yaml_file import read_yaml
 from ..cluster.model.orders import ORDER_REGIMES, OrderName
 from ..cluster.model.outcome import Weighting, weighting_of
@@ -129,6 +138,38 @@ def with_several(content: object) -> object:
             value = content.pop(one)
             content[several] = [] if value is None else [value]
     return content
+
+
+@dataclass(frozen=True)
+class RegisteredName:
+    """Annotates a field of a configuration: one of the names that are registered when it is read.
+
+    Its JSON schema lists them, as that of a Literal does.
+
+    Args:
+        seam: A key of `plugins.SEAMS`.
+    """
+
+    seam: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Check the name that was given."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """List the names."""
+        return {**handler(schema), "enum": self.names()}
+
+    def names(self) -> list[str]:
+        """Return all names that the field may have."""
+        return list(registered(self.seam))
+
+    def _checked(self, given: str) -> str:
+        if not is_registered(self.seam, given):
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names())})
+        return given
 
 
 class TrainingConfig(BaseModel):

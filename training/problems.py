@@ -17,7 +17,7 @@ from ..cluster.model.problem import FaultProcess, Problem, Scenarios, fault_sour
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..cluster.presets.drawn import HETERO64, VALIDATION_SEED, Site, Stream, stream, training_key
+from ..cluster.presets.drawn import HETERO64_SITE, VALIDATION_SEED, PresetSite, Stream, stream, training_key
 from ..cluster.presets.problems import (
     RUNS,
     WINDOW_JOBS,
@@ -86,9 +86,9 @@ TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws 
 VALIDATED_WINDOWS = 16  # of each trace at most, of which no two share a job
 # Where no cluster file is given, a part of the training is on clusters of other sizes, speeds and fault rates.
 OTHER_CLUSTERS = (
-    Site(nodes=4, node_gpus=4, faults=0.0),
-    Site(nodes=32, speeds=(3.0, 1.7, 1.0)),
-    Site(nodes=16, node_gpus=4, faults=10.0),
+    PresetSite(nodes=4, node_gpus=4, faults=0.0),
+    PresetSite(nodes=32, speeds=(3.0, 1.7, 1.0)),
+    PresetSite(nodes=16, node_gpus=4, faults=10.0),
 )
 OTHER_WINDOWS = 1024  # of each, in all
 TRACE_LOAD = 0.85  # offered where policies are compared
@@ -110,7 +110,7 @@ class WindowCluster(NamedTuple):
 
     setup: ClusterSetup | None  # None: one that is drawn for each window
     faults: FaultTrace | None
-    drawn: Site = HETERO64
+    drawn: PresetSite = HETERO64_SITE
 
 
 def trace_problems(request: ProblemRequest) -> Problems:
@@ -139,7 +139,7 @@ def _trained(request: ProblemRequest, windows: int) -> Windows:
     return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(request.seed), disjoint=False)
 
 
-def other_clusters(request: ProblemRequest) -> list[tuple[Regime, Site]]:
+def other_clusters(request: ProblemRequest) -> list[tuple[Regime, PresetSite]]:
     """Return pairs of order regime and other cluster to train on, in which each of both occurs."""
     count = max(len(request.regimes), len(OTHER_CLUSTERS))
     return [
@@ -149,7 +149,11 @@ def other_clusters(request: ProblemRequest) -> list[tuple[Regime, Site]]:
 
 
 def window_problems(
-    request: ProblemRequest, regime: Regime, windows: Windows, loads: tuple[float, ...], drawn: Site = HETERO64
+    request: ProblemRequest,
+    regime: Regime,
+    windows: Windows,
+    loads: tuple[float, ...],
+    drawn: PresetSite = HETERO64_SITE,
 ) -> Problem:
     """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
     site = WindowCluster(

@@ -19,7 +19,7 @@ from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
 from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..cluster.files.output_file import readable, replacing
-from ..cluster.files.signals import heeded
+from ..cluster.files.signals import handled_signals
 from .config import TrainingConfig
 from .problems import VALIDATIONS
 from .validation import Score, Validation
@@ -225,7 +225,7 @@ def interruptible(stop: Callable[[], None], notice: str = STOP_NOTICE) -> Iterat
         restore()
         log.warning(notice)
 
-    before = {number: signal.signal(number, interrupt) for number in heeded()}
+    before = {number: signal.signal(number, interrupt) for number in handled_signals()}
     try:
         yield found
     finally:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer, RMSprop
 from ..agents.learned.archive import stored_arrays
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import replacing
-from ..cluster.simulator.state_border import LARGEST, sound_state
+from ..cluster.simulator.state_border import MAX_MAGNITUDE, sound_state
 from ..cluster.state.beliefs import initial_beliefs
 from ..cluster.state.border import refuse
 from ..cluster.state.state import State
@@ -29,7 +29,7 @@ MAX_GRADIENT = 100.0  # learners cut gradients to length 1
 # Fields of the state that snapshots of earlier versions may lack: no result depends on them, or they had no meaning
 # then.
 YOUNGER = (
-    "quiet", "unlooked", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service", "switches",
+    "quiet", "unpolled", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service", "switches",
     "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s", "since_s",
     "slowed", "node_slow", "pace_s", "pace_k", "slowed_s", "relieved", "relieved_of",
     "kept_for", "backup_of", "backups", "backup_gpu_s",
@@ -285,7 +285,7 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
         refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
     others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.arrays().items()}
-    within("batch/paid_s", others["paid_s"], -LARGEST, LARGEST)
+    within("batch/paid_s", others["paid_s"], -MAX_MAGNITUDE, MAX_MAGNITUDE)
     for field, value in state._asdict().items():
         value[...] = found[field]
     for field, value in batch.arrays().items():

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from ...cluster.files.errors import CheckpointError
-from ...cluster.files.input_problems import MOST_TOLD, input_problems
+from ...cluster.files.input_problems import MAX_REPORTED, input_problems
 from ...cluster.files.output_file import in_one_line, replacing
 from ...cluster.files.plugins import registered
 from ...cluster.model.outcome import Objective
@@ -186,6 +186,6 @@ def _schema(path: Path, text: bytes) -> Schema:
     except RecursionError as error:
         raise CheckpointError(f"{path}: {SCHEMA} is nested too deeply") from error
     except ValidationError as error:
-        first = input_problems(error.errors(include_url=False)[:MOST_TOLD], Schema.model_json_schema(), content)[0]
+        first = input_problems(error.errors(include_url=False)[:MAX_REPORTED], Schema.model_json_schema(), content)[0]
         place = ".".join(map(str, (SCHEMA, *first.place)))
         raise CheckpointError(f"{path}: {place}: {first.problem}; it was made by another version") from error

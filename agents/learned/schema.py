@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 from ...cluster.files.errors import CheckpointError
 from ...cluster.model.outcome import Objective
 from ...cluster.model.problem import ORDERS, Rules
-from ...cluster.state.state import CANDIDATES
+from ...cluster.state.state import MAX_CANDIDATES
 from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
 from ...envs.patent import PATENT_FEATURES, PATENT_GLOBALS
 from ..protocol import Policy
@@ -178,7 +178,7 @@ class Schema(BaseModel):
 def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int:
     """Return the number of items in an observation of a cluster with `node_gpus` GPUs on each node."""
     if action == "candidate":
-        return CANDIDATES
+        return MAX_CANDIDATES
     return len(node_gpus) if action == "node" and observation == "full" else sum(node_gpus)
 
 

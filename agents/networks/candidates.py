@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...cluster.candidates.candidates import pick_candidate
 from ...cluster.model.outcome import Objective
 from ...cluster.state.border import rows_to_run
-from ...cluster.state.state import CANDIDATES, Simulation
+from ...cluster.state.state import MAX_CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..learned.decisions import DecisionRecord, listed_in, log_softmax
 from ..learned.network import Arrays, Network, ObservationLayout
@@ -202,9 +202,9 @@ class CandidatePolicy(LearnedPolicy):
         self.weights = candidate_weights(network, schema.margin)
         self._stand_in = None if members_of(network) == 1 else CandidatePolicy(name, schema, member_of(network, 0))
         self._observations = np.zeros(
-            (1, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), dtype=np.float32
+            (1, CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT), dtype=np.float32
         )
-        self._logits = np.zeros((1, CANDIDATES), dtype=np.float32)
+        self._logits = np.zeros((1, MAX_CANDIDATES), dtype=np.float32)
         self._check: Check | None = None
         self._chosen = -1  # candidate of the last decision, -1 before the first
 
@@ -219,7 +219,7 @@ class CandidatePolicy(LearnedPolicy):
 
     def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of the compiled pass, shape (rows, candidates)."""
-        logits = np.zeros((observations.shape[0], CANDIDATES), dtype=np.float32)
+        logits = np.zeros((observations.shape[0], MAX_CANDIDATES), dtype=np.float32)
         score_rows(self.weights, observations, listed_in(observations).sum(axis=1), logits)
         return logits
 

@@ -1,8 +1,8 @@
 """The candidates at a decision: each is a job with a whole placement, or waiting (docs/policies.md, Candidates).
 
-The first candidate is that of the base heuristic, `patient` (`eft-hazard` where nobody may wait). The others are the
+The first candidate is that of the base heuristic, `patient` (`eft-hazard` where no job may wait). The others are the
 sets of nodes with the earliest finish, the tightest sets, sets of slow nodes only, sets for other jobs that may start
-at this moment, and waiting. Only minimal sets count, of which no node could be left out, and nodes that are alike are
+at this moment, and waiting. Only minimal sets count, of which every node is needed, and nodes that are alike are
 one class: equal sets appear once.
 """
 
@@ -14,10 +14,10 @@ from ..placing import take_node
 from ..queue.expected import expected_fault_loss_s, sort_expected_ends
 from ..queue.order import delays_no_job, list_others, may_turn, may_wait, turn_to
 from ..state.holding import has_classes
-from ..state.state import CANDIDATES, OFFERS, Simulation
+from ..state.state import MAX_CANDIDATES, OFFERS, Simulation
 from .node_sets import (
-    PATIENCE,
-    TIE,
+    RUN_TIE,
+    WAIT_PATIENCE,
     best_set,
     bound_s,
     imagine_end,
@@ -49,25 +49,27 @@ def _keep_best(sim: Simulation, row: int, candidate: int, job: int, delay_s: flo
 
 @kernel
 def _plan_wait(sim: Simulation, row: int, candidate: int, job: int, run_s: float, fault_loss_s: float) -> float:
-    """Write the best wait for an expected end as a candidate; return its gain, as `patient` reckons (docs/policies.md).
+    """Write the best wait for an expected end as a candidate; return its gain, as of `patient` (docs/policies.md).
 
-    A wait that gains nothing is written all the same: nobody need follow it.
+    A wait that gains nothing is written all the same.
     """
     state = sim.state
     count = sort_expected_ends(sim, row)
     imagine_now(sim, row)
-    largest_s = PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
+    largest_s = WAIT_PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
     most_s = -math.inf
     at = 0
     while at < count:
         delay_s = state.ends_s[row, at] - state.now_s[row]
         at = imagine_end(sim, row, at, count)
-        if most_s > -math.inf and (PATIENCE * run_s - delay_s <= max(most_s, 0.0) or largest_s - delay_s <= most_s):
+        if most_s > -math.inf and (
+            WAIT_PATIENCE * run_s - delay_s <= max(most_s, 0.0) or largest_s - delay_s <= most_s
+        ):
             break  # no later end gains anything if the job then takes no time at all, or more on the fastest GPUs
-        if most_s > -math.inf and PATIENCE * (run_s - bound_s(sim, row, job)) - delay_s <= most_s:
+        if most_s > -math.inf and WAIT_PATIENCE * (run_s - bound_s(sim, row, job)) - delay_s <= most_s:
             continue
         found = best_set(sim, row, job, fault_loss_s)
-        gain_s = PATIENCE * (run_s - found[0]) - delay_s
+        gain_s = WAIT_PATIENCE * (run_s - found[0]) - delay_s
         if gain_s > most_s:
             most_s = gain_s
             _keep_best(sim, row, candidate, job, delay_s, found, -1)
@@ -105,7 +107,7 @@ def _held_by(sim: Simulation, row: int, job: int, count: int) -> int:
 
 @kernel
 def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
-    """Copy `best_set` to `trial_set`; say whether the job may start on it at once, by the reservation in the state."""
+    """Copy `best_set` to `trial_set`; return whether the job may start on it now, by the reservation in the state."""
     state = sim.state
     for place in range(count):
         sim.scratch.trial_set[row, place] = sim.scratch.best_set[row, place]
@@ -118,7 +120,7 @@ def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
 def _add_offers(sim: Simulation, row: int, candidates: int, most: int, job: int) -> int:
     """Write the offers as further candidates, `most` in all, but none that is alike to one so far; return the number.
 
-    Those that break the reservation are left out.
+    Those that break the reservation are omitted.
     """
     state, scratch = sim.state, sim.scratch
     nodes = state.free.shape[1]
@@ -198,7 +200,7 @@ def list_candidates(sim: Simulation, row: int) -> int:
     found = best_set(sim, row, job, fault_loss_s)
     _keep_best(sim, row, 0, job, 0.0, found, 0)
     state.base_refused[row] = 0 if _try_best(sim, row, job, found[2]) else 1
-    at_once, wait = 0, CANDIDATES - 1
+    at_once, wait = 0, MAX_CANDIDATES - 1
     waiting = may_wait(sim, row)
     gain_s = -math.inf
     if waiting:
@@ -206,7 +208,7 @@ def list_candidates(sim: Simulation, row: int) -> int:
         imagine_now(sim, row)
     else:
         sort_expected_ends(sim, row)
-    state.base_waits[row] = 1 if gain_s > TIE * found[0] else 0
+    state.base_waits[row] = 1 if gain_s > RUN_TIE * found[0] else 0
     if state.base_waits[row]:  # the base's own candidate comes first, and its best set at once second
         at_once = 1
         _copy_candidate(sim, row, 0, at_once)
@@ -217,7 +219,7 @@ def list_candidates(sim: Simulation, row: int) -> int:
         sim.scratch.trial_set[row, place] = state.candidate_node[row, first + place]
     state.candidate_sign[row, at_once] = set_sign(sim, row, found[2])
     candidates = _add_all(sim, row, at_once + 1, wait, fault_loss_s)
-    if waiting and (at_once == 0 or passes(sim.rules.order)):  # where nobody passes, the base's wait is one for all
+    if waiting and (at_once == 0 or passes(sim.rules.order)):  # where no job passes, the base's wait is one for all
         _copy_candidate(sim, row, wait, candidates)
         candidates += 1
     state.candidates[row] = candidates
@@ -226,13 +228,13 @@ def list_candidates(sim: Simulation, row: int) -> int:
 
 @kernel
 def is_wait(sim: Simulation, row: int, candidate: int) -> bool:
-    """Say whether a candidate of the list is to wait."""
+    """Return whether a candidate of the list is to wait."""
     return bool(sim.state.candidate_delay_s[row, candidate] > 0.0)
 
 
 @kernel
 def is_rest(sim: Simulation, row: int, candidate: int) -> bool:
-    """Say whether a candidate lets all jobs wait; the base's own wait passes over the job that is due alone."""
+    """Return whether a candidate lets all jobs wait; the base's own wait passes over the job that is due alone."""
     return bool(candidate > 0 and passes(sim.rules.order) and is_wait(sim, row, candidate))
 
 

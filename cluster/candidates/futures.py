@@ -1,9 +1,8 @@
-"""Imagined futures: simulations in which everything that a policy cannot know is estimated or drawn anew.
+"""Imagined futures: simulations in which all that a policy cannot know is estimated or drawn anew.
 
-What a candidate leads to: the next jobs of the queue imagined in order after it, without faults or arrivals.
-
-Each job starts as soon as enough GPUs are free, on the quick set (node_sets.py), never before the one ahead of it.
-Where policies may wait, it also waits for better GPUs, as `patient` does, but looks at few ends.
+Also what a candidate leads to: the next jobs of the queue in order after it, without faults or arrivals. Each starts as
+soon as enough GPUs are free, on the quick set (node_sets.py), never before the one ahead of it. Where policies may
+wait, it also waits for better GPUs, as `patient` does, but for few ends.
 
 Source: field trials of rollouts; the information is that of docs/policies.md, What policies know.
 """
@@ -24,10 +23,10 @@ from ..queue.turns import has_turns, line_up
 from ..simulator.fault_process import repair_time_s
 from ..simulator.simulation import simulation_of
 from ..state.holding import class_of, has_classes, held_gpus, is_struck
-from ..state.state import AHEAD, Simulation, State, Traits
+from ..state.state import AHEAD_JOBS, Simulation, State, Traits
 from .node_sets import (
-    PATIENCE,
-    TIE,
+    RUN_TIE,
+    WAIT_PATIENCE,
     holding_level,
     imagine_end,
     imagine_gpus,
@@ -189,7 +188,7 @@ def _repair_left_s(seed: int, source: int, k: int, passed_s: float, mean_s: floa
     return mean_s  # far out in the tail
 
 
-LOOKS = 4  # later ends that an imagined job looks at
+MAX_LATER_ENDS = 4  # later ends for which an imagined job may wait
 
 
 class Moment(NamedTuple):
@@ -198,7 +197,7 @@ class Moment(NamedTuple):
     time_s: float
     at: int  # running jobs that have ended; `ends_s` goes on there
     ended: int  # jobs ahead that have ended; `ahead_order` goes on there
-    usable: int  # GPUs, by whomever; `_usable_then` says how many of them by a job
+    usable: int  # GPUs, by any job; `_usable_then` returns those that suit one job
 
 
 @kernel
@@ -231,7 +230,7 @@ def _imagine_start(sim: Simulation, row: int, place: int, job: int, start_s: flo
     scratch.ahead_start_s[row, place] = start_s
     scratch.ahead_end_s[row, place] = end_s
     scratch.ahead_size[row, place] = size
-    # Those that have ended stand first, and as nobody ends before this start, the insertion stops there.
+    # Those that have ended stand first, and as no job ends before this start, the insertion stops there.
     at = place
     while at > 0 and scratch.ahead_end_s[row, order[row, at - 1]] > end_s:
         order[row, at] = order[row, at - 1]
@@ -292,7 +291,7 @@ def imagine_candidate(sim: Simulation, row: int, candidate: int) -> Moment:
     imagine_now(sim, row)
     job, now_s, delay_s = state.candidate_job[row, candidate], state.now_s[row], state.candidate_delay_s[row, candidate]
     moment = Moment(now_s, 0, 0, state.usable[row] - sim.scenarios.gpus[state.scenario[row], job])
-    # The difference, as the delay was reckoned: rounding must not keep the GPUs of that very end.
+    # The difference, as the delay was computed: rounding must not keep the GPUs of that very end.
     while delay_s > 0.0 and moment.at < count and state.ends_s[row, moment.at] - now_s <= delay_s:
         moment = _release(sim, row, 0, moment)
     size = state.candidate_size[row, candidate]
@@ -319,19 +318,19 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
     """
     levels = sim.traits.levels[sim.state.scenario[row]]
     run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
-    best, best_s, most_s = moment, run_s, TIE * run_s
-    bound_s, looks = least_run_s(sim, row, job, levels[0]), 0
+    best, best_s, most_s = moment, run_s, RUN_TIE * run_s
+    bound_s, tried = least_run_s(sim, row, job, levels[0]), 0
     later = moment
-    while looks < LOOKS:
+    while tried < MAX_LATER_ENDS:
         wait_s = _next_end_s(sim, row, places, later) - moment.time_s
-        if PATIENCE * (run_s - bound_s) - wait_s <= most_s:
+        if WAIT_PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
         later = _release(sim, row, places, later)
-        looks += 1
+        tried += 1
         level = holding_level(sim, row, job)
-        if PATIENCE * (run_s - least_run_s(sim, row, job, levels[level])) - wait_s > most_s:
+        if WAIT_PATIENCE * (run_s - least_run_s(sim, row, job, levels[level])) - wait_s > most_s:
             later_s, _, later_size = quick_set(sim, row, job, level)
-            gain_s = PATIENCE * (run_s - later_s) - wait_s
+            gain_s = WAIT_PATIENCE * (run_s - later_s) - wait_s
             if gain_s > most_s:
                 best, best_s, size, most_s = later, later_s, later_size, gain_s
     if later.at + later.ended > best.at + best.ended:
@@ -350,9 +349,9 @@ def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row]]
     turned, at, places = has_turns(sim), 0, 1
-    length = line_up(sim, row, AHEAD) if turned else state.queued[row]
+    length = line_up(sim, row, AHEAD_JOBS) if turned else state.queued[row]
     job = state.head[row]
-    while places < AHEAD and at < length:
+    while places < AHEAD_JOBS and at < length:
         if turned:
             job = scratch.lined_up[row, at]
         at += 1

@@ -1,9 +1,8 @@
 """Sets of nodes for a job, their run times, and what a wait would gain (docs/policies.md, By expected finish).
 
-Nodes by the GPUs that they have free at a moment that is imagined, so that no search looks at every node.
-
-For each number of GPUs a row of bits says which nodes have so many free, in words of 32 nodes. `trial_free` says the
-same by node. All three change together, by `set_free` alone.
+For each number of GPUs a row of bits marks the nodes that have that number free at an imagined moment, in words of 32
+nodes, so that no search goes through every node. `trial_free` has the same by node. They change together, by `set_free`
+alone.
 """
 
 import math
@@ -14,7 +13,7 @@ from ..kernels.compiled import kernel
 from ..placing import common_divisor, is_planned, order_nodes, slowdown_of
 from ..queue.expected import expected_run_s, sort_expected_ends
 from ..state.holding import class_of, usable_on
-from ..state.state import WORD, Simulation
+from ..state.state import WORD_BITS, Simulation
 
 # Places of a single bit by the product with a sequence of de Bruijn (Leiserson, Prokop and Randall, 1998).
 DE_BRUIJN = 0x077CB531
@@ -31,7 +30,7 @@ def lowest_bit(bits: int) -> int:
 @kernel
 def words_of(sim: Simulation) -> int:
     """Return how many words hold a bit of each node."""
-    return (int(sim.cluster.speed.size) + WORD - 1) // WORD
+    return (int(sim.cluster.speed.size) + WORD_BITS - 1) // WORD_BITS
 
 
 @kernel
@@ -69,22 +68,22 @@ def imagine_now(sim: Simulation, row: int) -> None:
         free = usable_on(sim, row, node)
         scratch.trial_free[row, node] = free
         scratch.free_count[row, free] += 1
-        scratch.free_nodes[row, free * words + node // WORD] |= 1 << node % WORD
+        scratch.free_nodes[row, free * words + node // WORD_BITS] |= 1 << node % WORD_BITS
         scratch.level_count[row, of_node[node] * sizes + free] += 1
         scratch.level_free[row, of_node[node]] += free
 
 
 @kernel
 def set_free(sim: Simulation, row: int, node: int, free: int) -> None:
-    """Write down that a node has so many GPUs free."""
+    """Set the number of GPUs that a node has free."""
     scratch, words = sim.scratch, words_of(sim)
-    before, bit, sizes = scratch.trial_free[row, node], 1 << int(node % WORD), scratch.free_count.shape[1]
+    before, bit, sizes = scratch.trial_free[row, node], 1 << int(node % WORD_BITS), scratch.free_count.shape[1]
     level = sim.traits.node_level[sim.state.scenario[row], node]
     scratch.trial_free[row, node] = free
     scratch.free_count[row, before] -= 1
     scratch.free_count[row, free] += 1
-    scratch.free_nodes[row, before * words + node // WORD] ^= bit
-    scratch.free_nodes[row, free * words + node // WORD] ^= bit
+    scratch.free_nodes[row, before * words + node // WORD_BITS] ^= bit
+    scratch.free_nodes[row, free * words + node // WORD_BITS] ^= bit
     scratch.level_count[row, level * sizes + before] -= 1
     scratch.level_count[row, level * sizes + free] += 1
     scratch.level_free[row, level] += free - before
@@ -92,7 +91,7 @@ def set_free(sim: Simulation, row: int, node: int, free: int) -> None:
 
 @kernel
 def first_node(sim: Simulation, row: int, free: int, level: int, first: int, after: int, lemons: int, kind: int) -> int:
-    """Return the first of nodes `first` to `after` - 1 with so many GPUs free, -1 if none is.
+    """Return the first of nodes `first` to `after` - 1 with `free` GPUs free, -1 if none is.
 
     Only nodes of at least the speed of number `level` count, which suit a class of needs, and lemons only if `lemons`
     is 1.
@@ -101,10 +100,10 @@ def first_node(sim: Simulation, row: int, free: int, level: int, first: int, aft
     if scratch.free_count[row, free] == 0:
         return -1
     words, suits, fast = words_of(sim), sim.cluster.suits, sim.traits.level_nodes[sim.state.scenario[row]]
-    for word in range(first // WORD, (after + WORD - 1) // WORD):
+    for word in range(first // WORD_BITS, (after + WORD_BITS - 1) // WORD_BITS):
         bits = scratch.free_nodes[row, free * words + word] & fast[level * words + word]
         while bits != 0:
-            node = word * WORD + lowest_bit(bits)
+            node = word * WORD_BITS + lowest_bit(bits)
             if node >= after:
                 return -1
             may = node >= first and sim.state.lemon[row, node] <= lemons
@@ -125,7 +124,7 @@ def list_free(sim: Simulation, row: int, kind: int) -> int:
         for word in range(words):
             bits = scratch.free_nodes[row, free * words + word]
             while bits != 0:
-                node = word * WORD + lowest_bit(bits)
+                node = word * WORD_BITS + lowest_bit(bits)
                 bits &= bits - 1
                 if kind == 0 or suits[kind, node] == 1:
                     scratch.trial_order[row, count] = node
@@ -135,7 +134,7 @@ def list_free(sim: Simulation, row: int, kind: int) -> int:
 
 @kernel
 def fewest_nodes(sim: Simulation, row: int, level: int, gpus: int) -> int:
-    """Return how few nodes of at least a speed, that of number `level`, hold so many GPUs; 0 if they do not."""
+    """Return the fewest nodes of at least the speed of number `level` that hold `gpus` GPUs; 0 if they do not."""
     scratch = sim.scratch
     sizes = scratch.free_count.shape[1]
     nodes, need = 0, gpus
@@ -150,9 +149,9 @@ def fewest_nodes(sim: Simulation, row: int, level: int, gpus: int) -> int:
     return 0
 
 
-ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
-PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
-TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
+ALL_SETS = 8  # up to this number of nodes with free GPUs all sets are compared
+WAIT_PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
+RUN_TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
 
 
 @kernel
@@ -198,7 +197,7 @@ def keep_if_better(
 ) -> tuple[float, int, int]:
     """Compare the set in `trial_set` with the best so far (run time, hole, nodes); the better goes to `best_set`."""
     run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
-    if run_s < best[0] * (1.0 - TIE) or (run_s <= best[0] * (1.0 + TIE) and hole < best[1]):
+    if run_s < best[0] * (1.0 - RUN_TIE) or (run_s <= best[0] * (1.0 + RUN_TIE) and hole < best[1]):
         for place in range(count):
             sim.scratch.best_set[row, place] = sim.scratch.trial_set[row, place]
         return run_s, hole, count
@@ -207,7 +206,7 @@ def keep_if_better(
 
 @kernel
 def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> tuple[float, int, int]:
-    """Look at every set of the nodes in `trial_order`."""
+    """Compare every set of the nodes in `trial_order`; return the best."""
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
     best = (math.inf, 0, 0)
@@ -258,7 +257,7 @@ def tight_set(sim: Simulation, row: int, job: int, level: int, first: int, after
 
 @kernel
 def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
-    """Look at the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
+    """Compare the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
     cluster = sim.cluster
     scenario = sim.state.scenario[row]
     levels, nodes = sim.traits.levels[scenario], sim.scenarios.speed.shape[1]
@@ -363,7 +362,7 @@ def bound_s(sim: Simulation, row: int, job: int) -> float:
 def holding_level(sim: Simulation, row: int, job: int) -> int:
     """Return the number of the highest speed in the cluster such that nodes of at least that speed hold a job.
 
-    `trial_free` says what is usable, which must hold it.
+    `trial_free` has what is usable, which must hold it.
     """
     scenario = sim.state.scenario[row]
     kind = class_of(sim, row, job)
@@ -398,13 +397,13 @@ def _holding_level_of(sim: Simulation, row: int, job: int, kind: int) -> int:
 def quick_set(sim: Simulation, row: int, job: int, level: int) -> tuple[float, int, int]:
     """Return run time, hole and size of the best tight set of all nodes of at least each speed, given `trial_free`.
 
-    It stands in `best_set` then. Faults are left out of account. `level` is the job's `holding_level`.
+    It stands in `best_set` then. Faults do not count. `level` is the job's `holding_level`.
     """
     levels, nodes = sim.traits.levels[sim.state.scenario[row]], sim.scenarios.speed.shape[1]
     best = keep_if_better(sim, row, job, tight_set(sim, row, job, level, 0, nodes, 1), 0.0, (math.inf, 0, 0))
     level += 1
     # The tight set of a lower speed takes a node of that very speed, or is the same again.
-    while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best[0] * (1.0 + TIE):
+    while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best[0] * (1.0 + RUN_TIE):
         best = keep_if_better(sim, row, job, tight_set(sim, row, job, level, 0, nodes, 1), 0.0, best)
         level += 1
     return best

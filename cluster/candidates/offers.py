@@ -12,16 +12,16 @@ from ..queue.expected import expected_run_s
 from ..simulator.engine import advance, reset, start
 from ..state.holding import class_of
 from ..state.state import FINISH_OFFERS, OFFERS, TIGHT_OFFERS, Simulation
-from .node_sets import ALL_SETS, TIE, list_free, set_cost, tight_set
+from .node_sets import ALL_SETS, RUN_TIE, list_free, set_cost, tight_set
 
 TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
 SLACK = 1.0 + 1e-6  # far above all ties of a list of offers together
-MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples tell sets of classes apart
+MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples differ between sets of classes
 
 
 @kernel
 def _suit_the_same(sim: Simulation, a: int, b: int) -> bool:
-    """Say whether two nodes suit the same jobs."""
+    """Return whether two nodes suit the same jobs."""
     suits, differ = sim.cluster.suits, 0
     for kind in range(suits.shape[0]):
         differ += suits[kind, a] != suits[kind, b]
@@ -30,7 +30,7 @@ def _suit_the_same(sim: Simulation, a: int, b: int) -> bool:
 
 @kernel
 def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
-    """Say whether two nodes with `trial_free` GPUs give the same placement, as far as policies know, but for names."""
+    """Return whether two nodes with `trial_free` GPUs give the same placement, as far as policies know."""
     cluster, speeds, lemon = sim.cluster, sim.scenarios.speed[sim.state.scenario[row]], sim.state.lemon[row]
     return bool(
         sim.scratch.trial_free[row, a] == sim.scratch.trial_free[row, b]
@@ -68,7 +68,7 @@ def _classify(sim: Simulation, row: int, nodes: int) -> int:
 
 @kernel
 def classify_all(sim: Simulation, row: int) -> None:
-    """Number the classes of all nodes with free GPUs, whomever they suit, for the signs of sets of any job."""
+    """Number the classes of all nodes with free GPUs, for the signs of sets of any job."""
     _classify(sim, row, list_free(sim, row, 0))
 
 
@@ -101,8 +101,8 @@ def _insert(sim: Simulation, row: int, first: int, after: int, tight: int, count
         if scratch.offer_sign[row, place] == sign:
             return
         if at == after:
-            sooner = run_s < scratch.offer_s[row, place] * (1.0 - TIE)
-            same = not sooner and run_s <= scratch.offer_s[row, place] * (1.0 + TIE)
+            sooner = run_s < scratch.offer_s[row, place] * (1.0 - RUN_TIE)
+            same = not sooner and run_s <= scratch.offer_s[row, place] * (1.0 + RUN_TIE)
             tighter = hole < scratch.offer_hole[row, place]
             level = hole == scratch.offer_hole[row, place]
             if (tight and (tighter or (level and sooner))) or (not tight and (sooner or (same and tighter))):
@@ -185,7 +185,7 @@ def _sort_classes(sim: Simulation, row: int, nodes: int, classes: int) -> None:
 
 @kernel
 def _take_class(sim: Simulation, row: int, wanted: int, count: int, nodes: int) -> None:
-    """Write the first so many nodes of a class into `trial_set`, behind `count` others."""
+    """Write the first `nodes` nodes of a class into `trial_set`, behind `count` others."""
     scratch, first = sim.scratch, sim.scratch.class_first[row, wanted]
     for i in range(nodes):
         scratch.trial_set[row, count + i] = scratch.class_node[row, first + i]
@@ -205,7 +205,7 @@ def _class_of(sim: Simulation, row: int, number: int) -> tuple[int, int, float]:
 
 @kernel
 def _may_be_offered(sim: Simulation, row: int, job: int, nodes: int, hole: int, slowest: float, fastest: float) -> bool:
-    """Say whether a set of so many nodes could be among the offers, whatever its nodes are but for their speeds."""
+    """Return whether a set of so many nodes could be among the offers, whatever its nodes are but for their speeds."""
     scratch, scenario = sim.scratch, sim.state.scenario[row]
     slowdown = slowdown_of(sim, scenario, job, nodes, slowest, math.inf, math.inf, math.inf, 0)
     least_s = expected_run_s(sim, row, job, slowdown)
@@ -280,7 +280,7 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
 
 
 RANDOM_STREAM = 1 << 28  # counters of random placements, apart from those of fault sources
-DRAWS = 1 << 12  # counters that one placement may use
+DRAWS_PER_PLACEMENT = 1 << 12  # counters that one placement may use
 
 
 @kernel
@@ -321,7 +321,7 @@ def least_random_makespans_s(
         for run in range(runs):
             reset(sim, 0, scenarios[i])
             while advance(sim, 0):
-                draw = run * DRAWS
+                draw = run * DRAWS_PER_PLACEMENT
                 while sim.state.need[0] > 0:
                     take_node(sim, 0, random_node(sim, 0, draw))
                     draw += 1

@@ -32,7 +32,7 @@ class SlowNodes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     a_node_day: Annotated[float, Field(gt=0, le=1000)]  # how often a node that is well becomes slow
-    factor: Annotated[float, Field(gt=1, le=MOST_SLOW_FACTOR)]  # its GPUs compute so many times as long
+    factor: Annotated[float, Field(gt=1, le=MOST_SLOW_FACTOR)]  # by which the compute time of its GPUs grows
     lasts_s: Annotated[float, Field(ge=1, le=MOST_RESTART_S)]  # in the mean
 
 
@@ -46,14 +46,14 @@ class FaultConfiguration(BaseModel):
     repair_mean_s: Positive = REPAIR_MEAN_S
     repair_sigma: Annotated[float, Field(ge=0, le=10)] = REPAIR_SIGMA  # log-normal; 0: exponential
     handling: Literal["restart", "switch"] = "restart"  # a fault stops a job; or the job goes on in a ring formed anew
-    detection_s: PauseS = 0.0  # from a fault until anybody acts on it
+    detection_s: PauseS = 0.0  # from a fault until the scheduler acts on it
     preflight_s: PauseS = 0.0  # check of GPUs before each start
     # A pause of a ring, with `switch`: processes start, the state is copied, groups are formed. Measured on CPUs over
     # loopback are 0.1 to 0.3 s; 30 s allow for the start of a GPU process and for gigabytes of state.
     switch_s: PauseS = 30.0
     spares: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # share of each type's GPUs that wait for a seat, with `switch`
     replacement: Literal["ring", "source"] = "ring"  # how long an iteration with a candidate takes, with `switch`
-    slow: SlowNodes | None = None  # nodes never are if left out
+    slow: SlowNodes | None = None  # None: nodes never are
     backups: Annotated[int, Field(ge=0, le=100)] = 0  # GPUs of a job that may have one at a time, with `switch`
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ class Correlated(FaultConfiguration):
 
 
 def correlated(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuration: Correlated, seed: int) -> FaultDraw:
-    """Return faults of GPUs, nodes and racks that together are as many as the hazards say; nothing is drawn.
+    """Return faults of GPUs, nodes and racks that add up to the hazards; nothing is drawn.
 
     Args:
         cluster: The cluster.

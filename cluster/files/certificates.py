@@ -19,7 +19,7 @@ PORT, PATIENCE_S = 443, 5.0
 NOT_YET, EXPIRED, ANOTHER_HOST, ANOTHER_ADDRESS = 9, 10, 62, 64
 NO_AUTHORITY = frozenset((2, 18, 19, 20, 21, 27, 28))  # none that is trusted has signed it
 OF_SYSTEM = "SSL_CERT_FILE, or the store of the system"
-ANY = f"--ca FILE, LONGSHORE_CA, {OF_SYSTEM}"  # by which a user names an authority
+AUTHORITY_SOURCES = f"--ca FILE, LONGSHORE_CA, {OF_SYSTEM}"  # by which a user names an authority
 
 
 def trusting(ca: Path | None, *, public: bool = False) -> ssl.SSLContext:
@@ -45,7 +45,7 @@ def trusting(ca: Path | None, *, public: bool = False) -> ssl.SSLContext:
     if os.environ.get("SSL_CERT_DIR") == "" and Path(usual.openssl_capath).is_dir():
         context.load_verify_locations(capath=usual.openssl_capath)
     if file := os.environ.get("SSL_CERT_FILE"):
-        _load(context, Path(file), "SSL_CERT_FILE")  # OpenSSL says nothing of one that it cannot read
+        _load(context, Path(file), "SSL_CERT_FILE")  # OpenSSL ignores one that it cannot read
     folders = os.environ.get("SSL_CERT_DIR")
     if folders and not any(map(os.path.isdir, folders.split(os.pathsep))):
         raise InputError(f"{folders} is no folder", "name one, or unset it", field="SSL_CERT_DIR")
@@ -77,7 +77,7 @@ def tls_problem(error: BaseException, url: str) -> BackendError | None:
         error: By which a request ended.
         url: Of the scheduler.
     """
-    found = next((it for it in _causes(error) if isinstance(it, ssl.SSLError)), None)
+    found = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
     if found is None:
         return None
     if (words := certificate_problem(error, url)) is not None:
@@ -88,7 +88,7 @@ def tls_problem(error: BaseException, url: str) -> BackendError | None:
     return BackendError(f"TLS with {host}:{port} cannot be agreed on: {found.reason or found}")
 
 
-def certificate_problem(error: BaseException, url: str, named_by: str = ANY) -> str | None:
+def certificate_problem(error: BaseException, url: str, named_by: str = AUTHORITY_SOURCES) -> str | None:
     """Return what is wrong with the certificate of a server, None if something else is.
 
     Args:
@@ -96,7 +96,7 @@ def certificate_problem(error: BaseException, url: str, named_by: str = ANY) -> 
         url: Of the server.
         named_by: By what a user may name an authority there.
     """
-    found = next((it for it in _causes(error) if isinstance(it, ssl.SSLCertVerificationError)), None)
+    found = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLCertVerificationError)), None)
     if found is None:
         return None
     host, port = _end_of(url)
@@ -116,8 +116,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _words(error: ssl.SSLCertVerificationError, host: str, shown: dict[str, Any], named_by: str) -> str:
-    who = f"{_name(shown['subject'])}, signed by {_name(shown['issuer'])}" if shown else "it cannot be shown"
-    begin = f"the certificate of {host} ({who})"
+    holder = f"{_name(shown['subject'])}, signed by {_name(shown['issuer'])}" if shown else "it cannot be shown"
+    begin = f"the certificate of {host} ({holder})"
     if error.verify_code == EXPIRED:
         return f"{begin} has expired{_date(shown, 'notAfter')}; have it renewed, or check the clock of this machine"
     if error.verify_code == NOT_YET:
@@ -139,12 +139,12 @@ def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
     """Return a name of a certificate for people: its common name, or else all of it."""
     pairs = [pair for part in parts for pair in part]
     common = [value for key, value in pairs if key == "commonName"]
-    told = common[0] if common else ", ".join(value for _, value in pairs)
-    return repr(told) if told else "nobody"
+    name = common[0] if common else ", ".join(value for _, value in pairs)
+    return repr(name) if name else "an empty name"
 
 
 def _certificate(host: str, port: int) -> dict[str, Any]:
-    """Return what the certificate of a server says, which is not trusted; nothing if it cannot be seen."""
+    """Return the content of a server's certificate, which is not trusted; nothing if it cannot be read."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

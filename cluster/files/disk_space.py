@@ -1,4 +1,4 @@
-"""Room on the disks of a scheduler, and a reserve of it, so that ends and cancels can be written when there is none."""
+"""Free space on the disks of a scheduler, and a reserve of it, so that ends and cancels can always be written."""
 
 import os
 import threading
@@ -13,8 +13,8 @@ RESERVE = "reserve"  # name of the file
 RESERVE_BYTES = 32 << 20  # at most; ends and cancels of thousands of jobs
 
 
-class Room:
-    """Watches how much room is left where a scheduler writes. Any thread may use it.
+class DiskSpace:
+    """Watches the free space where a scheduler writes. Any thread may use it.
 
     Args:
         folders: On the disks; the reserve is in the first.
@@ -31,13 +31,13 @@ class Room:
         """Return what is left on the fullest of the disks, without the reserve.
 
         Raises:
-            OSError: If that cannot be seen.
+            OSError: If it cannot be read.
         """
         found = [os.statvfs(folder) for folder in self._folders]
-        return min(it.f_bavail * it.f_frsize for it in found)
+        return min(disk.f_bavail * disk.f_frsize for disk in found)
 
     def is_low(self) -> bool:
-        """Say whether there is too little for more jobs; what cannot be seen is not there."""
+        """Return whether there is too little for more jobs; an unreadable disk has none."""
         try:
             return self.free_bytes() < self.least_free_bytes
         except OSError:
@@ -47,21 +47,21 @@ class Room:
         """Return why no job may start, "" if there is room for more."""
         return "nothing starts, as the disk that the scheduler writes to is nearly full" if self.is_low() else ""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Give the reserve up where nothing else is left, and take it again where there is plenty.
 
         Raises:
-            OSError: If nothing can be seen there.
+            OSError: If it cannot be read.
         """
         free_bytes = self.free_bytes()
-        self._tell(free_bytes)
+        self._log_change(free_bytes)
         if free_bytes < self._reserve_bytes // 4:
             self.release()
         elif free_bytes >= self.least_free_bytes + self._reserve_bytes:
             self._take()
 
     def release(self) -> bool:
-        """Give the reserve up, and say whether there was one."""
+        """Give the reserve up, and return whether there was one."""
         with self._one:
             try:
                 self._reserve.unlink()
@@ -84,7 +84,7 @@ class Room:
                 self._reserve.unlink(missing_ok=True)
                 log.warning("%s: no reserve can be kept: %s", self._reserve, error)
 
-    def _tell(self, free_bytes: int) -> None:
+    def _log_change(self, free_bytes: int) -> None:
         is_low = free_bytes < self.least_free_bytes
         if is_low and not self._was_low:
             log.error(

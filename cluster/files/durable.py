@@ -42,7 +42,7 @@ def write_whole(folder: int, name: str, content: bytes) -> None:
 
 
 def write_first(folder: int, name: str, content: bytes) -> bool:
-    """Write a file durably unless it is there already, and say whether it was written.
+    """Write a file durably unless it is there already, and return whether it was written.
 
     Raises:
         OSError: If it cannot be written.
@@ -92,10 +92,10 @@ def read_whole(folder: int, name: str, most_bytes: int) -> bytes:
 
 
 def is_there(folder: int | None, name: str) -> bool:
-    """Say whether a folder has an entry of that name; without a folder the name is a path.
+    """Return whether a folder has an entry of that name; without a folder the name is a path.
 
     Raises:
-        OSError: If that cannot be told.
+        OSError: If that cannot be read.
     """
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -111,7 +111,7 @@ def make_folder(inside: int, name: str) -> None:
         OSError: If it cannot be made.
     """
     if not is_there(inside, name):
-        with suppress(FileExistsError):  # Somebody else was faster.
+        with suppress(FileExistsError):  # Another process was faster.
             os.mkdir(name, 0o700, dir_fd=inside)
         os.fsync(inside)
 

@@ -11,7 +11,7 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _PART = rf"({_NUMBER})(ms|s|m|h|d|w)"
 
 
-_WHOLE = re.compile(rf"(?:{_PART})+")
+_DURATION = re.compile(rf"(?:{_PART})+")
 
 
 def seconds_of(text: str) -> float:
@@ -20,7 +20,7 @@ def seconds_of(text: str) -> float:
     Raises:
         ValueError: If it is none, saying how one is written.
     """
-    if _WHOLE.fullmatch(text):
+    if _DURATION.fullmatch(text):
         return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))
     if re.fullmatch(_NUMBER, text):
         raise ValueError(f"{text!r} has no unit; write {text}s, {text}m, {text}h or {text}d")
@@ -41,7 +41,7 @@ def duration_text(duration_s: float) -> str:
 
 
 def exact_text(duration_s: float) -> str:
-    """Return a duration that somebody named, with nothing left out: 2h 05m, but 2h 5m 30s and 90.5s."""
+    """Return a duration in full: 2h 05m, but 2h 5m 30s and 90.5s."""
     short = duration_text(duration_s)
     if seconds_of(short.replace(" ", "")) == duration_s:
         return short

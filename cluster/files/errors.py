@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
-MOST_WORDS = 300  # characters
+MAX_ERROR_TEXT = 300  # characters
 
 
 class LongshoreError(Exception):
@@ -36,7 +36,9 @@ class InputError(LongshoreError):
     def __init__(
         self, problem: str, fix: str = "", *, path: Path | str | None = None, line: int | None = None, field: str = ""
     ) -> None:
-        problem, fix, field = (it if len(it) <= self.most else f"{it[: self.most]}..." for it in (problem, fix, field))
+        problem, fix, field = (
+            part if len(part) <= self.most else f"{part[: self.most]}..." for part in (problem, fix, field)
+        )
         self.problem, self.fix, self.path, self.line, self.field = problem, fix, path, line, field
         place = ":".join(str(part) for part in (path, line, field) if part not in (None, ""))
         super().__init__((f"{place}: " if place else "") + problem + (f"; {fix}" if fix else ""))
@@ -84,9 +86,9 @@ class BackendError(LongshoreError):
     """A system that Longshore drives does not do its part."""
 
 
-def words_of(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return what an error is in one line: its class, its words, and where it was raised."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    words = f"{type(error).__name__}{': ' if lines else ''}{lines[0].strip()[:MOST_WORDS] if lines else ''}"
+    words = f"{type(error).__name__}{': ' if lines else ''}{lines[0].strip()[:MAX_ERROR_TEXT] if lines else ''}"
     frames = traceback.extract_tb(error.__traceback__)
     return f"{words} ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else words

@@ -1,9 +1,7 @@
 """What is wrong with input, in plain words, with the file and the line.
 
-What is wrong with input, in plain words.
-
-Pydantic tells where input differs from a model, and in what way. What should be there is told by the model's JSON
-schema, so that a message names all that a value must be, whatever kind of error pydantic reports.
+Pydantic reports where and how input differs from a model. What should be there is in the model's JSON schema, so that a
+message names all that a value must be, whatever kind of error pydantic reports.
 """
 
 import difflib
@@ -19,14 +17,14 @@ from .errors import InputError
 Place = tuple[str | int, ...]  # keys and list indices from the root
 Schema = Mapping[str, Any]
 MISSING, DID_YOU_MEAN = "is missing", re.compile("did you mean '(.*)'\\?")
-MOST_TOLD = 20  # problems of one input that are told one by one: to put one into words takes a while
-MOST_NAMES, MOST_LETTERS = 300, 40  # of those that are known, with which a name is compared, which takes their square
+MAX_REPORTED = 20  # problems of one input that are reported one by one: each takes a while to put into words
+MAX_NAMES, MAX_LETTERS = 300, 40  # of those that are known, with which a name is compared, which takes their square
 _BARE = re.compile(r"[+-]?[0-9.]{1,20}(?:e[+-]?[0-9]{1,3})?|true|false", re.IGNORECASE)  # would be no text unquoted
 KEY = "[key]"  # ends the place of an error about the key of a mapping
 
 
 class InputProblem(NamedTuple):
-    """One thing that is wrong with input."""
+    """One problem of an input."""
 
     place: Place
     problem: str  # with the value as it was seen
@@ -35,16 +33,16 @@ class InputProblem(NamedTuple):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the advice for a name that is not known: the nearest known one if there is one, else all."""
-    names = list(islice(known, MOST_NAMES))
+    names = list(islice(known, MAX_NAMES))
     if not names:
-        return "drop it; nothing can be said here"
-    short = [it for it in names if len(it) <= MOST_LETTERS]
-    close = difflib.get_close_matches(name, short, n=1) if len(name) <= MOST_LETTERS else []
+        return "drop it; no key is known here"
+    short = [name for name in names if len(name) <= MAX_LETTERS]
+    close = difflib.get_close_matches(name, short, n=1) if len(name) <= MAX_LETTERS else []
     return f"did you mean {shortened(close[0])}?" if close else f"known: {shortened(', '.join(names[:20]), 400)[1:-1]}"
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """Return a value as a message shows it, in so many characters at most."""
+    """Return a value as a message shows it, in `most` characters at most."""
     text = str(value)
     return repr(text if len(text) <= most else text[: most - 3] + "...")
 
@@ -61,7 +59,7 @@ def input_problems(
         errors: As pydantic lists them.
         schema: JSON schema of what was expected, with what it refers to.
         data: The input.
-        seen: Says what the input has at a place.
+        seen: Returns what the input has at a place, as text.
     """
     found: dict[Place, InputProblem] = {}
     for error in errors:
@@ -70,27 +68,29 @@ def input_problems(
         place = _place_in(data, error)
         found.setdefault(place, _problem(error, place, schema, seen))
     # A misspelt key is also a missing one: the spelling is what helps.
-    meant = {(*it.place[:-1], close[1]) for it in found.values() if (close := DID_YOU_MEAN.fullmatch(it.fix))}
-    return [it for it in found.values() if it.problem != MISSING or it.place not in meant]
+    meant = {
+        (*problem.place[:-1], close[1]) for problem in found.values() if (close := DID_YOU_MEAN.fullmatch(problem.fix))
+    }
+    return [problem for problem in found.values() if problem.problem != MISSING or problem.place not in meant]
 
 
 def _lacks_wrong_items(error: Mapping[str, Any]) -> bool:
-    """Say whether a list counts as too short only because pydantic left out items that it tells of by themselves."""
+    """Return whether a list counts as too short only because pydantic omits items that it reports on their own."""
     given, least = error.get("input"), error.get("ctx", {}).get("min_length", 0)
     return error["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= least
 
 
 def expected(schema: Schema, root: Schema) -> str:
-    """Return in words what a JSON schema expects, nothing if it does not say. Patterns are told by their descriptions.
+    """Return in words what a JSON schema expects, "" if it expects nothing. A pattern is given by its description.
 
     Args:
         schema: The schema.
         root: The document that its references point into.
     """
     schema = _resolved(schema, root)
-    either = [it for it in schema.get("anyOf", schema.get("oneOf", ())) if it.get("type") != "null"]
+    either = [branch for branch in schema.get("anyOf", schema.get("oneOf", ())) if branch.get("type") != "null"]
     if either:
-        return ", or ".join(expected(it, root) for it in either)
+        return ", or ".join(expected(branch, root) for branch in either)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if values:
         words = [value if isinstance(value, str) else str(value).lower() for value in values]
@@ -123,18 +123,18 @@ def _bounds(schema: Schema) -> str:
     if least is not None and most is not None:
         return f" from {_number(least)} to {_number(most)}"
     words = [("above", above), ("of at least", least), ("below", below), ("at most", most)]
-    told = [f"{word} {_number(value)}" for word, value in words if value is not None]
-    return " " + " and ".join(told) if told else ""
+    bounds = [f"{word} {_number(value)}" for word, value in words if value is not None]
+    return " " + " and ".join(bounds) if bounds else ""
 
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e9 else f"{value:g}"
 
 
-def _count(least: int, most: int | None, things: str) -> str:
+def _count(least: int, most: int | None, noun: str) -> str:
     if most is None:
-        return f"at least {least} {things}" if least > 1 else f"one or more {things}" if least else ""
-    return f"{least} to {most} {things}" if least else f"at most {most} {things}"
+        return f"at least {least} {noun}" if least > 1 else f"one or more {noun}" if least else ""
+    return f"{least} to {most} {noun}" if least else f"at most {most} {noun}"
 
 
 def _problem(
@@ -152,7 +152,7 @@ def _problem(
         words = _key_words(_schema_at(root, place[:-1]), root)
         return InputProblem(place, f"the key {shortened(given)} cannot be used", f"it should be {words}")
     there = _schema_at(root, place)
-    is_secret = any(it.get("writeOnly") for it in _branches(there, root))
+    is_secret = any(branch.get("writeOnly") for branch in _branches(there, root))
     what = _shape(given) or f"{'the value' if is_secret else seen(place, given)} cannot be used"
     fix = _fix(error, expected(there, root))
     if isinstance(given, str) and kind in ("int_type", "float_type", "bool_type") and _BARE.fullmatch(given):
@@ -187,7 +187,7 @@ def _shape(given: object) -> str:
 
 
 def _place_in(data: object, error: Mapping[str, Any]) -> Place:
-    """Return where an error stands in the input; pydantic also names the branch of a union, which nobody wrote."""
+    """Return where an error stands in the input; pydantic also names the branch of a union, which the input lacks."""
     place: Place = ()
     parts = [part for part in error["loc"] if part != KEY]
     for part in parts:
@@ -216,17 +216,17 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _schema_at(root: Schema, place: Place) -> Schema:
-    """Return what is expected at a place; an empty schema where the document does not say."""
+    """Return what is expected at a place; an empty schema where the document has none."""
     schema = root
     for part in place:
-        schema = next((_below(it, part) for it in _branches(schema, root) if _below(it, part)), {})
+        schema = next((_below(branch, part) for branch in _branches(schema, root) if _below(branch, part)), {})
     return schema
 
 
 def _branches(schema: Schema, root: Schema) -> list[Schema]:
     schema = _resolved(schema, root)
     either = schema.get("anyOf", schema.get("oneOf"))
-    return [_resolved(it, root) for it in either] if either else [schema]
+    return [_resolved(branch, root) for branch in either] if either else [schema]
 
 
 def _below(schema: Schema, part: str | int) -> Schema:
@@ -240,7 +240,7 @@ def _below(schema: Schema, part: str | int) -> Schema:
 
 
 def _keys(schema: Schema, root: Schema) -> list[str]:
-    return [key for it in _branches(schema, root) for key in it.get("properties", {})]
+    return [key for branch in _branches(schema, root) for key in branch.get("properties", {})]
 
 
 def _key_words(schema: Schema, root: Schema) -> str:

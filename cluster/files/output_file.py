@@ -60,8 +60,8 @@ def readable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Return text in one line, without what would steer a terminal: names and causes may come from anybody."""
-    return " ".join("".join(it if it.isprintable() else " " for it in readable(text)).split())
+    """Return text in one line, without what would steer a terminal: names and causes may come from any user."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in readable(text)).split())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is at a path that somebody named, where a place that may not be looked into is a line and no traceback."""
+"""What is at a path of a user, where a place that may not be read is an error of one line."""
 
 import os
 import stat
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from .errors import InputError
 
-GONE = "the folder in which this was called has been deleted; change to another one (cd)"
+FOLDER_GONE = "the folder in which this was called has been deleted; change to another one (cd)"
 
 
 def is_gone() -> bool:
-    """Say whether the present folder has been deleted."""
+    """Return whether the present folder has been deleted."""
     try:
         os.getcwd()  # noqa: PTH109  # which is all that is asked
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def check_present_folder() -> None:
         InputError: If it has been.
     """
     if is_gone():
-        raise InputError(GONE)
+        raise InputError(FOLDER_GONE)
 
 
 def end_if_gone(program: str) -> None:
@@ -36,12 +36,12 @@ def end_if_gone(program: str) -> None:
         SystemExit: With 2, if it has been.
     """
     if is_gone():
-        sys.stderr.write(f"{program}: {GONE}\n")
+        sys.stderr.write(f"{program}: {FOLDER_GONE}\n")
         raise SystemExit(2)
 
 
 def exists(path: Path) -> bool:
-    """Say whether there is anything at a path.
+    """Return whether there is anything at a path.
 
     Raises:
         InputError: If that cannot be seen.
@@ -50,7 +50,7 @@ def exists(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Say whether a path leads to a folder.
+    """Return whether a path leads to a folder.
 
     Raises:
         InputError: If that cannot be seen.
@@ -59,7 +59,7 @@ def is_folder(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Say whether a path leads to a file.
+    """Return whether a path leads to a file.
 
     Raises:
         InputError: If that cannot be seen.
@@ -73,5 +73,5 @@ def _mode(path: Path) -> int | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a null character is in no name
         return None
     except OSError as error:
-        fix = "let this user look there, or name another place"
-        raise InputError(f"{path} cannot be looked at: {error.strerror}", fix) from error
+        fix = "let this user read it, or name another place"
+        raise InputError(f"{path} cannot be read: {error.strerror}", fix) from error

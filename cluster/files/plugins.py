@@ -1,6 +1,4 @@
-"""What installed packages register by entry points, and fields that hold a registered name (docs/extending.md).
-
-What installed packages register by entry points: policies, trace formats, rewards and the like (docs/extending.md).
+"""What installed packages register by entry points: policies, trace formats, rewards and others (docs/extending.md).
 
 Names are known without an import. A module is imported when its name is used.
 """
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 from .errors import PluginError
 from .input_problems import nearest
-from .signals import Terminated
+from .signals import SigtermExit
 
 # The last part of each entry-point group `longshore.SEAM`, and what one of its entries is called.
 SEAMS = {
@@ -34,12 +32,12 @@ def registered(seam: str) -> Mapping[str, EntryPoint]:
 
 
 def is_ours(point: EntryPoint) -> bool:
-    """Say whether an entry point is Longshore's own."""
+    """Return whether an entry point is Longshore's own."""
     return point.module.partition(".")[0] == "longshore"
 
 
 def is_registered(seam: str, name: str) -> bool:
-    """Say whether any package registers a name for a seam, in less than a microsecond.
+    """Return whether any package registers a name for a seam, in less than a microsecond.
 
     Args:
         seam: A key of SEAMS.
@@ -49,14 +47,14 @@ def is_registered(seam: str, name: str) -> bool:
 
 
 def load(seam: str, name: str) -> Any:
-    """Return one of the things that are registered for a seam, imported.
+    """Return what is registered for a seam under a name, imported.
 
     Args:
         seam: A key of SEAMS.
         name: Its name.
 
     Raises:
-        PluginError: If nothing has that name, two packages give it to different things, or the import fails.
+        PluginError: If nothing has that name, two packages register it for different objects, or the import fails.
     """
     known = _registered(seam, tuple(sys.path))
     if name not in known:
@@ -66,14 +64,14 @@ def load(seam: str, name: str) -> Any:
         raise PluginError(f"{SEAMS[seam]} {name!r} is both {first.value} and {others[0].value}; uninstall one")
     try:
         return first.load()
-    except Terminated:
+    except SigtermExit:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's module may fail in any way
+    except (Exception, SystemExit) as error:  # a third party's module may fail in any way
         raise PluginError(f"{SEAMS[seam]} {name!r} ({first.value}) cannot be imported: {error}") from error
 
 
 def load_as(seam: str, name: str, kind: type[KindT]) -> KindT:
-    """Return one of the things that are registered for a seam, imported, if it is what the seam takes.
+    """Return what is registered for a seam under a name, imported, if it is what the seam takes.
 
     Raises:
         PluginError: As `load`, or if it is something else.
@@ -88,19 +86,19 @@ def load_as(seam: str, name: str, kind: type[KindT]) -> KindT:
 
 @cache
 def _registered(seam: str, path: tuple[str, ...]) -> Mapping[str, list[EntryPoint]]:
-    """Return the different things that packages register under each name; `path` is where packages are looked for.
+    """Return the different objects that packages register under each name; `path` is where Python finds packages.
 
     Ours keep their names, whatever else is installed.
 
     Raises:
         PluginError: If none of ours is registered.
     """
-    del path  # only told apart by it
+    del path  # part of the cache's key alone
     found: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=f"longshore.{seam}"):
         found.setdefault(point.name, {}).setdefault(point.value, point)
     points = {name: list(found[name].values()) for name in sorted(found)}
-    ours = {name: [it] for name, all_of_it in points.items() for it in all_of_it if is_ours(it)}
+    ours = {name: [point] for name, all_of_it in points.items() for point in all_of_it if is_ours(point)}
     if not ours and seam != "policies":  # ours are heuristics
         what = f"no {SEAMS[seam]} of Longshore's own is registered"
         raise PluginError(f"{what}: what is installed is older than the sources; install it again")

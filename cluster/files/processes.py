@@ -1,12 +1,6 @@
-"""Processes as /proc shows them, the owners of leases, last errors in logs, and names of sockets.
+"""Processes as /proc shows them, the owners of leases, last errors in logs, sockets and ports.
 
-Processes as /proc tells them: which one is meant, and whether it lives.
-
-The supervisor uses it: standard library only.
-
-Names of Unix sockets.
-
-Standard library only: those that start a ring import this module.
+The supervisor and the programs that start a ring import this module: standard library only.
 """
 
 import os
@@ -37,7 +31,7 @@ class Process(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What tells a process from every other that has had or will have its pid."""
+    """What identifies a process among all that have had or will have its pid."""
 
     pid: int
     start_ticks: int
@@ -62,7 +56,7 @@ def machine_id() -> str:
 
 
 def memory_kills() -> int:
-    """Return how many processes this machine has killed since its start as memory ran out; 0 where it does not tell."""
+    """Return how many processes this machine has killed as memory ran out, since its start; 0 if unknown."""
     try:
         lines = read_file("/proc/vmstat")[0].splitlines()
     except OSError:
@@ -86,7 +80,7 @@ def find(pid: int) -> Process | None:
 
 
 def shows_this_process() -> bool:
-    """Say whether /proc shows this process, by the number that it has for itself.
+    """Return whether /proc shows this process, by the number that it has for itself.
 
     It does not where none is mounted, or one of another PID namespace, in which the number is another process's.
     """
@@ -105,7 +99,7 @@ def living() -> list[Process]:
 
 
 def is_alive(identity: Identity, boot: str) -> bool:
-    """Say whether exactly this process lives.
+    """Return whether exactly this process lives.
 
     Args:
         identity: The process that is meant.
@@ -131,7 +125,7 @@ def kill(process: Process) -> None:
         if seen is not None and seen.start_ticks == process.start_ticks:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # The next look tells whether it is gone.
+        pass  # The next check shows whether it has exited.
     finally:
         os.close(handle)
 
@@ -180,12 +174,12 @@ def this_process() -> str:
     """Return the name of this process."""
     process = find(os.getpid()) if shows_this_process() else None
     if process is None:
-        return f"{os.getpid()}@{socket.gethostname()}"  # /proc tells of others than it: nobody can see whether it lives
+        return f"{os.getpid()}@{socket.gethostname()}"  # /proc shows others: none can see whether it lives
     return f"{os.getpid()}@{socket.gethostname()} start {process.start_ticks} boot {boot_id()} in {_pid_space()}"
 
 
 def is_proven_dead(owner: str) -> bool:
-    """Say whether a process of this machine is gone; False for one that cannot be seen from here."""
+    """Return whether a process of this machine is gone; False for one that cannot be seen from here."""
     named = _FORM.match(owner)
     if named is None or named["boot"] != boot_id() or named["space"] != _pid_space():
         return False
@@ -206,36 +200,36 @@ def _pid_space() -> str:
     return str(Path("/proc/self/ns/pid").readlink())
 
 
-TAIL_BYTES = 1 << 14  # of a log that are looked at
-MOST = 300  # characters of an error
+LOG_TAIL_BYTES = 1 << 14  # of a log that are read
+MAX_ERROR_CHARACTERS = 300  # characters of an error
 _BEGIN = "Traceback (most recent call last):"
 _RANK = re.compile(r"^(?:\[rank\d+\]: ?)+")  # that PyTorch writes before each line
 _ERROR = re.compile(
-    r"longshore: (?=the ring is lost: )(?P<words>.+)"  # what Longshore itself says
-    r"|(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*)?"  # an error that Python tells without a traceback
+    r"longshore: (?=the ring is lost: )(?P<words>.+)"  # a message of Longshore itself
+    r"|(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)(?:: .*)?"  # an error that Python prints without a traceback
     r"|(?:/.*|\S*)python[\d.]*: .+"  # a script that it cannot begin; its own path may have spaces
 )
 
 
 def error_in(text: str) -> str:
-    """Return the last error that a log tells of in one line that a terminal may show; "" if there is none.
+    """Return the last error in a log, in one line that a terminal may show; "" if there is none.
 
     That is the line below a traceback, whatever it is, or one that looks like an error of Python.
     """
     found, is_below = "", False
-    for line in (_RANK.sub("", it) for it in text.splitlines()):
+    for line in (_RANK.sub("", line) for line in text.splitlines()):
         if line.endswith(_BEGIN):
             is_below = True
         elif is_below and line and not line[0].isspace():
             found, is_below = line, False
         elif match := _ERROR.fullmatch(line):
             found = match["words"] or line
-    shown = "".join(it if it.isprintable() else " " for it in found).strip()
-    return shown if len(shown) <= MOST else shown[: MOST - 3] + "..."
+    shown = "".join(letter if letter.isprintable() else " " for letter in found).strip()
+    return shown if len(shown) <= MAX_ERROR_CHARACTERS else shown[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
 def last_error(name: str, folder: int | None = None, since: int = 0) -> str:
-    """Return the last error that a log tells of, "" if there is none or the log cannot be read.
+    """Return the last error in a log, "" if there is none or the log cannot be read.
 
     Args:
         name: Path of the log; a job may have put anything in its place.
@@ -250,8 +244,8 @@ def last_error(name: str, folder: int | None = None, since: int = 0) -> str:
         seen = os.fstat(opened)
         if not stat.S_ISREG(seen.st_mode):
             return ""
-        begin = max(since, seen.st_size - TAIL_BYTES)
-        return error_in(os.pread(opened, TAIL_BYTES, begin).decode(errors="replace"))
+        begin = max(since, seen.st_size - LOG_TAIL_BYTES)
+        return error_in(os.pread(opened, LOG_TAIL_BYTES, begin).decode(errors="replace"))
     except OSError:
         return ""
     finally:
@@ -288,7 +282,7 @@ def ending_with(parent: int) -> Callable[[], None]:
     return prepare
 
 
-# Nothing that is usual listens here, and by default the system gives none of these to whoever connects.
+# No usual program listens on these, and by default the system gives none of them to outgoing connections.
 _PORTS = range(10_000, 32_768)
 
 
@@ -296,27 +290,27 @@ _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens at.
+    """Return a port at which no process listens.
 
-    The program may take seconds until it listens. So the port is none that the system gives meanwhile to whoever
-    connects, and it is drawn, so that two who ask at once hardly get the same, whatever they seed `random` with.
+    The program may take seconds until it listens. So the port is none that the system may give to an outgoing
+    connection meanwhile, and it is drawn, so that two callers at once hardly get the same, however `random` is seeded.
 
     Args:
         address: Of this machine, "" for all of them.
     """
     first, last = _given()
-    ports = [it for it in _PORTS if not first <= it <= last]
+    ports = [port for port in _PORTS if not first <= port <= last]
     for port in random.SystemRandom().sample(ports, min(100, len(ports))):
         with suppress(OSError), socket.socket() as probe:
             probe.bind((address, port))
             return port
-    with socket.socket() as probe:  # all are taken, or are given to whoever connects
+    with socket.socket() as probe:  # all are taken, or are for outgoing connections
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 def _given() -> tuple[int, int]:
-    """Return the first and the last port that the system gives to whoever connects."""
+    """Return the first and the last port that the system gives to outgoing connections."""
     try:
         first, last = map(int, _GIVEN.read_text().split())
     except (OSError, ValueError):

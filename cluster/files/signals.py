@@ -13,75 +13,75 @@ from typing import NoReturn
 log = logging.getLogger(__name__)
 
 BY_SIGNAL = 128  # exit status of what a signal has ended, as of a shell: its number is added
-_AGAIN_S = 0.1  # after which a lost wish comes again
+_RESEND_S = 0.1  # after which a lost signal is sent again
 
 
-class Terminated(SystemExit):
+class SigtermExit(SystemExit):
     """SIGTERM came. Code that takes any SystemExit for an error of a plug-in raises this one on."""
 
 
-class _Wish:
-    """A wish to end, which comes again where Python drops it: while an object is deleted, most often."""
+class _StopRequest:
+    """A request to stop by a signal, sent again where Python drops it: while an object is deleted, most often."""
 
     def __init__(self) -> None:
-        self.came = 0  # number of its signal, 0 while there is none
-        self.is_lost = False  # as Python dropped it, and it has not come again
+        self.number = 0  # of its signal, 0 while there is none
+        self.is_lost = False  # as Python dropped it, and it has not been sent again
         self._hook = sys.unraisablehook
-        self._again: threading.Timer | None = None
-        self._left = False
-        self._asks = threading.Lock()  # of the timer and the end, never of a signal
+        self._resend: threading.Timer | None = None
+        self._closed = False
+        self._sending = threading.Lock()  # of the timer and the end, never of a signal
 
-    def come(self, number: int, frame: FrameType | None) -> None:
-        """Take it from a signal."""
-        self.came = number
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle its signal."""
+        self.number = number
         self.is_lost = False
-        if self._again is not None:
-            self._again.cancel()
+        if self._resend is not None:
+            self._resend.cancel()
         if _is_in_hook(frame):
             self._lose()  # Python would drop this one too, and perhaps has just dropped another
         else:
-            self.end()
+            self.stop()
 
-    def end(self) -> NoReturn:
+    def stop(self) -> NoReturn:
         """Raise what ends the program."""
-        raise KeyboardInterrupt if self.came == signal.SIGINT else Terminated(BY_SIGNAL + self.came)
+        raise KeyboardInterrupt if self.number == signal.SIGINT else SigtermExit(BY_SIGNAL + self.number)
 
     def take_dropped(self, dropped: "sys.UnraisableHookArgs") -> None:
-        """Take an exception that Python drops."""
-        of_wish = isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit)
-        if not self.came or (self._left and of_wish):
+        """Handle an exception that Python drops."""
+        of_request = isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit)
+        if not self.number or (self._closed and of_request):
             self._hook(dropped)
-        elif not of_wish:
+        elif not of_request:
             log.debug("as a signal ended this: %r", dropped.exc_value)
         else:
             self._lose()
 
     def _lose(self) -> None:
-        """Let it come again: soon, or as the block ends where no thread can be started."""
+        """Have the signal sent again: soon, or as the block ends where no thread can be started."""
         if self.is_lost:
             return
         self.is_lost = True
         with suppress(RuntimeError):
-            self._again = threading.Timer(_AGAIN_S, self._ask)
-            self._again.daemon = True
-            self._again.start()
+            self._resend = threading.Timer(_RESEND_S, self._send)
+            self._resend.daemon = True
+            self._resend.start()
 
-    def _ask(self) -> None:
-        with self._asks:
-            if self.is_lost and not self._left:
-                os.kill(os.getpid(), self.came)
+    def _send(self) -> None:
+        with self._sending:
+            if self.is_lost and not self._closed:
+                os.kill(os.getpid(), self.number)
 
-    def leave(self) -> None:
-        """Ask no more. Show again what Python drops, unless this came: what it left half made is deleted only now."""
-        with self._asks:
-            self._left = True
-        if not self.came:
+    def close(self) -> None:
+        """Send no more. Show again what Python drops, unless a signal came: what it left half made is deleted later."""
+        with self._sending:
+            self._closed = True
+        if not self.number:
             sys.unraisablehook = self._hook
 
 
 def _is_in_hook(frame: FrameType | None) -> bool:
-    """Say whether a signal came while Python was dropping an exception; a flag would be set too late for some."""
-    while frame is not None and frame.f_code is not _Wish.take_dropped.__code__:
+    """Return whether a signal came while Python was dropping an exception; a flag would be set too late for some."""
+    while frame is not None and frame.f_code is not _StopRequest.take_dropped.__code__:
         frame = frame.f_back
     return frame is not None
 
@@ -91,8 +91,8 @@ def unwound_by_signals() -> Iterator[None]:
     """Let SIGTERM end what runs here as Ctrl-C does, and neither of the two be lost; off the main thread, do nothing.
 
     Python drops an exception that a signal raises while an object is deleted, and the program would go on: then the
-    signal comes again. An object that was left half made fails as it is deleted, which tells people nothing: after a
-    signal such failures are shown no more, to the end of the program. A signal that is ignored stays ignored.
+    signal comes again. An object that was left half made fails as it is deleted, which is of no use to people: after
+    a signal such failures are not shown any more. A signal that is ignored stays ignored.
 
     Raises:
         KeyboardInterrupt: At Ctrl-C.
@@ -101,19 +101,19 @@ def unwound_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread handle signals
         return
-    wish = _Wish()
-    sys.unraisablehook = wish.take_dropped
-    before = {number: signal.signal(number, wish.come) for number in heeded()}
+    request = _StopRequest()
+    sys.unraisablehook = request.take_dropped
+    before = {number: signal.signal(number, request.receive) for number in handled_signals()}
     try:
         yield
     finally:
-        wish.leave()
+        request.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-        if wish.is_lost:  # it goes before whatever else has ended the block
-            wish.end()
+        if request.is_lost:  # it goes before what else has ended the block
+            request.stop()
 
 
-def heeded() -> tuple[signal.Signals, ...]:
+def handled_signals() -> tuple[signal.Signals, ...]:
     """Return those of SIGINT and SIGTERM that are not ignored, as SIGINT is in the background of a script."""
-    return tuple(it for it in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(it) is not signal.SIG_IGN)
+    return tuple(number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN)

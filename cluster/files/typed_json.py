@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 
-def as_json(it: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return a dataclass, or a part of one, as what JSON knows."""
-    if is_dataclass(it):
-        return {one.name: as_json(getattr(it, one.name)) for one in fields(it)}
-    return [as_json(one) for one in it] if isinstance(it, list) else it
+    if is_dataclass(value):
+        return {one.name: as_json(getattr(value, one.name)) for one in fields(value)}
+    return [as_json(one) for one in value] if isinstance(value, list) else value
 
 
 def from_json(content: Any, kind: Any) -> Any:

@@ -1,6 +1,4 @@
-"""YAML and JSON files read safely, with errors that name the line and the key; durations and exact types in them.
-
-Fields of files and requests that are of the JSON type that their description names.
+"""YAML and JSON files read safely, with errors that name the line and the key, and models that take exact types.
 
 By itself pydantic takes `true` for the number 1, and the text "4" for the number 4.
 """
@@ -18,11 +16,11 @@ from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
 from .errors import InputError, raise_all
-from .input_problems import MOST_TOLD, Place, input_problems, open_text, shortened, shown
+from .input_problems import MAX_REPORTED, Place, input_problems, open_text, shortened, shown
 
-MAX_BYTES = 1_000_000  # far beyond any file written by hand, and read in less than 2 s
-MOST_DIGITS = 100  # of a number; whole ones of any length would be read, and those of base 60 for half a minute
-MOST_DEPTH = 200  # of brackets in brackets; libyaml crashes at some ten thousands
+MAX_YAML_BYTES = 1_000_000  # far beyond any file written by hand, and read in less than 2 s
+MAX_DIGITS = 100  # of a number; whole ones of any length would be read, and those of base 60 for half a minute
+MAX_DEPTH = 200  # of brackets in brackets; libyaml crashes at some ten thousands
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # libyaml, which PyYAML's wheels hold, is ten times as fast as what is written in Python.
 _Fastest = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,8 +69,8 @@ def yaml_text(data: object) -> str:
         InputError: If it is longer than a file that is read.
     """
     text: str = yaml.dump(data, Dumper=TextDumper, sort_keys=False, allow_unicode=True)
-    if len(text.encode("utf-8", "backslashreplace")) > MAX_BYTES:
-        raise InputError(f"the file would have more than {MAX_BYTES} bytes, and not be read", "write a part of it")
+    if len(text.encode("utf-8", "backslashreplace")) > MAX_YAML_BYTES:
+        raise InputError(f"the file would have more than {MAX_YAML_BYTES} bytes, and not be read", "write a part of it")
     return text
 
 
@@ -91,7 +89,7 @@ class YamlFile:
         return InputError(problem, fix, path=self.path, line=line, field=field)
 
     def seen(self, place: Place, value: object) -> str:
-        """Return what the file says at a place, shortened; the value's own form where it is not one word."""
+        """Return the text of the file at a place, shortened; the value's own form where it is not one word."""
         _, node = _find(self.root, place)
         return shortened(node.value if isinstance(node, yaml.ScalarNode) else value)
 
@@ -101,7 +99,7 @@ def read_yaml(path: Path, page: str) -> YamlFile:
 
     Args:
         path: The file.
-        page: Of the documentation, which says what it is to hold.
+        page: Of the documentation, which describes the file.
 
     Raises:
         InputError: If the file cannot be read, is empty, is not YAML, uses anchors, repeats a key, or has a key that
@@ -113,12 +111,12 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         loader = TextLoader(text)
         root = loader.get_single_node()
         if root is None:
-            raise InputError("the file is empty", f"{page} says what it holds", path=path)
+            raise InputError("the file is empty", f"{page} describes what it holds", path=path)
         if not isinstance(root, yaml.MappingNode):
-            fix = f"write `key: value` lines, as {page} says"
+            fix = f"write `key: value` lines, as {page} describes"
             raise InputError("the file does not hold keys and values", fix, path=path, line=1)
         misread = list(_misread(root, path, set()))
-        raise_all([*misread[:MOST_TOLD], *not_told(path, misread)])
+        raise_all([*misread[:MAX_REPORTED], *omitted_problems(path, misread)])
         return YamlFile(path, loader.construct_document(root), root)
     except yaml.MarkedYAMLError as error:
         line = None if error.problem_mark is None else error.problem_mark.line + 1
@@ -141,7 +139,7 @@ def _check_depth(text: str, path: Path) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise InputError("nested too deeply", "write the file without brackets in brackets", path=path)
 
 
@@ -162,17 +160,17 @@ def validated(file: YamlFile, model: type[Model], data: object, place: Place = (
     except ValidationError as error:
         wrong = error.errors(include_url=False)
         found = input_problems(
-            wrong[:MOST_TOLD], model.model_json_schema(), data,
+            wrong[:MAX_REPORTED], model.model_json_schema(), data,
             lambda inside, value: file.seen((*place, *inside), value),
         )  # fmt: skip
-        errors = [file.error((*place, *it.place), it.problem, it.fix) for it in found]
-        raise_all([*sorted(errors, key=lambda it: it.line or 0), *not_told(file.path, wrong)])
+        errors = [file.error((*place, *problem.place), problem.problem, problem.fix) for problem in found]
+        raise_all([*sorted(errors, key=lambda error: error.line or 0), *omitted_problems(file.path, wrong)])
         raise AssertionError("an error has a cause") from error
 
 
-def not_told(path: Path, wrong: Sized) -> Iterator[InputError]:
-    """Say how many problems of a file there are beyond the first, which are told one by one."""
-    more = len(wrong) - MOST_TOLD
+def omitted_problems(path: Path, wrong: Sized) -> Iterator[InputError]:
+    """Yield the number of problems of a file beyond the first, which are reported one by one."""
+    more = len(wrong) - MAX_REPORTED
     if more > 0:
         yield InputError(f"{more:,} more of its values cannot be used", "correct those above first", path=path)
 
@@ -180,9 +178,9 @@ def not_told(path: Path, wrong: Sized) -> Iterator[InputError]:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)  # not by its size, which a device does not tell
-        if len(content) > MAX_BYTES:
-            raise InputError(f"the file has more than {MAX_BYTES} bytes", "is it the right file?", path=path)
+            content = file.read(MAX_YAML_BYTES + 1)  # not by its size: a device has none
+        if len(content) > MAX_YAML_BYTES:
+            raise InputError(f"the file has more than {MAX_YAML_BYTES} bytes", "is it the right file?", path=path)
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"byte {error.start} is not UTF-8", "save the file as UTF-8", path=path) from error
@@ -191,7 +189,7 @@ def _text(path: Path) -> str:
 
 
 def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]:
-    """Find what would be read as something else than it looks like, or not within seconds.
+    """Find what would be read as something else than its text suggests, or not within seconds.
 
     Repeated keys, keys that are lists or groups of keys, copies by anchor, and numbers of thousands of digits.
     """
@@ -200,7 +198,7 @@ def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]
         yield InputError("anchors and aliases are not supported", "write the value out", path=path, line=line)
         return
     met.add(id(node))
-    if node.tag in NUMBERS and len(node.value) > MOST_DIGITS:
+    if node.tag in NUMBERS and len(node.value) > MAX_DIGITS:
         yield InputError(f"the number {shortened(node.value)} is too long", "write fewer digits", path=path, line=line)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
@@ -246,7 +244,7 @@ class ExactTypes(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Look up the types once: job files are read by the thousand."""
+        """Read the types once: job files come by the thousand."""
         cls._kinds_of = {name: _kinds(field.annotation) for name, field in cls.model_fields.items()}
 
     @field_validator("*", mode="before")
@@ -332,7 +330,7 @@ def _items(path: Path, text: str) -> Iterator[tuple[int, object]]:
 
 
 def _expect(path: Path, text: str, at: int, character: str) -> int:
-    """Return where the next thing after the character begins."""
+    """Return where the text goes on after the character and white space."""
     at = _skip(text, at)
     if text[at : at + 1] != character:
         seen = shown(text[at]) if at < len(text) else "the end of the file"
@@ -359,11 +357,15 @@ def _checked(path: Path, line: int, item: object, model: type[Model]) -> Model:
     try:
         return model.model_validate(item, strict=True)
     except ValidationError as error:
-        found = input_problems(error.errors(include_url=False)[:MOST_TOLD], model.model_json_schema(), item)
+        found = input_problems(error.errors(include_url=False)[:MAX_REPORTED], model.model_json_schema(), item)
         raise_all(
             InputError(
-                it.problem, f"{it.fix}, or drop the row", path=path, line=line, field=".".join(map(str, it.place))
+                problem.problem,
+                f"{problem.fix}, or drop the row",
+                path=path,
+                line=line,
+                field=".".join(map(str, problem.place)),
             )
-            for it in found
+            for problem in found
         )
         raise AssertionError("an error has a cause") from error

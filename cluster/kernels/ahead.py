@@ -24,10 +24,10 @@ from ..files.errors import LongshoreError, PluginError
 from .compiled import COMPILES, PART, Kernel
 from .kept import alone, can_be_kept, folder, processor
 
-TELL_S = 1.0  # between two looks at how far it is, at most
+REPORT_S = 1.0  # between two reports of progress, at most
 PROGRAM = ":program"  # behind a kernel's key, of what Python calls
 ENDED_S = 10.0  # that a process which was killed may take to end
-_RUN = """\
+_WORKER_CODE = """\
 import os, sys
 sys.path[:] = sys.argv.pop().split(os.pathsep)
 from longshore.cluster.kernels.ahead import work
@@ -50,7 +50,7 @@ class Rehearsal(NamedTuple):
     play: Callable[[], object]
 
 
-class Stand(NamedTuple):
+class CompileProgress(NamedTuple):
     """How far it is."""
 
     done: int  # kernels, each of which counts once more as Python calls it: that takes longest
@@ -66,12 +66,14 @@ def missing(rehearsals: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(rehearsals) if not _stamp(name).exists()]
 
 
-def compile_ahead(rehearsals: Iterable[str], tell: Callable[[Stand], None], processes: int | None = None) -> None:
+def compile_ahead(
+    rehearsals: Iterable[str], report: Callable[[CompileProgress], None], processes: int | None = None
+) -> None:
     """Compile what commands will call, unless that was done. Where nothing can be kept, nothing is done either.
 
     Args:
         rehearsals: Each `module:function`, or `module:function:argument`; the function returns a Rehearsal.
-        tell: Is called about once a second.
+        report: Is called about once a second.
         processes: At most; one for each core that this process may use if None.
 
     Raises:
@@ -81,11 +83,11 @@ def compile_ahead(rehearsals: Iterable[str], tell: Callable[[Stand], None], proc
     if not names or not can_be_kept():
         return
     count = min(processes or len(os.sched_getaffinity(0)), 8)
-    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     with ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(_Worker(names, told))
-        failed = _watch(told, count, tell)
+            stack.enter_context(_Worker(names, messages))
+        failed = _watch(messages, count, report)
     if failed:
         raise PluginError("; ".join(f"{name} cannot be compiled: {why}" for name, why in failed.items()))
 
@@ -94,33 +96,35 @@ def _stamp(name: str) -> Any:
     return folder() / "done" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{processor()}"
 
 
-def _watch(told: "queue.SimpleQueue[dict[str, Any]]", count: int, tell: Callable[[Stand], None]) -> dict[str, str]:
-    """Tell how far it is until all processes have ended; return what could not be compiled, and why."""
+def _watch(
+    messages: "queue.SimpleQueue[dict[str, Any]]", count: int, report: Callable[[CompileProgress], None]
+) -> dict[str, str]:
+    """Report progress until all processes have ended; return what could not be compiled, and why."""
     began, at_work = time.monotonic(), count
     every, done, failed, now = set[str](), set[str](), dict[str, str](), dict[str, None]()
     while at_work:
         with suppress(queue.Empty):
-            said = told.get(timeout=TELL_S)
-            every.update(said.get("all", ()))
-            failed |= said.get("failed", {})
-            if "begins" in said:
-                now[said["begins"]] = None
-            for ended in said.get("ends", ()):
+            message = messages.get(timeout=REPORT_S)
+            every.update(message.get("all", ()))
+            failed |= message.get("failed", {})
+            if "begins" in message:
+                now[message["begins"]] = None
+            for ended in message.get("ends", ()):
                 done.add(ended)
                 now.pop(ended, None)
-            at_work -= "over" in said
+            at_work -= "over" in message
         name = next(reversed(now), "::").split(":")[1]
-        tell(Stand(len(done & every), len(every), name, time.monotonic() - began))
+        report(CompileProgress(len(done & every), len(every), name, time.monotonic() - began))
     return failed
 
 
 class _Worker:
     """A process that compiles; it ends with this one."""
 
-    def __init__(self, names: Sequence[str], told: "queue.SimpleQueue[dict[str, Any]]") -> None:
-        command = [sys.executable, "-c", _RUN, json.dumps(names), os.pathsep.join(sys.path)]
+    def __init__(self, names: Sequence[str], messages: "queue.SimpleQueue[dict[str, Any]]") -> None:
+        command = [sys.executable, "-c", _WORKER_CODE, json.dumps(names), os.pathsep.join(sys.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self._told, self._names = told, names
+        self._told, self._names = messages, names
         self._reads = threading.Thread(target=self._read, name="compiling", daemon=True)
 
     def _read(self) -> None:
@@ -131,9 +135,9 @@ class _Worker:
         errors.start()
         for line in process.stdout:
             with suppress(ValueError):  # something that a package prints
-                said = json.loads(line)
-                if isinstance(said, dict):
-                    self._told.put(said)
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    self._told.put(message)
         errors.join()
         over: dict[str, Any] = {"over": True}
         if process.wait() != 0:
@@ -164,33 +168,33 @@ def work() -> None:
     """Compile, as one of several processes: what another one is at is left to that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    event.register(COMPILES, _Telling())
+    event.register(COMPILES, _CompileReporter())
     rehearsals: dict[str, Rehearsal] = {}
     names = json.loads(sys.argv[1])
     for name in names:
-        with _telling_failure(name):
+        with _reporting_failure(name):
             rehearsals[name] = _found(name)
-    kernels = _callees_first(it for rehearsal in rehearsals.values() for it in rehearsal.kernels)
-    _say(all=sorted(set[str]().union(*map(_of, rehearsals.values()))))
-    samples = {type(sample): numba.typeof(sample) for it in rehearsals.values() for sample in it.samples}
+    kernels = _callees_first(kernel for rehearsal in rehearsals.values() for kernel in rehearsal.kernels)
+    _send(all=sorted(set[str]().union(*map(_of, rehearsals.values()))))
+    samples = {type(sample): numba.typeof(sample) for rehearsal in rehearsals.values() for sample in rehearsal.samples}
     for kernel in kernels:
         if _compile_if_free(kernel, samples):
-            _say(ends=[kernel.key])  # now, or earlier
+            _send(ends=[kernel.key])  # now, or earlier
     for waits in (False, True):
         for name, rehearsal in rehearsals.items():
-            with _telling_failure(name), alone(f"rehearsal {name}", waits=waits) as free:
+            with _reporting_failure(name), alone(f"rehearsal {name}", waits=waits) as free:
                 if free and not _stamp(name).exists():
                     rehearsal.play()
                     _stamp(name).parent.mkdir(exist_ok=True)
                     _stamp(name).touch()
                 if _stamp(name).exists():
-                    _say(ends=sorted(_of(rehearsal)))  # those beside that were kept, or called otherwise than expected
+                    _send(ends=sorted(_of(rehearsal)))  # those beside that were kept, or called otherwise than expected
 
 
 def _of(rehearsal: Rehearsal) -> set[str]:
     """Return the names under which kernels and programs of a rehearsal are counted."""
-    programs = {it.key + PROGRAM for it in rehearsal.kernels if isinstance(it, Kernel)}
-    return programs | {it.key for it in _callees_first(rehearsal.kernels)}
+    programs = {kernel.key + PROGRAM for kernel in rehearsal.kernels if isinstance(kernel, Kernel)}
+    return programs | {kernel.key for kernel in _callees_first(rehearsal.kernels)}
 
 
 def _found(name: str) -> Rehearsal:
@@ -204,27 +208,27 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-_says = threading.Lock()
+_send_lock = threading.Lock()
 
 
-def _say(**said: object) -> None:
-    with _says:
-        sys.stdout.write(json.dumps(said) + "\n")  # the process that started this one reads it
+def _send(**message: object) -> None:
+    with _send_lock:
+        sys.stdout.write(json.dumps(message) + "\n")  # the process that started this one reads it
         sys.stdout.flush()
 
 
-class _Telling(event.Listener):
-    """Tells of each kernel."""
+class _CompileReporter(event.Listener):
+    """Reports each kernel to the process that started this one."""
 
     def on_start(self, event: Any) -> None:
-        """Tell what is being compiled."""
+        """Report a kernel that is being compiled."""
         if name := _name_in(event):
-            _say(begins=name)
+            _send(begins=name)
 
     def on_end(self, event: Any) -> None:
-        """Tell what was compiled."""
+        """Report a kernel that was compiled."""
         if name := _name_in(event):
-            _say(ends=[name])
+            _send(ends=[name])
 
 
 def _name_in(event: Any) -> str:
@@ -234,12 +238,12 @@ def _name_in(event: Any) -> str:
 
 
 @contextmanager
-def _telling_failure(name: str) -> Iterator[None]:
+def _reporting_failure(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
-        _say(failed={name: " ".join(reason.split())})
+        _send(failed={name: " ".join(reason.split())})
 
 
 def _callees_first(roots: Iterable[object]) -> list[Kernel]:
@@ -260,9 +264,9 @@ def _callees_first(roots: Iterable[object]) -> list[Kernel]:
 
 
 def _compile_if_free(kernel: Kernel, samples: Mapping[type, Type]) -> bool:
-    """Compile a kernel as others will most likely call it, by the types that its arguments are said to have.
+    """Compile a kernel as others will most likely call it, by the types of its annotations.
 
-    Where it is called otherwise it is compiled once more, by who calls it.
+    Where it is called otherwise it is compiled once more, by its caller.
 
     Returns:
         Whether it is compiled so.
@@ -271,7 +275,7 @@ def _compile_if_free(kernel: Kernel, samples: Mapping[type, Type]) -> bool:
     known = {int: types.int64, float: types.float64, bool: types.boolean, **samples}
     try:
         arguments = tuple(known[hints[name]] for name in inspect.signature(kernel.py_func).parameters)
-    except (KeyError, TypeError):  # an array, of which only who calls knows how many dimensions it has
+    except (KeyError, TypeError):  # an array, whose number of dimensions only the caller knows
         return False
     try:
         return kernel.part_if_free(arguments)

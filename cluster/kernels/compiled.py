@@ -1,10 +1,9 @@
-"""How Longshore's kernels are compiled, called by number, and compiled in parts.
-
-Kernels that other kernels call: typed and turned into LLVM's language, but not into machine code.
+"""How Longshore's kernels are compiled: what Python calls as programs, what kernels call as parts of these.
 
 Numba by itself optimises every kernel with all that it calls linked into it, and makes machine code of it, although the
-kernel that calls it does so once more: three quarters of the time of a first use went there. A part waits for that.
-The kernel that Python calls is linked with all its parts, optimised as one program, and kept as machine code.
+kernel that calls it does so once more: three quarters of the time of a first use went there. A part is typed and turned
+into LLVM's language, but not into machine code. The kernel that Python calls is linked with all its parts, optimised as
+one program, and kept as machine code.
 """
 
 import inspect
@@ -41,7 +40,9 @@ class PartLibrary(JITCodeLibrary):
 
     def finalize(self) -> None:
         """Take in what it calls that is no part, and let many programs have a copy of it."""
-        for library in dict.fromkeys(it for it in self._linking_libraries if not isinstance(it, PartLibrary)):
+        for library in dict.fromkeys(
+            library for library in self._linking_libraries if not isinstance(library, PartLibrary)
+        ):
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         self._drop_unused()
         for function in self._final_module.functions:
@@ -102,14 +103,14 @@ class PartCompiler(compiler.CompilerBase):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Part:
+class KernelPart:
     """A kernel for some types of arguments, as others call it."""
 
     kernel: str  # its key
     signature: Any
     descriptor: Any  # Numba's, of the function in the library
     library: PartLibrary
-    called: "tuple[Part, ...]"  # all that it calls, and what those call
+    called: "tuple[KernelPart, ...]"  # all that it calls, and what those call
 
     @property
     def libraries(self) -> tuple[PartLibrary, ...]:
@@ -130,7 +131,7 @@ class Called(NamedTuple):
     symbol: str  # of its code
 
 
-def part_of(kernel: str, result: Any) -> Part:
+def part_of(kernel: str, result: Any) -> KernelPart:
     """Return the part that was compiled.
 
     Args:
@@ -144,16 +145,18 @@ def part_of(kernel: str, result: Any) -> Part:
         raise UnsupportedError(f"{kernel} is called by kernels and needs objects of Python, such as in its errors")
     library = result.library
     library._ensure_finalized()
-    called = (_PARTS[it] for it in dict.fromkeys(library._linking_libraries) if isinstance(it, PartLibrary))
-    return _noted(Part(kernel, result.signature, result.fndesc, library, tuple(called)))
+    called = (
+        _PARTS[library] for library in dict.fromkeys(library._linking_libraries) if isinstance(library, PartLibrary)
+    )
+    return _noted(KernelPart(kernel, result.signature, result.fndesc, library, tuple(called)))
 
 
-def _noted(part: Part) -> Part:
+def _noted(part: KernelPart) -> KernelPart:
     _PARTS[part.library] = part
     return part
 
 
-_PARTS: WeakKeyDictionary[PartLibrary, Part] = WeakKeyDictionary()
+_PARTS: WeakKeyDictionary[PartLibrary, KernelPart] = WeakKeyDictionary()
 KERNELS: WeakValueDictionary[str, Any] = WeakValueDictionary()  # by key; each finds a part of its own by types
 
 
@@ -166,19 +169,22 @@ class _Implementation(caching.CacheImpl):
         """Return the beginning of the names of its files, other ones than for its machine code."""
         return f"part-{super().get_filename_base(name, flags)}"  # type: ignore[no-untyped-call]
 
-    def check_cachable(self, part: Part) -> bool:
-        """Say whether other processes can use it: they know what it calls by name, and addresses are not the same."""
-        names = (it.kernel for it in (part, *part.called))
+    def check_cachable(self, part: KernelPart) -> bool:
+        """Return whether other processes can use it: they know its callees by name, and addresses differ."""
+        names = (called.kernel for called in (part, *part.called))
         return not part.library.has_dynamic_globals and not any("<locals>" in name for name in names)
 
-    def reduce(self, part: Part) -> tuple[Any, ...]:
+    def reduce(self, part: KernelPart) -> tuple[Any, ...]:
         """Return what is written."""
         part.descriptor.typemap = part.descriptor.calltypes = None  # only lowering needs them
-        called = [Called(it.kernel, tuple(it.signature.args), it.descriptor.mangled_name) for it in part.called]
+        called = [
+            Called(callee.kernel, tuple(callee.signature.args), callee.descriptor.mangled_name)
+            for callee in part.called
+        ]
         code = part.library._get_module_for_linking().as_bitcode()
         return part.kernel, part.signature, part.descriptor, part.library.name, code, called
 
-    def rebuild(self, context: Any, written: tuple[Any, ...]) -> Part | None:
+    def rebuild(self, context: Any, written: tuple[Any, ...]) -> KernelPart | None:
         """Return what was written, None if what it calls is no longer what it was."""
         kernel, signature, descriptor, name, code, names = written
         called = []
@@ -189,7 +195,7 @@ class _Implementation(caching.CacheImpl):
                 return None
             called.append(part)
         library = PartLibrary.of_bitcode(context.codegen(), name, code)
-        return _noted(Part(kernel, signature, descriptor, library, tuple(called)))
+        return _noted(KernelPart(kernel, signature, descriptor, library, tuple(called)))
 
 
 class PartCache(Keeping, caching.FunctionCache):
@@ -199,9 +205,9 @@ class PartCache(Keeping, caching.FunctionCache):
 
 
 # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
-OPTIONS = {"nopython": True, "error_model": "numpy", "_nrt": False, "nogil": True}
-PART_OPTIONS = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-PART = "part"  # among what an event tells: what kernels call is compiled, not what Python calls
+KERNEL_OPTIONS = {"nopython": True, "error_model": "numpy", "_nrt": False, "nogil": True}
+PART_OPTIONS = KERNEL_OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+PART = "part"  # key of an event's data: what kernels call is compiled, not what Python calls
 COMPILES = "numba:compile"  # what Numba calls it, in `numba.core.event`
 NARROW = (int8, int16, int32)
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -214,7 +220,7 @@ def kernel(function: Function) -> Function:
     return cast("Function", Kernel(function))
 
 
-_Dispatcher: Any = CPUDispatcher  # whose types tell only half of what it has
+_Dispatcher: Any = CPUDispatcher  # whose types have only half of its members
 
 
 class Kernel(_Dispatcher):  # type: ignore[misc]
@@ -230,9 +236,9 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
     def __init__(
         self, function: Callable[..., object], *_: object
     ) -> None:  # Numba's own has more, of which we use none
-        super().__init__(function, {}, OPTIONS)
+        super().__init__(function, {}, KERNEL_OPTIONS)
         self.key = f"{function.__module__}:{function.__qualname__}:{function.__code__.co_firstlineno}"
-        self._parts: dict[tuple[Type, ...], Part] = {}
+        self._parts: dict[tuple[Type, ...], KernelPart] = {}
         self._compiler_of_parts = _FunctionCompiler(function, self.targetdescr, PART_OPTIONS, {}, PartCompiler)
         self._cache_of_parts: Any = None  # a PartCache
         if has_source(function):
@@ -246,7 +252,9 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         wide = tuple(map(_widened, types))
         entry = self._entry(wide)
         if wide != types and types not in self.overloads:
-            self._insert([it._code for it in types], entry, objectmode=False)  # which converts what it is given
+            self._insert(
+                [type_._code for type_ in types], entry, objectmode=False
+            )  # which converts what type_ is given
         return entry
 
     def _entry(self, types: tuple[Type, ...]) -> Any:
@@ -269,11 +277,11 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         name = self.py_func.__name__
         return make_concrete_template(f"part {name}", name, [self.part(types).signature]), signature, types, {}
 
-    def get_overload(self, sig: Any) -> Part:
+    def get_overload(self, sig: Any) -> KernelPart:
         """Return what Numba knows the code by that a kernel calls."""
         return self.part(tuple(normalize_signature(sig)[0]))
 
-    def part(self, types: tuple[Type, ...]) -> Part:
+    def part(self, types: tuple[Type, ...]) -> KernelPart:
         """Return what kernels call with arguments of such types, which are wide."""
         part = self._part(types, waits=True)
         assert part is not None
@@ -289,10 +297,12 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
 
     def callees(self) -> list["Kernel"]:
         """Return the kernels that it names, and so may call."""
-        names = dict.fromkeys(it.argval for it in get_instructions(self.py_func) if it.opname == "LOAD_GLOBAL")
+        names = dict.fromkeys(
+            instruction.argval for instruction in get_instructions(self.py_func) if instruction.opname == "LOAD_GLOBAL"
+        )
         return [found for name in names if isinstance(found := self.py_func.__globals__.get(name), Kernel)]
 
-    def _part(self, types: tuple[Type, ...], *, waits: bool) -> Part | None:
+    def _part(self, types: tuple[Type, ...], *, waits: bool) -> KernelPart | None:
         if types in self._parts:
             return self._parts[types]
         with global_compiler_lock:
@@ -306,11 +316,11 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
             self.targetctx.insert_user_function(part, part.descriptor, part.libraries)
         return part
 
-    def _kept_part(self, types: tuple[Type, ...]) -> Part | None:
+    def _kept_part(self, types: tuple[Type, ...]) -> KernelPart | None:
         cache = self._cache_of_parts
-        return None if cache is None else cast("Part | None", cache.load_overload(types, self.targetctx))
+        return None if cache is None else cast("KernelPart | None", cache.load_overload(types, self.targetctx))
 
-    def _compiled_part(self, types: tuple[Type, ...]) -> Part:
+    def _compiled_part(self, types: tuple[Type, ...]) -> KernelPart:
         data = {"dispatcher": self, "args": types, "return_type": None, PART: True}
         with self._compiling_counter, event.trigger_event(COMPILES, data=data):
             part = part_of(self.key, self._compiler_of_parts.compile(types, None))

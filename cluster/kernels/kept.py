@@ -21,11 +21,11 @@ from ..files.plugins import is_ours, registered
 
 PACKAGE = Path(__file__).absolute().parents[2]
 COMPILED_SEAMS = ("rewards",)  # whose kernels are called by ours, which are compiled with them
-MOST_WAIT_S, POLL_S = 300.0, 0.01  # for another process that compiles the same; then it is taken to be stopped
+MAX_WAIT_S, POLL_S = 300.0, 0.01  # for another process that compiles the same; then it is taken to be stopped
 
 
-def _strangers() -> Iterator[bytes]:
-    """Return what tells apart the kernels that other packages add to ours: their names, and the text of the packages.
+def _plugin_texts() -> Iterator[bytes]:
+    """Yield what identifies the kernels that other packages add to ours: their names, and the text of the packages.
 
     An editable install changes without a new version. Nothing is imported for that.
     """
@@ -34,7 +34,7 @@ def _strangers() -> Iterator[bytes]:
             if is_ours(point):
                 continue
             yield f"{seam} {name} {point.value} {point.dist and point.dist.version}".encode()
-            with suppress(Exception):  # whoever uses it is told
+            with suppress(Exception):  # the error is raised where the package is used
                 yield from _texts_of(point.module.partition(".")[0])
 
 
@@ -59,7 +59,7 @@ def _cache_home() -> Path:
 
 @cache
 def folder() -> Path:
-    """Return the folder for this exact state of the sources, which Numba's own cache does not tell apart.
+    """Return the folder for this exact state of the sources, which is no part of the key of Numba's own cache.
 
     It need not exist. Not through the environment: a child started after an upgrade must find its own folder.
     """
@@ -67,7 +67,7 @@ def folder() -> Path:
     for room in ("agents", "cluster", "envs"):  # the rooms with kernels
         for path in sorted((PACKAGE / room).rglob("*.py")):
             digest.update(path.read_bytes())
-    for text in _strangers():
+    for text in _plugin_texts():
         digest.update(text)
     base = os.environ.get("NUMBA_CACHE_DIR") or Path(_cache_home(), "longshore", "kernels")
     return Path(base).absolute() / digest.hexdigest()[:16]
@@ -75,7 +75,7 @@ def folder() -> Path:
 
 @cache
 def can_be_kept() -> bool:
-    """Say whether code that is compiled now can be kept for later runs; what was kept before is used in any case."""
+    """Return whether code that is compiled now can be kept for later runs; what was kept before is used in any case."""
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
     return os.access(folder(), os.W_OK | os.X_OK)
@@ -83,7 +83,7 @@ def can_be_kept() -> bool:
 
 @cache
 def processor() -> str:
-    """Return what tells apart processors for which code differs."""
+    """Return an id of the processor, for which compiled code may differ."""
     return hashlib.sha256(repr(cpu_target.target_context.codegen().magic_tuple()).encode()).hexdigest()[:16]
 
 
@@ -112,11 +112,11 @@ class Locator(caching._CacheLocator):
         return str(folder() / self.get_suitable_cache_subpath(self._py_file))  # type: ignore[no-untyped-call]
 
     def get_source_stamp(self) -> bytes:
-        """Return what tells apart states of the file: not its time, which an image for containers does not keep."""
+        """Return an id of the file's content, not its time, which an image for containers does not keep."""
         return _digest_of(self._py_file)
 
     def get_disambiguator(self) -> str:
-        """Return what tells apart functions of a name in the file."""
+        """Return the line, by which functions of one name in a file differ."""
         return str(self._line)
 
 
@@ -147,7 +147,7 @@ class EntryCache(Keeping, caching.FunctionCache):
 
 
 def has_source(function: Any) -> bool:
-    """Say whether a function is of a file, so that it can be known again."""
+    """Return whether a function is of a file, so that it can be known again."""
     return Path(inspect.getfile(function)).is_file()
 
 
@@ -166,7 +166,7 @@ def alone(what: str, *, waits: bool = True) -> Iterator[bool]:
         yield True
         return
     try:
-        yield _taken(descriptor, MOST_WAIT_S if waits else 0.0) or waits
+        yield _taken(descriptor, MAX_WAIT_S if waits else 0.0) or waits
     finally:
         os.close(descriptor)  # which gives the lock back, as the end of a process does
 

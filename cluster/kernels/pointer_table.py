@@ -20,14 +20,14 @@ from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-WORD = ir.IntType(64)
+LLVM_WORD = ir.IntType(64)
 
 
 class Field(NamedTuple):
     """Where a field stands in the table, and what kernels take it for."""
 
     word: int
-    type: Any  # Numba's types do not tell what their subclasses have
+    type: Any  # Numba's types lack what their subclasses have
 
 
 class Struct(types.Type):
@@ -46,7 +46,7 @@ _LAYOUT: dict[str, dict[str, Field]] = {}  # part -> field; the same for every s
 
 @cache
 def _digest() -> str:
-    assert _LAYOUT, "there is no simulation yet whose layout could be told"
+    assert _LAYOUT, "no simulation has set the layout yet"
     return hashlib.sha256(repr(_LAYOUT).encode()).hexdigest()[:16]
 
 
@@ -99,7 +99,7 @@ class _StructModel(models.PrimitiveModel):
     """A word: the address of the table."""
 
     def __init__(self, dmm: Any, fe_type: Struct) -> None:
-        super().__init__(dmm, fe_type, WORD)  # type: ignore[no-untyped-call]
+        super().__init__(dmm, fe_type, LLVM_WORD)  # type: ignore[no-untyped-call]
 
 
 @unbox(Struct)  # type: ignore[untyped-decorator]
@@ -126,10 +126,10 @@ def _read(context: Any, builder: Any, typ: Struct, value: Any, attr: str) -> Any
     if not typ.part:
         return value
     field = _LAYOUT[typ.part][attr]
-    table = builder.inttoptr(value, WORD.as_pointer())
+    table = builder.inttoptr(value, LLVM_WORD.as_pointer())
 
     def word(offset: int) -> Any:
-        loaded = builder.load(builder.gep(table, [WORD(field.word + offset)]))
+        loaded = builder.load(builder.gep(table, [LLVM_WORD(field.word + offset)]))
         # The table never changes, so the compiler may read it once where it is used often.
         loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
         return loaded
@@ -143,9 +143,9 @@ def _read(context: Any, builder: Any, typ: Struct, value: Any, attr: str) -> Any
     array = make_array(field.type)(context, builder)
     itemsize = context.get_abi_sizeof(context.get_data_type(field.type.dtype))
     shape = [word(1 + axis) for axis in range(field.type.ndim)]
-    strides = [WORD(itemsize)]
+    strides = [LLVM_WORD(itemsize)]
     if field.type.ndim == 2:
-        strides = [builder.mul(shape[1], WORD(itemsize)), WORD(itemsize)]
+        strides = [builder.mul(shape[1], LLVM_WORD(itemsize)), LLVM_WORD(itemsize)]
     data = builder.inttoptr(word(0), context.get_data_type(field.type.dtype).as_pointer())
     populate_array(array, data, shape, strides, context.get_constant(types.intp, itemsize), meminfo=None)
     return array._getvalue()

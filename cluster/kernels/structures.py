@@ -1,9 +1,8 @@
 """Binary heaps, selection of the k-th smallest, and random numbers as a function of counters, compiled.
 
-Binary heaps of small whole numbers, ordered by a key and then by the number itself.
-
-A heap is four arrays over rows: key (rows, items), heap (rows, items), place (rows, items) with -1 for what is not in
-the heap, and count (rows,). Everything is in place; nothing is allocated.
+A heap holds small whole numbers, ordered by a key and then by the number itself. It is four arrays over rows: key
+(rows, items), heap (rows, items), place (rows, items) with -1 for what is not in the heap, and count (rows,).
+Everything is in place; nothing is allocated.
 """
 
 import numpy as np
@@ -83,7 +82,7 @@ def remove(key: Floats, heap: Ints, place: Ints, count: Ints, row: int, item: in
 
 @kernel
 def heapify(key: Floats, heap: Ints, place: Ints, count: Ints, row: int) -> None:
-    """Order a heap whose items were put in anyhow."""
+    """Order a heap whose items were added without order."""
     for at in range(count[row] // 2 - 1, -1, -1):
         sink(key, heap, place, count, row, at)
     for at in range(count[row]):

@@ -16,7 +16,7 @@ RESAMPLES_AT_ONCE = 250  # bounds memory: rows x 250 x units numbers
 SEED = 20260101  # fixed, so that the same outcomes always give the same report
 
 
-class Estimates(NamedTuple):
+class IntervalEstimates(NamedTuple):
     """Values with the ends of their intervals, all of one shape; the ends are nan where there is no interval."""
 
     value: NDArray[np.float64]
@@ -37,7 +37,7 @@ def unit_sums(values: NDArray[np.float64], unit: NDArray[np.intp]) -> NDArray[np
 
 def ratio_estimates(
     numerator: NDArray[np.float64], denominator: NDArray[np.float64], *, confidence: float
-) -> Estimates:
+) -> IntervalEstimates:
     """Return the ratio of the sums of each row, with its interval.
 
     With ones or counts as denominator the ratio is a mean. From 10 units on, units are drawn with replacement, the
@@ -60,9 +60,9 @@ def ratio_estimates(
     none = np.full(value.shape, np.nan)
     units = numerator.shape[-1]
     if units < 2 or not value.size:
-        return Estimates(value, none, none.copy())
+        return IntervalEstimates(value, none, none.copy())
     ends = _t_interval if units < FEWEST_RESAMPLED else _bootstrap_interval
-    return Estimates(value, *ends(numerator, denominator, confidence))
+    return IntervalEstimates(value, *ends(numerator, denominator, confidence))
 
 
 def mean_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -88,7 +88,7 @@ def mean_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float6
 
 
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return p-values adjusted for all of them being looked at, of the same shape.
+    """Return p-values adjusted for the number of tests, of the same shape.
 
     At a level of 5 %, the chance that any true hypothesis among them has an adjusted value below 5 % is at most 5 %.
     A nan is no test, and stays.

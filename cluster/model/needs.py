@@ -12,7 +12,7 @@ from .topology import Cluster
 GB = 1e9  # bytes
 
 
-class Needs(NamedTuple):
+class NodeNeeds(NamedTuple):
     """What a job needs. It takes CPUs and memory of a node in proportion to the GPUs that it takes there."""
 
     gpu_types: tuple[str, ...] = ()  # names of the node types that it accepts; any if empty
@@ -30,25 +30,25 @@ class Needs(NamedTuple):
         return " ".join(words for words, need in zip((types, memory, cpus, host), self, strict=True) if need)
 
 
-class Offer(NamedTuple):
-    """What a node type offers to each of its GPUs; inf where the cluster file does not tell."""
+class NodeOffer(NamedTuple):
+    """What a node type offers to each of its GPUs; inf where the cluster file has no value."""
 
     gpu_type: str
     gpu_memory_bytes: float = math.inf
     cpus_per_gpu: float = math.inf
     host_memory_bytes_per_gpu: float = math.inf
 
-    def meets(self, needs: Needs) -> bool:
-        """Say whether nodes of this type suit a job."""
+    def meets(self, needs: NodeNeeds) -> bool:
+        """Return whether nodes of this type suit a job."""
         return (not needs.gpu_types or self.gpu_type in needs.gpu_types) and all(
             has >= wants for has, wants in zip(self[1:], needs[1:], strict=True)
         )
 
 
-ANYTHING = Needs()
+ANYTHING = NodeNeeds()
 
 
-def accepted_types(needs: Needs, offers: Sequence[Offer]) -> frozenset[int]:
+def accepted_types(needs: NodeNeeds, offers: Sequence[NodeOffer]) -> frozenset[int]:
     """Return the numbers of the node types that suit a job."""
     return frozenset(number for number, offer in enumerate(offers) if offer.meets(needs))
 
@@ -61,14 +61,14 @@ def with_classes(cluster: Cluster, classes: Iterable[frozenset[int]]) -> Cluster
 
 
 def classified(
-    cluster: Cluster, offers: Sequence[Offer], needs: Sequence[Sequence[Needs] | None]
+    cluster: Cluster, offers: Sequence[NodeOffer], needs: Sequence[Sequence[NodeNeeds] | None]
 ) -> tuple[Cluster, list[NDArray[np.int32]]]:
     """Return a cluster with a class for each kind of needs, and the class of each job.
 
     Args:
         cluster: The cluster.
         offers: Of its node types.
-        needs: Of the jobs of each workload, None where nobody needs anything.
+        needs: Of the jobs of each workload, None where no job needs anything.
     """
     every = frozenset(range(len(offers)))
     types = {kind: accepted_types(kind, offers) for jobs in needs for kind in dict.fromkeys(jobs or ())}
@@ -76,4 +76,4 @@ def classified(
     for found in types.values():
         classes.setdefault(found, len(classes))
     kinds = [np.array([classes[types[kind]] for kind in jobs or ()], dtype=np.int32) for jobs in needs]
-    return with_classes(cluster, [it for it in classes if classes[it] > 0]), kinds
+    return with_classes(cluster, [kind for kind in classes if classes[kind] > 0]), kinds

@@ -1,10 +1,8 @@
-"""What a simulation gives back, its metrics, and the objective that a user minimises.
+"""What a simulation returns, its metrics, and the objective that a user minimises.
 
-What a user asks to be minimised: a figure of a run, or several with weights.
-
-Several are weighed by their weighted geometric mean: one per cent less of a figure counts by its weight, whatever its
-unit and size. So a policy is as much better than another by what it is better in each figure, and no reference is
-needed to weigh hours against slowdowns.
+An objective is one figure of a run, or several with weights. Several are combined by their weighted geometric mean: one
+per cent less of a figure counts by its weight, whatever its unit and size. So no reference is needed to weigh hours
+against slowdowns.
 """
 
 import math
@@ -17,7 +15,7 @@ from ..files.errors import InputError
 from ..files.input_problems import nearest
 from .problem import Scenarios
 
-OVERLOADED_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
+OVERLOAD_QUEUE_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
 SLOWDOWN_S = 600.0  # shorter jobs count as so long: those of a few seconds would alone make the mean slowdown
 EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair", "switch", "slow", "well")
 
@@ -54,7 +52,7 @@ class Outcome(NamedTuple):
     backup_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time that jobs held slow GPUs beside their backups
 
 
-class Metrics(NamedTuple):
+class RunMetrics(NamedTuple):
     """Figures of each scenario under one policy, all of shape (scenarios,)."""
 
     makespan_s: NDArray[np.float64]
@@ -68,7 +66,7 @@ class Metrics(NamedTuple):
 
 
 def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], submit_s: NDArray[np.float64],
-            cluster_gpus: int, work_s: NDArray[np.float64]) -> Metrics:  # fmt: skip
+            cluster_gpus: int, work_s: NDArray[np.float64]) -> RunMetrics:  # fmt: skip
     """Return the figures of each scenario.
 
     A job that had not ended when the run was cut off counts as if it ended then: its JCT is longer, never shorter.
@@ -86,7 +84,7 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
     jct = np.where(real, np.maximum(finish_s - submit_s, 0.0), np.nan)
     lost = (outcome.lost_s * gpus).sum(axis=1)
     useful = outcome.busy_gpu_s - lost - outcome.overhead_gpu_s
-    return Metrics(
+    return RunMetrics(
         makespan_s=outcome.makespan_s,
         mean_jct_s=np.nanmean(jct, axis=1),
         p99_jct_s=np.nanpercentile(jct, 99, axis=1),
@@ -104,7 +102,7 @@ def bounded_s(work_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def overloaded(outcome: Outcome, scenarios: Scenarios) -> NDArray[np.bool_]:
-    """Say which scenarios asked more than the cluster could do under this policy, shape (scenarios,).
+    """Return which scenarios asked for more than the cluster could do under this policy, shape (scenarios,).
 
     A scenario is overloaded if it was cut off before all its jobs had ended; or if, at the last submission, jobs with
     more than a quarter of the workload's GPU-time had never started, and with more than at half that time, so that the
@@ -119,9 +117,9 @@ def overloaded(outcome: Outcome, scenarios: Scenarios) -> NDArray[np.bool_]:
     gpu_s = scenarios.gpus * scenarios.work_s
     last_s = scenarios.submit_s.max(axis=1, initial=0.0)
     end, half = (_waiting_gpu_s(outcome, scenarios, gpu_s, moment_s) for moment_s in (last_s, last_s / 2))
-    grew = (end > half) & (end > OVERLOADED_SHARE * gpu_s.sum(axis=1))
-    told: NDArray[np.bool_] = grew | (outcome.finished < scenarios.jobs)
-    return told
+    grew = (end > half) & (end > OVERLOAD_QUEUE_SHARE * gpu_s.sum(axis=1))
+    is_overloaded: NDArray[np.bool_] = grew | (outcome.finished < scenarios.jobs)
+    return is_overloaded
 
 
 def _waiting_gpu_s(
@@ -142,10 +140,10 @@ def objective_of(submit_s: NDArray[np.float64]) -> Objective:
     return "jct" if submit_s.any() else "makespan"
 
 
-LEAST = 1e-9  # a figure of 0 has no logarithm
+MIN_FIGURE = 1e-9  # a figure of 0 has no logarithm
 
 
-class Measured(Protocol):
+class RunFigures(Protocol):
     """What has the figures of runs, each of any one shape."""
 
     @property
@@ -165,18 +163,18 @@ class Measured(Protocol):
         """Mean of JCT over work."""
 
 
-class Figure(NamedTuple):
+class ObjectiveFigure(NamedTuple):
     """A figure that can be asked for."""
 
     field: str  # of Measured
     title: str
 
 
-FIGURES = {
-    "mean-jct": Figure("mean_jct_s", "mean JCT"),
-    "p99-jct": Figure("p99_jct_s", "p99 JCT"),
-    "slowdown": Figure("mean_slowdown", "mean slowdown"),
-    "makespan": Figure("makespan_s", "makespan"),
+OBJECTIVES = {
+    "mean-jct": ObjectiveFigure("mean_jct_s", "mean JCT"),
+    "p99-jct": ObjectiveFigure("p99_jct_s", "p99 JCT"),
+    "slowdown": ObjectiveFigure("mean_slowdown", "mean slowdown"),
+    "makespan": ObjectiveFigure("makespan_s", "makespan"),
 }
 
 
@@ -202,29 +200,29 @@ class Weighting(NamedTuple):
     @property
     def title(self) -> str:
         """As tables call it."""
-        return FIGURES[self.terms[0].name].title if len(self.terms) == 1 else "weighted objective"
+        return OBJECTIVES[self.terms[0].name].title if len(self.terms) == 1 else "weighted objective"
 
     @property
     def field(self) -> str:
         """As fields of figures and of JSON call it."""
-        return FIGURES[self.terms[0].name].field if len(self.terms) == 1 else "weighted_objective"
+        return OBJECTIVES[self.terms[0].name].field if len(self.terms) == 1 else "weighted_objective"
 
     @property
     def is_time(self) -> bool:
         """Whether its unit is the second."""
-        return all(FIGURES[term.name].field.endswith("_s") for term in self.terms)
+        return all(OBJECTIVES[term.name].field.endswith("_s") for term in self.terms)
 
     def weight(self, name: str) -> float:
         """Return the share of a figure, of 1 in all; 0 if it is none of these."""
         return sum(term.weight for term in self.terms if term.name == name) / sum(term.weight for term in self.terms)
 
-    def cost(self, figures: Measured) -> NDArray[np.float64]:
+    def cost(self, figures: RunFigures) -> NDArray[np.float64]:
         """Return what is minimised, of the figures' shape."""
-        values: list[NDArray[np.float64]] = [getattr(figures, FIGURES[term.name].field) for term in self.terms]
+        values: list[NDArray[np.float64]] = [getattr(figures, OBJECTIVES[term.name].field) for term in self.terms]
         if len(values) == 1:
             return values[0]
         shares = [self.weight(term.name) for term in self.terms]
-        logs = [share * np.log(np.maximum(one, LEAST)) for share, one in zip(shares, values, strict=True)]
+        logs = [share * np.log(np.maximum(one, MIN_FIGURE)) for share, one in zip(shares, values, strict=True)]
         cost: NDArray[np.float64] = np.exp(np.sum(logs, axis=0))
         return cost
 
@@ -235,12 +233,12 @@ def alone(name: str) -> Weighting:
 
 
 def usual_weighting(submit_s: NDArray[np.float64]) -> Weighting:
-    """Return what is minimised if nobody asks: the makespan of a batch, else the mean JCT."""
+    """Return what is minimised by default: the makespan of a batch, else the mean JCT."""
     return alone("makespan" if objective_of(submit_s) == "makespan" else "mean-jct")
 
 
 def weighting_of(text: str) -> Weighting:
-    """Return what a user asks for: `p99-jct`, or `mean-jct:0.7,p99-jct:0.3`; weights that are left out are 1.
+    """Return the weighting in a text: `p99-jct`, or `mean-jct:0.7,p99-jct:0.3`; weights that are omitted are 1.
 
     Raises:
         InputError: If a figure is not known or named twice, or a weight is no positive number.
@@ -248,14 +246,14 @@ def weighting_of(text: str) -> Weighting:
     weights: dict[str, float] = {}
     for part in text.split(","):
         name, colon, number = part.strip().partition(":")
-        if name not in FIGURES:
-            raise InputError(f"there is no objective {name!r}", nearest(name, FIGURES), field="--objective")
+        if name not in OBJECTIVES:
+            raise InputError(f"there is no objective {name!r}", nearest(name, OBJECTIVES), field="--objective")
         if name in weights:
             raise InputError(f"{name} stands there twice", "give it one weight", field="--objective")
         weights[name] = _weight(part, number) if colon else 1.0
     if len(weights) == 1:
         return alone(next(iter(weights)))
-    return Weighting(tuple(Term(name, weights[name]) for name in FIGURES if name in weights))
+    return Weighting(tuple(Term(name, weights[name]) for name in OBJECTIVES if name in weights))
 
 
 def _weight(part: str, number: str) -> float:

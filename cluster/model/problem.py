@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ..files.errors import InputError
 from ..kernels.compiled import kernel
-from .needs import ANYTHING, Needs
+from .needs import ANYTHING, NodeNeeds
 from .orders import ORDER_REGIMES
 from .topology import Cluster
-from .workload import Iteration, Plan, Workload, best_plan, reference_iteration_s
+from .workload import Iteration, JobPlan, Workload, best_plan, reference_iteration_s
 
 EVERY_JOB = 2**31 - 1
 MOST_RESTART_S = 31_536_000.0  # a year
@@ -47,13 +47,13 @@ class Scenarios(NamedTuple):
     hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it at the start
     source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
     fault_seed: NDArray[np.int64]  # (scenarios,) key of the scenario's random numbers, of which 32 bits count
-    # Plans of jobs (plans.py), beside what stands above; arrays of no job where none has a plan
+    # Plans of jobs, beside what stands above; arrays of no job where none has a plan
     pipeline: NDArray[np.int32] = NO_DEGREES  # (scenarios, jobs) stages, 0 for a job without a plan
     tensor: NDArray[np.int32] = NO_DEGREES  # (scenarios, jobs) members of a tensor-parallel group
     fixed_s: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) of an iteration, whatever GPUs and links
     edge_bytes: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) between stages
     tensor_bytes: NDArray[np.float64] = NO_FIGURES  # (scenarios, jobs) inside a tensor-parallel group
-    # Jobs of one user and one rank form a line; lines take turns (dispatch/turns.py). No job where no user is known
+    # Jobs of one user and one rank form a line; lines take turns (queue/turns.py). No job where no user is known
     line: NDArray[np.int32] = NO_DEGREES  # (scenarios, jobs) number of the line, below the number of jobs
 
 
@@ -80,28 +80,28 @@ class Rules(NamedTuple):
     checkpoint_s: float  # running, the restart excluded, between two checkpoints
     restart_s: float  # overhead of each start after the first
     order: int  # order regime, an index of ORDERS
-    ageing_s: float  # a job that has been in the queue this long in all is overtaken by nobody
+    ageing_s: float  # no job overtakes one that has been in the queue this long in all
     waiting: bool  # a policy may let the next event pass
     limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
-    backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
+    backfill_depth: int = EVERY_JOB  # jobs of the queue behind the holder of the reservation that may pass it
     estimated_hazards: bool = False  # what policies know of fault rates changes with each fault that is observed
     preflight_s: float = 0.0  # overhead of every start: the check of its GPUs, which the job holds meanwhile
-    detection_s: float = 0.0  # from a fault of a job's GPU until anybody acts on it; the job stands still meanwhile
+    detection_s: float = 0.0  # from a fault of a job's GPU until it is acted on; the job stands still meanwhile
     switching: bool = False  # a job outlives a fault that leaves it a GPU; else every fault stops it
     switch_s: float = 30.0  # how long a job stands still when its ring is formed anew
     spares: float = 0.0  # share of the GPUs of each node type on which no job starts, if `switching`
     replacement: int = 1  # formula of a candidate's iteration time, of FORMULAS (cluster/switching.py)
     slow_per_s: float = 0.0  # how often a node that is well becomes slow, 0 for never
-    slow_factor: float = 1.0  # its GPUs compute so many times as long meanwhile
+    slow_factor: float = 1.0  # by which the compute time of its GPUs grows meanwhile
     slow_mean_s: float = 0.0  # how long that lasts
     backups: int = 0  # GPUs of a job that may have a backup at a time, if `switching`
-    turns: bool = False  # users take turns in the queue, where the scenarios say whose the jobs are
+    turns: bool = False  # users take turns in the queue, where the scenarios have the users of jobs
 
 
 def stopping(rules: Rules) -> Rules:
     """Return rules by which every fault stops a job at once, no start is checked, and no node is slow for a while.
 
-    Where a real cluster says when jobs stop and go on, no rule may say otherwise.
+    Where a real cluster decides when jobs stop and continue, no rule may.
     """
     return rules._replace(switching=False, detection_s=0.0, preflight_s=0.0, slow_per_s=0.0)
 
@@ -117,7 +117,7 @@ PLANNED: dict[str, type[np.generic]] = {  # the same of their plans, by the type
     "tensor_bytes": np.float64,
 }  # fmt: skip
 LINED: dict[str, type[np.generic]] = {"line": np.int32}  # the same of whose they are
-OPTIONAL = PLANNED | LINED  # arrays of no job where no job has any
+OPTIONAL_PER_JOB = PLANNED | LINED  # arrays of no job where no job has any
 ORDERS = {name: number for number, name in enumerate(ORDER_REGIMES)}  # number of each order regime
 # Bit n is that of order regime n: a tuple is slow to index in a kernel.
 _PASSES = sum(regime.passes << ORDERS[name] for name, regime in ORDER_REGIMES.items())
@@ -161,14 +161,14 @@ def stack(
     """Return scenarios of the given workloads on a cluster.
 
     Args:
-        cluster: Gives the speeds if `speed` is left out.
+        cluster: Gives the speeds if `speed` is None.
         workloads: One for each scenario.
         fault_seed: Shape (scenarios,).
         source_rate_per_s: Shape (sources,) or (scenarios, sources).
         speed: Shape (scenarios, nodes), if it differs between scenarios.
-        hazard_per_s: What policies know at the start, shape (gpus,) or (scenarios, gpus); the true rates if left out,
+        hazard_per_s: What policies know at the start, shape (gpus,) or (scenarios, gpus); the true rates if None,
             where a GPU bears the rate of its own source and those of its node and rack.
-        needs: Class of what each job of each workload needs; all take any node if left out.
+        needs: Class of what each job of each workload needs; all take any node if None.
 
     Raises:
         InputError: If the work or the estimate of a job is not finite or not above 0.
@@ -226,16 +226,17 @@ def _lined(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
 
 def joined(parts: Sequence[Scenarios]) -> Scenarios:
     """Return the scenarios of several parts as one, in their order; all are of one cluster."""
-    jobs = max(it.gpus.shape[1] for it in parts)
+    jobs = max(part.gpus.shape[1] for part in parts)
 
     def field(name: str) -> Any:
-        arrays = [getattr(it, name) for it in parts]
-        if name in OPTIONAL and any(it.size for it in arrays):
+        arrays = [getattr(array, name) for array in parts]
+        if name in OPTIONAL_PER_JOB and any(array.size for array in arrays):
             arrays = [
-                it if it.size else np.zeros(part.gpus.shape, it.dtype) for it, part in zip(arrays, parts, strict=True)
+                array if array.size else np.zeros(part.gpus.shape, array.dtype)
+                for array, part in zip(arrays, parts, strict=True)
             ]
-        if name in PER_JOB or (name in OPTIONAL and arrays[0].size):
-            arrays = [np.pad(it, ((0, 0), (0, jobs - it.shape[1]))) for it in arrays]
+        if name in PER_JOB or (name in OPTIONAL_PER_JOB and arrays[0].size):
+            arrays = [np.pad(array, ((0, 0), (0, jobs - array.shape[1]))) for array in arrays]
         return np.concatenate(arrays)
 
     return Scenarios(**{name: field(name) for name in Scenarios._fields})
@@ -287,13 +288,13 @@ class Problem(NamedTuple):
 PER_LAYOUT_JOB = ("gpus", "work_s", "estimate_s", "compute_s", "parameter_bytes")
 
 
-def first_plan(plans: Sequence[Plan]) -> Plan:
+def first_plan(plans: Sequence[JobPlan]) -> JobPlan:
     """Return the plan that the trace asks for: one fixed layout for all jobs, if the trace is of ours."""
     return plans[0]
 
 
 FIXED, BEST, OFFLOAD = "fixed", "best", "offload"
-LAYOUTS: dict[str, Callable[[Sequence[Plan]], Plan]] = {
+LAYOUTS: dict[str, Callable[[Sequence[JobPlan]], JobPlan]] = {
     FIXED: first_plan,
     BEST: best_plan,
     OFFLOAD: partial(best_plan, offload=True),
@@ -303,7 +304,7 @@ LAYOUTS: dict[str, Callable[[Sequence[Plan]], Plan]] = {
 def laid_out(workload: Workload, layout: str) -> Workload:
     """Return a workload whose jobs run by one of their plans, which then stands first; others stay as they are.
 
-    Estimates keep their ratio to the work. A job then needs the GPU memory of its plan, if that tells any,
+    Estimates keep their ratio to the work. A job then needs the GPU memory of its plan, if that has any,
     and room in host memory for what the plan puts away.
 
     Args:
@@ -324,12 +325,12 @@ def laid_out(workload: Workload, layout: str) -> Workload:
         columns["gpus"][job], columns["work_s"][job] = chosen.gpus, chosen.work_s
         columns["compute_s"][job], columns["parameter_bytes"][job] = did.compute_s, did.gradient_bytes
         needs[job] = _with_memory(needs[job], chosen)
-        ordered[job] = (chosen, *(it for it in plans if it is not chosen))
-    told = tuple(needs) if any(it != ANYTHING for it in needs) else workload.needs
-    return replace(workload, plans=tuple(ordered), needs=told, **columns)
+        ordered[job] = (chosen, *(plan for plan in plans if plan is not chosen))
+    changed = tuple(needs) if any(need != ANYTHING for need in needs) else workload.needs
+    return replace(workload, plans=tuple(ordered), needs=changed, **columns)
 
 
-def _with_memory(needs: Needs, plan: Plan) -> Needs:
+def _with_memory(needs: NodeNeeds, plan: JobPlan) -> NodeNeeds:
     host_bytes = max(needs.host_memory_bytes_per_gpu, plan.away_bytes)
     return needs._replace(
         gpu_memory_bytes=plan.memory_bytes or needs.gpu_memory_bytes, host_memory_bytes_per_gpu=host_bytes

@@ -41,7 +41,7 @@ def grid_cluster(
     Args:
         nodes: Number of nodes.
         gpus_per_node: GPUs of each.
-        speed: Relative speed of each node's GPUs, shape (nodes,); 1 everywhere if left out.
+        speed: Relative speed of each node's GPUs, shape (nodes,); 1 everywhere if None.
         nodes_per_rack: Nodes of each rack; 0 puts all in one.
     """
     speeds = np.ones(nodes) if speed is None else np.asarray(speed, dtype=np.float64)

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ..files.yaml_file import ExactTypes
 
-MOST_STAGES = 10_000
+MAX_STAGES = 10_000
 
 
 LEAST_COMPUTE_S = 1e-6  # an iteration that takes no time anywhere would have no speed
@@ -25,7 +25,7 @@ Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=1000)]
 
 
-class Saving(StrEnum):
+class MemorySaving(StrEnum):
     """What a plan does to need less memory, from the least to the most change of a script."""
 
     none = "none"
@@ -38,7 +38,7 @@ class Saving(StrEnum):
     @property
     def recomputes(self) -> bool:
         """Whether blocks keep their input alone, and are computed again on the way back."""
-        return self in (Saving.recompute, Saving.zero1_recompute, Saving.zero3_recompute)
+        return self in (MemorySaving.recompute, MemorySaving.zero1_recompute, MemorySaving.zero3_recompute)
 
     @property
     def zero(self) -> int:
@@ -46,11 +46,11 @@ class Saving(StrEnum):
         return {"ZeRO-1": 1, "ZeRO-3": 3}.get(self.value.partition(" ")[0], 0)
 
 
-class _Section(ExactTypes):
+class _PlanSection(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class StagePlan(_Section):
+class StagePlan(_PlanSection):
     """One stage. All figures are of one of its GPUs, and of an iteration."""
 
     layers: Annotated[tuple[Name, ...], Field(min_length=1)]  # names, in the order in which they run
@@ -70,7 +70,7 @@ class StagePlan(_Section):
         return self.forward_s + self.backward_s + self.gradients_s + self.optimizer_s
 
 
-class PlacedIteration(_Section):
+class PlacedIteration(_PlanSection):
     """An iteration of the whole job as a function of where its GPUs lie; docs/simulator.md has the formula."""
 
     compute_s: Annotated[float, Field(ge=LEAST_COMPUTE_S, le=1e12)]  # on GPUs of speed 1
@@ -80,7 +80,7 @@ class PlacedIteration(_Section):
     tensor_bytes: Figure  # that a GPU sends to others of its tensor-parallel group
 
 
-class PlanFile(_Section):
+class PlanFile(_PlanSection):
     """A plan as its file has it; see docs/planner.md."""
 
     format: Literal["longshore-plan-1"] = "longshore-plan-1"
@@ -91,13 +91,13 @@ class PlanFile(_Section):
     tensor: Count = 1
     micro_batch: Count  # samples
     batch: Count  # samples of an iteration, of all members
-    saving: Saving = Saving.none
+    saving: MemorySaving = MemorySaving.none
     step_s: Time = 0.0  # predicted
-    iterations: Annotated[int, Field(ge=0, le=10**15)] = 0  # of the whole training; 0 if nobody said
+    iterations: Annotated[int, Field(ge=0, le=10**15)] = 0  # of the whole training; 0 if not known
     bound_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0  # times the prediction is an upper bound
     deadline_s: Time = 0.0  # that was asked for; 0 for none
     iteration: PlacedIteration | None = None  # by which placements are scored; without it, as of one ring
-    stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MOST_STAGES)]
+    stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MAX_STAGES)]
 
     @model_validator(mode="after")
     def _agrees(self) -> "PlanFile":

@@ -1,6 +1,4 @@
-"""Jobs and their plans, as arrays.
-
-Plans of jobs: how each may be spread over GPUs, in numbers, and how long its iterations then take.
+"""Jobs as arrays, and their plans: how each job may be spread over GPUs, and how long its iterations then take.
 
 A plan has a data, a pipeline and a tensor degree. Its GPUs stand in the order of nodes: members of a tensor-parallel
 group side by side, those of a stage of the pipeline behind one another, the stages last. So a stage whose GPUs divide
@@ -17,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.compiled import kernel
-from .needs import Needs
+from .needs import NodeNeeds
 
 
 class Iteration(NamedTuple):
@@ -33,7 +31,7 @@ class Iteration(NamedTuple):
     tensor_bytes: float  # that a GPU sends to others of its tensor-parallel group
 
 
-class Plan(NamedTuple):
+class JobPlan(NamedTuple):
     """One way to run a job."""
 
     iteration: Iteration
@@ -58,44 +56,44 @@ class Plan(NamedTuple):
 
 
 @kernel
-def iteration_s(it: Iteration, share: float, speed: float, inside: float, across: float, grain: int) -> float:
+def iteration_s(iteration: Iteration, share: float, speed: float, inside: float, across: float, grain: int) -> float:
     """Return how long an iteration takes on a placement.
 
     Args:
-        it: What it does.
+        iteration: What the iteration does.
         share: Of the batch that each GPU computes, by what it has where no GPU is missing.
         speed: Of the slowest GPU.
         inside: Slowest bandwidth inside a node, bytes/s.
         across: Slowest of all bandwidths, where GPUs of several nodes talk.
         grain: Largest number that divides the GPUs that each node gives, or 0 where all is on one node.
     """
-    stage = it.data * it.tensor  # GPUs
-    time_s = share * it.compute_s / speed + it.fixed_s
-    if it.tensor > 1:
-        time_s += it.tensor_bytes / (inside if grain % it.tensor == 0 else across)
-    if it.pipeline > 1:
-        time_s += it.edge_bytes / (inside if grain % (stage * it.pipeline) == 0 else across)
-    if it.data > 1:
-        volume = 2.0 * (it.data - 1) / it.data * it.gradient_bytes
+    stage = iteration.data * iteration.tensor  # GPUs
+    time_s = share * iteration.compute_s / speed + iteration.fixed_s
+    if iteration.tensor > 1:
+        time_s += iteration.tensor_bytes / (inside if grain % iteration.tensor == 0 else across)
+    if iteration.pipeline > 1:
+        time_s += iteration.edge_bytes / (inside if grain % (stage * iteration.pipeline) == 0 else across)
+    if iteration.data > 1:
+        volume = 2.0 * (iteration.data - 1) / iteration.data * iteration.gradient_bytes
         time_s += volume / (inside if grain % stage == 0 else across)
     return time_s
 
 
 @kernel
 def reference_iteration_s(
-    it: Iteration, reference_gpus: int, intra_bytes_per_s: float, nic_bytes_per_s: float
+    iteration: Iteration, reference_gpus: int, intra_bytes_per_s: float, nic_bytes_per_s: float
 ) -> float:
     """Return how long an iteration takes on GPUs of speed 1, on as few reference nodes as hold the job."""
-    gpus = it.data * it.pipeline * it.tensor
+    gpus = iteration.data * iteration.pipeline * iteration.tensor
     if gpus <= reference_gpus:
-        return iteration_s(it, 1.0, 1.0, intra_bytes_per_s, intra_bytes_per_s, 0)
+        return iteration_s(iteration, 1.0, 1.0, intra_bytes_per_s, intra_bytes_per_s, 0)
     full, rest = reference_gpus, gpus  # what full nodes and the last one give have this divisor
     while rest > 0:
         full, rest = rest, full % rest
-    return iteration_s(it, 1.0, 1.0, intra_bytes_per_s, min(intra_bytes_per_s, nic_bytes_per_s), full)
+    return iteration_s(iteration, 1.0, 1.0, intra_bytes_per_s, min(intra_bytes_per_s, nic_bytes_per_s), full)
 
 
-def best_plan(plans: Sequence[Plan], *, offload: bool = False) -> Plan:
+def best_plan(plans: Sequence[JobPlan], *, offload: bool = False) -> JobPlan:
     """Return the plan of the fewest GPUs that ends no later than the first, at no more GPU-time; then the fastest.
 
     Args:
@@ -103,9 +101,9 @@ def best_plan(plans: Sequence[Plan], *, offload: bool = False) -> Plan:
         offload: Whether others may put state away, too.
     """
     fixed = plans[0]
-    allowed = [fixed, *(it for it in plans[1:] if offload or not it.away_bytes)]
-    fits = [it for it in allowed if it.work_s <= fixed.work_s and it.gpu_s <= fixed.gpu_s]
-    return min(fits, key=lambda it: (it.gpus, it.work_s))
+    allowed = [fixed, *(plan for plan in plans[1:] if offload or not plan.away_bytes)]
+    fits = [plan for plan in allowed if plan.work_s <= fixed.work_s and plan.gpu_s <= fixed.gpu_s]
+    return min(fits, key=lambda plan: (plan.gpus, plan.work_s))
 
 
 DEFAULT_PARAMETER_BYTES = 2e9  # gradients of a model of 1e9 parameters at 2 bytes
@@ -128,10 +126,10 @@ class Workload:
     compute_s: NDArray[np.float64]  # (jobs,) compute time of one iteration on a GPU of speed 1
     parameter_bytes: NDArray[np.float64]  # (jobs,) volume of one all-reduce
     left_out: int = 0  # rows of the file that ask no GPU or never ran
-    users: tuple[str, ...] | None = None  # who submitted each job, "" where not known; None if the trace does not tell
+    users: tuple[str, ...] | None = None  # owner of each job, "" where not known; None if the trace has none
     names: tuple[str, ...] | None = None  # name of its program or model, which later runs share, in the same way
-    needs: tuple[Needs, ...] | None = None  # of the nodes that it runs on; None if all take any
-    plans: tuple[tuple[Plan, ...], ...] | None = None  # of each job, () for none; it runs by the first
+    needs: tuple[NodeNeeds, ...] | None = None  # of the nodes that it runs on; None if all take any
+    plans: tuple[tuple[JobPlan, ...], ...] | None = None  # of each job, () for none; it runs by the first
 
     @property
     def jobs(self) -> int:
@@ -150,8 +148,8 @@ def workload_of(
     left_out: int = 0,
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
-    needs: tuple[Needs, ...] | None = None,
-    plans: tuple[tuple[Plan, ...], ...] | None = None,
+    needs: tuple[NodeNeeds, ...] | None = None,
+    plans: tuple[tuple[JobPlan, ...], ...] | None = None,
 ) -> Workload:
     """Return a workload with exact estimates, sorted by submission; jobs submitted together keep their order.
 
@@ -162,7 +160,7 @@ def workload_of(
         submit_s: Submission in seconds, shape (jobs,), in any order; shifted so that the first is at 0.
         compute_s: Seconds of compute an iteration, shape (jobs,); a default of 0.5.
         parameter_bytes: Bytes of one all-reduce, shape (jobs,); a default of 2e9.
-        left_out: Rows that were left out.
+        left_out: Rows of the file that are no jobs.
         users: User of each job, if they are known.
         names: Name of its program or model, if they are known.
         needs: Of each job, if any has some.
@@ -183,31 +181,31 @@ def workload_of(
         compute_s=np.asarray(compute, dtype=np.float64)[order],
         parameter_bytes=np.asarray(volume, dtype=np.float64)[order],
         left_out=left_out,
-        users=taken(users, order),
-        names=taken(names, order),
-        needs=taken(needs, order),
-        plans=taken(plans, order),
+        users=selected(users, order),
+        names=selected(names, order),
+        needs=selected(needs, order),
+        plans=selected(plans, order),
     )
 
 
-Told = TypeVar("Told")
+ValueT = TypeVar("ValueT")
 
 
-def taken(told: Sequence[Told] | None, jobs: NDArray[np.intp]) -> tuple[Told, ...] | None:
-    """Return what is told of some jobs, None if nothing is."""
-    return None if told is None else tuple(told[job] for job in jobs)
+def selected(values: Sequence[ValueT] | None, jobs: NDArray[np.intp]) -> tuple[ValueT, ...] | None:
+    """Return the values of some jobs, None if there are none."""
+    return None if values is None else tuple(values[job] for job in jobs)
 
 
 def first_jobs(workload: Workload, jobs: int | None) -> Workload:
-    """Return the first so many jobs of a workload, or all of them."""
+    """Return the first `jobs` jobs of a workload, or all of them."""
     if jobs is None or jobs >= workload.jobs:
         return workload
     arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
     first = np.arange(jobs)
-    told: dict[str, Any] = {
-        name: taken(getattr(workload, name), first) for name in ("users", "names", "needs", "plans")
+    values: dict[str, Any] = {
+        name: selected(getattr(workload, name), first) for name in ("users", "names", "needs", "plans")
     }
-    cut = replace(workload, ids=workload.ids[:jobs], **told)
+    cut = replace(workload, ids=workload.ids[:jobs], **values)
     return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})
 
 

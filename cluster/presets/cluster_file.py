@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from ..faults.models import FAULT_MODELS, FaultConfiguration, FaultDraw, fault_model
 from ..files.errors import InputError, raise_all
-from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
-from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
-from ..model.needs import Offer
+from ..files.input_problems import MAX_REPORTED, Place, nearest, shortened
+from ..files.yaml_file import YamlFile, omitted_problems, read_yaml, validated
+from ..model.needs import NodeOffer
 from ..model.problem import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
 from ..model.topology import Cluster
 from ..switching import FORMULAS
@@ -41,31 +41,31 @@ def _checkpoint_s(value: float) -> float:
     raise ValueError(f"{value:g} cannot be used; it should be {span}, or .inf for no checkpoints")
 
 
-class _Section(BaseModel):
+class _ClusterSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class NodeType(_Section):
+class NodeType(_ClusterSection):
     """A kind of node; its GPUs are all alike."""
 
     gpus: Count
     peak_flops: Flops  # of one GPU, FLOP/s
     memory_bytes: Bytes  # of one GPU
-    speed: Speed | None = None  # of one GPU; peak_flops over that of the reference type if left out
+    speed: Speed | None = None  # of one GPU; None: peak_flops over that of the reference type
     intra_bytes_per_s: BytesPerS = 150e9  # between two GPUs of the node: NVLink of a V100
     nic_bytes_per_s: BytesPerS = 12.5e9  # between the node and others of its rack: 100 Gbit/s
     hazard_per_s: NotNegative = DEFAULT_HAZARD_PER_S  # faults of one GPU
-    cpus: Count | None = None  # of the node; left out, it has enough for any job
+    cpus: Count | None = None  # of the node; None: it has enough for any job
     host_memory_bytes: Bytes | None = None  # of the node, in the same way
-    host_bytes_per_s: BytesPerS | None = None  # between a GPU and host memory; left out, no plan puts state there
+    host_bytes_per_s: BytesPerS | None = None  # between a GPU and host memory; None: no plan puts state there
 
-    def offer(self, name: str) -> Offer:
+    def offer(self, name: str) -> NodeOffer:
         """Return what a node of this type offers to each of its GPUs."""
         host = [math.inf if whole is None else whole / self.gpus for whole in (self.cpus, self.host_memory_bytes)]
-        return Offer(name, self.memory_bytes, *host)
+        return NodeOffer(name, self.memory_bytes, *host)
 
 
-class NodeGroup(_Section):
+class NodeGroup(_ClusterSection):
     """Nodes of one type that stand side by side in a rack."""
 
     type: Name
@@ -82,7 +82,7 @@ class NodeGroup(_Section):
         return self
 
 
-class Rack(_Section):
+class Rack(_ClusterSection):
     """A rack, or several that are alike."""
 
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1, strict=False)]
@@ -90,7 +90,7 @@ class Rack(_Section):
     uplink_bytes_per_s: BytesPerS = 50e9  # between the rack and others: 400 Gbit/s
 
 
-class RunTime(_Section):
+class RunTime(_ClusterSection):
     """How long a job takes on a placement (docs/simulator.md)."""
 
     model: Literal["ring", "simple"] = "ring"
@@ -103,13 +103,13 @@ class RunTime(_Section):
         return self
 
 
-class ClusterFile(_Section):
+class ClusterFile(_ClusterSection):
     """A cluster file as it stands; see docs/clusters.md."""
 
     node_types: Annotated[dict[Name, NodeType], Field(min_length=1)]
     racks: Annotated[tuple[Rack, ...], Field(min_length=1, strict=False)]
-    name: Name | None = None  # the file's name if left out
-    reference_type: Name | None = None  # its GPUs have speed 1; the first type if left out
+    name: Name | None = None  # None: the file's name
+    reference_type: Name | None = None  # its GPUs have speed 1; None: the first type
     run_time: RunTime = RunTime()
     checkpoint_s: Annotated[float, Field(gt=0), AfterValidator(_checkpoint_s)] = 3600.0  # infinite: no checkpoints
     # Meta RSC: 5 to 20 min for large jobs; Sia: 15 to 250 s for small ones
@@ -125,8 +125,8 @@ class ClusterSetup:
     cluster: Cluster
     rules: Rules  # strict FIFO without ageing and waiting; `_replace` changes that
     node_names: tuple[str, ...]
-    offers: tuple[Offer, ...]  # of the node types; `cluster.node_type` counts in them
-    host_bytes_per_s: tuple[float, ...]  # of the node types, between a GPU and host memory; 0 where nobody told
+    offers: tuple[NodeOffer, ...]  # of the node types; `cluster.node_type` counts in them
+    host_bytes_per_s: tuple[float, ...]  # of the node types, between a GPU and host memory; 0 where the file has none
     hazard_per_s: NDArray[np.float64]  # (gpus,) fault rate of each GPU before the fault model
     faults: FaultConfiguration
 
@@ -195,9 +195,9 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
                 gpus += rack.count * group.count * known[group.type].gpus
             else:
                 unknown.append((("racks", i, "nodes", j, "type"), group.type))
-    for place, name in unknown[:MOST_TOLD]:
+    for place, name in unknown[:MAX_REPORTED]:
         errors.append(file.error(place, f"{shortened(name)} is not a node type", nearest(name, known)))
-    errors += not_told(file.path, unknown)
+    errors += omitted_problems(file.path, unknown)
     if gpus > MAX_GPUS:
         fix = f"write counts that give at most {MAX_GPUS}"
         errors.append(file.error(("racks",), f"the cluster has {gpus} GPUs", fix))
@@ -215,9 +215,9 @@ def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> 
             f"{shortened(name)} is {speeds[name]:g} times as fast as the reference type",
             fix,
         )
-        for name in wrong[:MOST_TOLD]
+        for name in wrong[:MAX_REPORTED]
     ]
-    raise_all([*errors, *not_told(file.path, wrong)])
+    raise_all([*errors, *omitted_problems(file.path, wrong)])
 
 
 def _racks(content: ClusterFile) -> list[_Rack]:

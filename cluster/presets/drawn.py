@@ -21,11 +21,11 @@ WORK_MEDIAN_S = 4.1 * HOUR_S
 WORK_SIGMA = 0.5
 GPU_FAULTS_PER_S = 1.0 / (1500.0 * HOUR_S)
 LEMON_FACTOR = 25.0
-REPAIR_MEAN_S = 12.0 * HOUR_S
+HETERO64_REPAIR_MEAN_S = 12.0 * HOUR_S
 DRAWS_PER_BLOCK = 4  # Philox gives four numbers for each value of its counter
 
 
-class Site(NamedTuple):
+class PresetSite(NamedTuple):
     """A cluster like the preset's, of another size, other speeds or other faults. The default is the preset's own."""
 
     nodes: int = 8
@@ -44,7 +44,7 @@ class Site(NamedTuple):
         return round(self.node_gpus * float(_speeds(self, np.arange(self.nodes)).sum()))
 
 
-HETERO64 = Site()
+HETERO64_SITE = PresetSite()
 
 
 class _Draws(NamedTuple):
@@ -61,7 +61,7 @@ class _Draws(NamedTuple):
 
 def hetero64(
     scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None,
-    site: Site | None = None,
+    site: PresetSite | None = None,
 ) -> Problem:  # fmt: skip
     """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start, or over time.
 
@@ -86,7 +86,7 @@ def hetero64(
         nodes = site.nodes
     elif nodes < 4:
         raise ValueError(f"nodes must be at least 4, got {nodes}")
-    site = site or Site(nodes)
+    site = site or PresetSite(nodes)
     if scenarios < 1 or seed < 0 or first < 0 or jobs < 1 or (load is not None and not load > 0.0):
         raise ValueError(
             f"scenarios and jobs must be at least 1, seed and first at least 0, load above 0; "
@@ -101,7 +101,7 @@ def hetero64(
 
 
 def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArray[np.float64]:
-    """Return when jobs are submitted, the first at 0, to a cluster worth so many GPUs of speed 1."""
+    """Return when jobs are submitted, the first at 0, to a cluster worth `capacity` GPUs of speed 1."""
     gpu_s = float(JOB_GPUS @ JOB_GPUS_PROBABILITY) * WORK_MEDIAN_S * np.exp(WORK_SIGMA**2 / 2.0)
     gaps_s = -np.log1p(-gap) * gpu_s / (load * capacity)
     gaps_s[:, 0] = 0.0
@@ -113,7 +113,7 @@ def fault_process() -> FaultProcess:
     """Return the preset's faults: exponential up times and repairs, no transient ones."""
     return FaultProcess(
         shape=1.0,
-        repair_mean_s=REPAIR_MEAN_S,
+        repair_mean_s=HETERO64_REPAIR_MEAN_S,
         repair_sigma=0.0,
         transient_probability=0.0,
         outage_first=np.zeros(1, dtype=np.int32),
@@ -163,7 +163,7 @@ def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int, gaps: i
     return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle, gap)
 
 
-def _speeds(site: Site, rank: NDArray[np.int64]) -> NDArray[np.float64]:
+def _speeds(site: PresetSite, rank: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the speed of the nodes of each rank."""
     kinds = len(site.speeds)
     bounds = [site.nodes * kind // kinds for kind in range(1, kinds)]
@@ -171,7 +171,7 @@ def _speeds(site: Site, rank: NDArray[np.int64]) -> NDArray[np.float64]:
     return speeds
 
 
-def _hetero64_scenarios(cluster: Cluster, draws: _Draws, site: Site) -> Scenarios:
+def _hetero64_scenarios(cluster: Cluster, draws: _Draws, site: PresetSite) -> Scenarios:
     nodes, shape = cluster.speed.size, draws.size.shape
     rank = draws.fast.argsort(axis=1).argsort(axis=1)
     lemon = (draws.lemon * nodes).astype(np.int32)[:, None] == cluster.gpu_node
@@ -198,7 +198,7 @@ def _hetero64_scenarios(cluster: Cluster, draws: _Draws, site: Site) -> Scenario
 
 PATENT_JOBS = {4: 16, 64: 64}  # jobs of each scenario, by the cluster's GPUs
 HIGHEST_PER_S = LEMON_FACTOR * GPU_FAULTS_PER_S  # one fault in 60 h, as on the lemon of `hetero64`
-DECADES = 2.0
+HAZARD_DECADES = 2.0
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -237,7 +237,7 @@ def hazards_per_s(gpus: int) -> NDArray[np.float64]:
     knows of them it must have learned. Their order has no system that a rule by index could use.
     """
     rank = ((np.arange(gpus) + 1.0) * GOLDEN % 1.0).argsort().argsort()
-    rates: NDArray[np.float64] = HIGHEST_PER_S * 10.0 ** (-DECADES * rank / (gpus - 1))
+    rates: NDArray[np.float64] = HIGHEST_PER_S * 10.0 ** (-HAZARD_DECADES * rank / (gpus - 1))
     return rates
 
 
@@ -295,7 +295,7 @@ def evaluation_key(seed: int) -> int:
 
 
 def own_key(seed: int) -> int:
-    """Return the key of scenarios that somebody draws for purposes of their own: nothing is evaluated by such a key."""
+    """Return the key of scenarios that users draw for purposes of their own: nothing is evaluated by such a key."""
     return seed + 2 * _APART
 
 

@@ -11,7 +11,7 @@ from ..faults.recorded import read_fault_trace
 from ..model.problem import ORDERS, Problem
 from ..traces.read import read_trace
 from .cluster_file import read_cluster
-from .drawn import HETERO64, own_key
+from .drawn import HETERO64_SITE, own_key
 from .problems import (
     LOAD,
     Regime,
@@ -28,13 +28,13 @@ STREAM_JOBS, STREAM_LOAD = 128, 0.85
 Draw = Callable[[int, int, Regime], Problem]  # of a number of scenarios, a seed and a regime
 
 
-class Named(NamedTuple):
+class NamedProblem(NamedTuple):
     """A problem that has a name.
 
     Args:
         draw: Draws its scenarios; None where these are windows of a trace, or of a scheduler's past.
         order: Order regime if none is asked for.
-        waiting: Whether policies may wait if nothing is said.
+        waiting: Whether policies may wait by default.
     """
 
     draw: Draw | None
@@ -42,14 +42,14 @@ class Named(NamedTuple):
     waiting: bool = False
 
 
-_PATENT4, _PATENT64 = Named(partial(patent_problem, 4)), Named(partial(patent_problem, 64))
+_PATENT4, _PATENT64 = NamedProblem(partial(patent_problem, 4)), NamedProblem(partial(patent_problem, 64))
 NAMED = {
-    "hetero64": Named(hetero64_problem),
-    "hetero64-stream": Named(partial(hetero64_problem, jobs=STREAM_JOBS, load=STREAM_LOAD)),
-    "traces": Named(None, order="shortest", waiting=True),
-    "history": Named(None, waiting=True),
-    "philly": Named(None),
-    "itp": Named(None),
+    "hetero64": NamedProblem(hetero64_problem),
+    "hetero64-stream": NamedProblem(partial(hetero64_problem, jobs=STREAM_JOBS, load=STREAM_LOAD)),
+    "traces": NamedProblem(None, order="shortest", waiting=True),
+    "history": NamedProblem(None, waiting=True),
+    "philly": NamedProblem(None),
+    "itp": NamedProblem(None),
     "patent4": _PATENT4,
     "patent64": _PATENT64,
     "patent4-ours": _PATENT4,
@@ -81,9 +81,9 @@ def problem_of(
         ageing_h: How long a waiting job may be overtaken.
         waiting: Whether policies may wait.
         oracle: Whether policies know the true fault rates; else they estimate them.
-        turns: Whether users take turns in the queue, where the trace says whose the jobs are.
+        turns: Whether users take turns in the queue, where the trace has the users of jobs.
         faults: Recorded faults in place of the cluster file's fault model.
-        max_gpus: Jobs that ask more get so many; three quarters of the cluster if None.
+        max_gpus: Jobs that ask for more get this number; three quarters of the cluster if None.
         seed: Of windows and faults.
 
     Raises:
@@ -95,10 +95,12 @@ def problem_of(
     setup = None if cluster is None else read_cluster(Path(cluster))
     if setup is None and faults is not None:
         raise ValueError("recorded faults need a cluster; give its file")
-    gpus = HETERO64.gpus if setup is None else int(setup.cluster.gpu_node.size)
+    gpus = HETERO64_SITE.gpus if setup is None else int(setup.cluster.gpu_node.size)
     largest = max(1, gpus * 3 // 4) if max_gpus is None else max_gpus
     if cut := int((workload.gpus > largest).sum()):
-        log.warning("%s: %d of %d jobs ask more than %d GPUs, and get so many", trace, cut, workload.jobs, largest)
+        log.warning(
+            "%s: %d of %d jobs ask for more than %d GPUs, and are cut to that", trace, cut, workload.jobs, largest
+        )
     if setup is None:
         return window_problem(
             workload, regime, windows=windows, runs=1, part=part, seed=seed, load=load, max_gpus=largest

@@ -15,7 +15,7 @@ from ..model.workload import Workload
 from ..state.holding import startable_gpus
 from ..workloads.windows import sample_windows
 from .cluster_file import ClusterSetup, draw_faults
-from .drawn import HETERO64, PATENT_JOBS, Site, Stream, hetero64, patent, stream
+from .drawn import HETERO64_SITE, PATENT_JOBS, PresetSite, Stream, hetero64, patent, stream
 
 WINDOW_JOBS = 96
 RUNS, LEAST_SCENARIOS = 8, 64
@@ -24,10 +24,10 @@ HETERO64_CAPACITY = 112  # GPUs of speed 1 that 32 of speed 1 and 32 of speed 2.
 HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
 HETERO64_GPUS, HETERO64_JOBS = 64, 64
 GIB = 2**30
-MOST_BYTES = 10 * GIB
+MAX_PROBLEM_BYTES = 10 * GIB
 # For each job of each scenario 44 bytes of what is given, 136 of state, and for each of 14 policies that are compared
 # 36 of outcome and 8 of JCT, some of it twice; for each GPU and node also what its fault source holds, and for each
-# node what the candidates hold that are looked at.
+# node what the candidates hold that are compared.
 SCENARIO_BYTES, JOB_BYTES, GPU_BYTES, NODE_BYTES = 2300, 950, 72, 530
 
 
@@ -40,7 +40,7 @@ class Regime:
         ageing_s: How long one may be overtaken.
         waiting: Whether policies may wait.
         oracle: Whether policies know the true fault rates; else the mean rate, and what faults teach them.
-        turns: Whether users take turns in the queue, where the jobs tell whose they are.
+        turns: Whether users take turns in the queue, where the jobs have users.
     """
 
     order: str = "fifo"
@@ -56,10 +56,10 @@ class Regime:
             estimated_hazards=not self.oracle, turns=self.turns,
         )  # fmt: skip
 
-    def told(self, cluster: Cluster, scenarios: Scenarios) -> Scenarios:
-        """Return scenarios that tell policies of fault rates what they may know: the true ones, or the mean of each.
+    def with_known_hazards(self, cluster: Cluster, scenarios: Scenarios) -> Scenarios:
+        """Return scenarios with the fault rates that policies may know: the true ones, or the mean of each node type.
 
-        The mean is over all nodes of a type, so that nobody is told which of them are lemons.
+        The mean hides which nodes are lemons.
         """
         return scenarios if self.oracle else scenarios._replace(hazard_per_s=_type_means(cluster, scenarios))
 
@@ -89,7 +89,9 @@ def hetero64_problem(
     """
     check_size(scenarios, jobs, 8 * nodes, nodes)
     drawn = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
-    return drawn._replace(rules=regime.over(drawn.rules), scenarios=regime.told(drawn.cluster, drawn.scenarios))
+    return drawn._replace(
+        rules=regime.over(drawn.rules), scenarios=regime.with_known_hazards(drawn.cluster, drawn.scenarios)
+    )
 
 
 def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
@@ -100,7 +102,9 @@ def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Prob
     """
     check_size(scenarios, PATENT_JOBS[gpus], gpus, gpus)
     drawn = patent(scenarios, seed, gpus=gpus)
-    return drawn._replace(rules=regime.over(drawn.rules), scenarios=regime.told(drawn.cluster, drawn.scenarios))
+    return drawn._replace(
+        rules=regime.over(drawn.rules), scenarios=regime.with_known_hazards(drawn.cluster, drawn.scenarios)
+    )
 
 
 def window_problem(
@@ -114,7 +118,7 @@ def window_problem(
     load: float | None = LOAD,
     max_gpus: int | None = None,
     disjoint: bool = False,
-    site: Site = HETERO64,
+    site: PresetSite = HETERO64_SITE,
 ) -> Problem:
     """Return windows of a trace on clusters of the preset `hetero64` or its like, several draws for each window.
 
@@ -128,8 +132,8 @@ def window_problem(
         part: The share of the trace, in order of time, that windows come from.
         seed: Of windows and draws.
         load: Offered load that arrivals are scaled to, on the cluster's speed; left as they are recorded if None.
-        max_gpus: Jobs that ask more get so many; three quarters of the cluster if None.
-        disjoint: Take windows that share no job, and fewer if there are not so many.
+        max_gpus: Jobs that ask for more get this number; three quarters of the cluster if None.
+        disjoint: Take windows that share no job, fewer if there are not enough.
         site: The cluster.
 
     Raises:
@@ -150,7 +154,7 @@ def window_problem(
         source_rate_per_s=drawn.source_rate_per_s,
         speed=drawn.speed,
     )
-    scenarios = regime.told(cluster, scenarios)
+    scenarios = regime.with_known_hazards(cluster, scenarios)
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
 
 
@@ -196,7 +200,7 @@ def jobs_within(workload: Workload, part: tuple[float, float]) -> int:
 
 
 def capacity_of(cluster: Cluster) -> int:
-    """Return how many GPUs of speed 1 a cluster is worth, at least 1; loads are offered to so many."""
+    """Return how many GPUs of speed 1 a cluster is worth, at least 1; by it loads are scaled."""
     return max(1, round(speed_sum(cluster)))
 
 
@@ -234,7 +238,7 @@ def cluster_problem(
         rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
         hazard = _known_hazard_per_s(setup, faults) if regime.oracle else None
     if not regime.oracle:
-        hazard = _told_hazard_per_s(setup, are_recorded=faults is not None)
+        hazard = _starting_hazard_per_s(setup, are_recorded=faults is not None)
     scenarios = stack(
         cluster,
         [workload for workload in workloads for _ in range(runs)],
@@ -246,10 +250,10 @@ def cluster_problem(
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
 
 
-def _told_hazard_per_s(setup: ClusterSetup, *, are_recorded: bool) -> NDArray[np.float64]:
-    """Return what an operator tells of fault rates, shape (gpus,): the file's hazards, before the model draws lemons.
+def _starting_hazard_per_s(setup: ClusterSetup, *, are_recorded: bool) -> NDArray[np.float64]:
+    """Return the fault rates that policies start from, shape (gpus,): the file's hazards, before lemons are drawn.
 
-    A file without hazards says that nothing fails. Where recorded faults say otherwise it is the rate of most fleets.
+    By a file without hazards nothing fails. Under recorded faults it is then the rate of most fleets.
     """
     if are_recorded and not (setup.hazard_per_s > 0.0).any():
         return np.full_like(setup.hazard_per_s, DEFAULT_HAZARD_PER_S)
@@ -257,7 +261,7 @@ def _told_hazard_per_s(setup: ClusterSetup, *, are_recorded: bool) -> NDArray[np
 
 
 def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.float64]:
-    """Return what oracles know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
+    """Return the fault rates that oracles know of recorded faults, shape (gpus,): those of the cluster file, if any.
 
     The mean rate of the trace comes from what is about to be run; no scheduler knows it beforehand.
     """
@@ -286,7 +290,7 @@ def check_fits(
     Args:
         workload: The jobs.
         cluster: The cluster.
-        kinds: Class of what each job needs, a row of the cluster's `suits`; none counts if left out.
+        kinds: Class of what each job needs, a row of the cluster's `suits`; none counts if None.
         spares: Share of each node type's GPUs on which no job may start.
 
     Raises:
@@ -310,7 +314,7 @@ def check_fits(
 
 
 def memory_bytes(scenarios: int, jobs: int, gpus: int, nodes: int) -> int:
-    """Return how much memory so many scenarios take that are compared under all heuristics, about."""
+    """Return about how much memory scenarios take that are compared under all heuristics."""
     return scenarios * (SCENARIO_BYTES + jobs * JOB_BYTES + gpus * GPU_BYTES + nodes * NODE_BYTES)
 
 
@@ -327,10 +331,10 @@ def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
         InputError: Saying what to lower.
     """
     needed_bytes = memory_bytes(scenarios, jobs, gpus, nodes)
-    if needed_bytes > MOST_BYTES:
+    if needed_bytes > MAX_PROBLEM_BYTES:
         raise InputError(
             f"{scenarios:,} scenarios of {jobs:,} jobs on {nodes:,} nodes would take {needed_bytes / GIB:,.0f} GiB of "
-            f"memory, more than {MOST_BYTES // GIB}",
+            f"memory, more than {MAX_PROBLEM_BYTES // GIB}",
             "lower --workloads, --runs or --jobs",
         )
 

@@ -1,1 +1,1 @@
-"""Who may start next: order regimes, the queue, and reservations."""
+"""Which job may start next: the queue, reservations, and turns of users."""

@@ -63,7 +63,7 @@ def revise_end_s(sim: Simulation, row: int, job: int) -> float:
 
 @kernel
 def expected_fault_loss_s(sim: Simulation) -> float:
-    """Return what policies reckon that a fault costs a job, in seconds.
+    """Return what a fault costs a job by the policies' estimate, in seconds.
 
     One and a half checkpoint intervals (half of one is lost on average, and a whole one is allowed for the way back to
     GPUs) and the restart: 1.75 h in the preset `hetero64`.
@@ -130,7 +130,7 @@ def sort_expected_ends(sim: Simulation, row: int) -> int:
     """Let `ends_s` and `ends_job` hold the running jobs by expected end, then index; return their number.
 
     From the first time on they are kept in that order while jobs start and leave, so that only estimates that were
-    outlived since the last time are looked at.
+    outlived since the last time are revised.
     """
     state = sim.state
     count = int(state.running[row])

@@ -1,19 +1,17 @@
 """An index of a long queue: the next job that may start is found in logarithmic time.
 
-An index of a long queue: who may start next is found in a time that grows with the logarithm of its length.
-
 It is a tree over leaves, one for each job of the scenario. They stand in the order of the GPUs that jobs ask for, so
-that the jobs that fit on so many GPUs are the first leaves; where jobs differ in needs, that holds in each class. Each
+that the jobs that fit on a number of GPUs are the first leaves; where needs differ, that holds in each class. Each
 node knows of the waiting jobs below it the one that the order regime offers first, the shortest run that one of them
 can have, and the one that has waited longest. Node 1 is the top, below node n are 2 n and 2 n + 1. Jobs that were
-passed over are hidden until the next moment: nobody looks at them again and again.
+passed over are hidden until the next moment, so that no search meets them again.
 
 Where users take turns, each job has a second leaf behind all of these: there the leaves of each line of jobs (turns.py)
 stand side by side, so that what is asked of all jobs can be asked of one line. The line that has its turn first is the
 first, of those in the rotation, in which a job is found; it is looked for only if there is one in any.
 
-A short queue has no index: a walk along it is faster. The index is made when somebody looks for a job in a queue of at
-least `index_from`, is kept from then on while jobs come and go, and is given up when the queue is half as long.
+A short queue has no index: a walk along it is faster. The index is made at the first search in a queue of at least
+`index_from` jobs, follows the queue from then on, and is dropped when the queue is half as long.
 """
 
 import math
@@ -32,7 +30,7 @@ NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 
 @kernel
 def _size_of(sim: Simulation, kind: int, gpus: int) -> int:
-    """Return the place in `index_first` of the jobs of a class that ask for so many GPUs."""
+    """Return the place in `index_first` of the jobs of a class that ask for `gpus` GPUs."""
     return kind * (sim.cluster.gpu_node.size + 2) + gpus
 
 
@@ -105,7 +103,7 @@ def write_node(
 
 @kernel
 def leaves_of(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int]:
-    """Return the first leaf of the jobs of a class that ask for at most so many GPUs and the one after the last."""
+    """Return the first leaf of the jobs of a class that ask for at most `gpus` GPUs and the one after the last."""
     leaves, first = sim.state.index_best.shape[1] // 2, sim.state.index_first
     return (
         leaves + int(first[row, _size_of(sim, kind, 0)]),
@@ -115,7 +113,7 @@ def leaves_of(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int
 
 @kernel
 def _leaf_from(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> int:
-    """Return the first leaf of a line whose job is of a class and asks for so many GPUs, or stands behind those."""
+    """Return the first leaf of a line whose job is of a class and asks for `gpus` GPUs, or stands behind those."""
     state = sim.state
     asked = sim.scenarios.gpus[state.scenario[row]]
     left, right = state.index_line[row, line], state.index_line[row, line + 1]
@@ -137,12 +135,14 @@ def leaves_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -
     return leaves + _leaf_from(sim, row, line, kind, 0), leaves + _leaf_from(sim, row, line, kind, gpus + 1)
 
 
-LONGEST_S = 1.7976931348623157e308  # the largest number, which stands for runs that are longer: inf is that of no job
+LONGEST_RUN_S = (
+    1.7976931348623157e308  # the largest number, which stands for runs that are longer: inf is that of no job
+)
 
 
 @kernel
 def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
-    """Say whether a leaf's key is smaller than another's; among equals, whether its job stands before; -1 is none."""
+    """Return whether a leaf's key is smaller than another's; among equals, whether its job is before; -1 is none."""
     if leaf < 0 or other < 0:
         return leaf >= 0
     if key != other_key:
@@ -155,7 +155,7 @@ def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float
 
 @kernel
 def _goes_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
-    """Say whether a leaf's job goes before another's: as `_is_first`, and by rank before that if jobs go by a key."""
+    """Return whether a leaf's job goes before another's: as `_is_first`, and by rank first if jobs go by work."""
     if leaf >= 0 and other >= 0 and goes_by_work(sim.rules.order):
         state = sim.state
         rank = sim.scenarios.rank[state.scenario[row]]
@@ -202,7 +202,7 @@ def _key(sim: Simulation, row: int, job: int) -> float:
 def _offer(sim: Simulation, row: int, job: int) -> None:
     """Let a job of the queue be found by `first_to_pass`."""
     key = _key(sim, row, job)
-    run_s = min(expected_run_s(sim, row, job, least_slowdown(sim, row, job)), LONGEST_S)
+    run_s = min(expected_run_s(sim, row, job, least_slowdown(sim, row, job)), LONGEST_RUN_S)
     _write_offer(sim, row, sim.state.index_leaf[row, job], key, run_s)
     if has_turns(sim):
         _write_offer(sim, row, sim.state.index_own_leaf[row, job], key, run_s)
@@ -291,7 +291,7 @@ def note_gone(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def is_indexed(sim: Simulation, row: int) -> bool:
-    """Say whether the queue has an index, which is made if the queue is long."""
+    """Return whether the queue has an index, which is made if the queue is long."""
     state = sim.state
     if state.index_stage[row] != KEPT:
         if state.queued[row] < state.index_from[row] or state.index_best.shape[1] == 0:
@@ -347,7 +347,7 @@ def _hide_leaf(sim: Simulation, row: int, leaf: int) -> None:
 
 @kernel
 def show_hidden(sim: Simulation, row: int, kept: int) -> None:
-    """Let all hidden jobs be found again but the first so many."""
+    """Let all hidden jobs be found again but the first `kept`."""
     state = sim.state
     for at in range(kept, state.index_hidden[row]):
         _offer(sim, row, state.index_hidden_job[row, at])
@@ -416,7 +416,7 @@ def smallest_of_line(sim: Simulation, row: int, line: int) -> int:
 
 @kernel
 def _may_end(sim: Simulation, row: int, run_s: float, until_s: float) -> bool:
-    """Say whether a run that starts at once may end by then; an infinite one is that of no job."""
+    """Return whether a run that starts at once may end by then; an infinite one is that of no job."""
     return run_s < math.inf and sim.state.now_s[row] + run_s <= until_s
 
 
@@ -490,7 +490,7 @@ def _first_in(sim: Simulation, row: int, line: int) -> int:
 
 @kernel
 def longest_waiting(sim: Simulation, row: int, gpus: int) -> int:
-    """Return the job that has waited longest of those that so many GPUs in service could hold, -1 if there is none."""
+    """Return the job that has waited longest of those that `gpus` GPUs in service could hold, -1 if there is none."""
     state = sim.state
     found = -1
     for kind in range(sim.cluster.suits.shape[0]):

@@ -6,7 +6,7 @@ from ..kernels.compiled import kernel
 from ..model.problem import goes_by_work, passes, shortest_leads
 from ..placing import begin_picks, least_slowdown
 from ..state.holding import class_of, has_classes, holds_on, in_service_for, usable_by_class, usable_on, usable_to
-from ..state.state import LOOKED_AT, OTHERS, Simulation
+from ..state.state import MAX_OTHERS, MAX_SCANNED, Simulation
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .index import (
     first_to_pass,
@@ -20,19 +20,19 @@ from .index import (
 )
 from .turns import LEADING, PASSING, has_turns, next_line_of
 
-AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: nobody ends by then
+AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: no job ends by then
 
 
 @kernel
 def goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
-    """Say whether a job goes before another: by rank, and within one by the regime's key."""
+    """Return whether a job goes before another: by rank, and within one by the regime's key."""
     rank = sim.scenarios.rank[sim.state.scenario[row]]
     return bool(rank[job] < rank[other] or (rank[job] == rank[other] and key < other_key))
 
 
 @kernel
 def _fits(sim: Simulation, row: int, job: int) -> bool:
-    """Say whether enough GPUs that suit a job are usable."""
+    """Return whether enough GPUs that suit a job are usable."""
     return bool(sim.scenarios.gpus[sim.state.scenario[row], job] <= usable_to(sim, row, job))
 
 
@@ -130,13 +130,13 @@ def _picked_held(sim: Simulation, row: int) -> int:
 
 @kernel
 def ends_in_time(sim: Simulation, row: int, run_s: float) -> bool:
-    """Say whether a job that is expected to run so long ends by the shadow time if it starts at once."""
+    """Return whether a job that is expected to run so long ends by the shadow time if it starts at once."""
     return bool(sim.state.now_s[row] + run_s <= sim.state.shadow_s[row])
 
 
 @kernel
 def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
-    """Say whether a job keeps the reservation if it starts at once.
+    """Return whether a job keeps the reservation if it starts at once.
 
     Args:
         sim: The simulation.
@@ -150,7 +150,7 @@ def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, held: int) 
 
 @kernel
 def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
-    """Say whether the current job, started on its picks with this slowdown, delays nobody."""
+    """Return whether the current job, started on its picks with this slowdown, delays nobody."""
     job = sim.state.current[row]
     held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
     return delays_no_job(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
@@ -158,7 +158,7 @@ def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
 
 @kernel
 def _has_aged(sim: Simulation, row: int, job: int) -> bool:
-    """Say whether a waiting job is past the ageing bound, and as many GPUs as it asks for are in service for it."""
+    """Return whether a waiting job is past the ageing bound, and as many GPUs as it asks for are in service for it."""
     state = sim.state
     # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
     return bool(
@@ -171,8 +171,8 @@ def _has_aged(sim: Simulation, row: int, job: int) -> bool:
 def _aged_job(sim: Simulation, row: int) -> int:
     """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
 
-    Under `fifo` that is who leads or none: the bound must not let anybody overtake it. A job that asks for more GPUs
-    than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
+    Under `fifo` that is the job that leads or none: the bound must let no job overtake it. A job that asks for more
+    GPUs than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
     """
     state = sim.state
     if passes(sim.rules.order) and is_indexed(sim, row):
@@ -189,7 +189,7 @@ def _aged_job(sim: Simulation, row: int) -> int:
 
 @kernel
 def next_ageing_s(sim: Simulation, row: int) -> float:
-    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, when who leads does."""
+    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, the job that leads."""
     state = sim.state
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
@@ -252,7 +252,7 @@ def reservation_holder(sim: Simulation, row: int) -> int:
 
 @kernel
 def may_pass(sim: Simulation, row: int, job: int) -> bool:
-    """Say whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
+    """Return whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
     state = sim.state
     if not _fits(sim, row, job) or state.passed[row, job] == state.moment[row]:
         return False
@@ -262,7 +262,7 @@ def may_pass(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def all_may_pass(sim: Simulation, row: int) -> bool:
-    """Say whether the whole queue behind the holder of the reservation is looked at."""
+    """Return whether the whole queue behind the holder of the reservation is looked at."""
     return bool(sim.rules.backfill_depth >= sim.state.queued[row] - 1)
 
 
@@ -339,7 +339,7 @@ def next_job(sim: Simulation, row: int) -> int:
         return -1
     if sim.rules.ageing_s < math.inf:
         aged = _aged_job(sim, row)
-        if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds up nobody
+        if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds no other up
             state.aged[row] = 1
             return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
     if state.rested[row] == state.moment[row]:
@@ -358,34 +358,34 @@ def next_job(sim: Simulation, row: int) -> int:
 
 @kernel
 def may_wait(sim: Simulation, row: int) -> bool:
-    """Say whether the policy may let the next event pass instead of placing the current job."""
+    """Return whether the policy may let the next event pass instead of placing the current job."""
     return sim.rules.waiting and sim.state.running[row] > 0 and sim.state.aged[row] == 0
 
 
 @kernel
 def may_turn(sim: Simulation, row: int) -> bool:
-    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait.
+    """Return whether the policy may turn to another job than the one that is due: where it may let that one wait.
 
-    While an aged job waits nobody turns to another, whatever is due beside it.
+    While an aged job waits the policy may turn to no other, whatever is due beside it.
     """
     return bool(passes(sim.rules.order) and may_wait(sim, row) and sim.state.shadow_s[row] != AT_NO_TIME_S)
 
 
 @kernel
 def _insert_other(sim: Simulation, row: int, job: int, first: int, count: int) -> int:
-    """Put a job in its place in `other_job`, behind the first so many of `count`; return how many then stand there."""
+    """Put a job in its place in `other_job`, behind `first` of the `count` there; return their new number."""
     others = sim.scratch.other_job
-    key, at = estimated_work_s(sim, row, job), min(count, OTHERS)
+    key, at = estimated_work_s(sim, row, job), min(count, MAX_OTHERS)
     while at > first:
         before = others[row, at - 1]
         if not goes_before(sim, row, job, key, before, estimated_work_s(sim, row, before)):
             break
-        if at < OTHERS:
+        if at < MAX_OTHERS:
             others[row, at] = before
         at -= 1
-    if at < OTHERS:
+    if at < MAX_OTHERS:
         others[row, at] = job
-    return min(count + 1, OTHERS)
+    return min(count + 1, MAX_OTHERS)
 
 
 @kernel
@@ -396,7 +396,7 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
     hide(sim, row, holder)
     hide(sim, row, due)
     count, by_key = 0, goes_by_work(sim.rules.order)
-    for _ in range(OTHERS if by_key else LOOKED_AT):
+    for _ in range(MAX_OTHERS if by_key else MAX_SCANNED):
         job = first_to_pass(sim, row)
         if job < 0:
             break
@@ -423,7 +423,7 @@ def list_others(sim: Simulation, row: int) -> int:
     by_key = goes_by_work(sim.rules.order)
     count, seen = 0, 0
     job, left = state.head[row], sim.rules.backfill_depth
-    while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
+    while job >= 0 and left > 0 and (by_key or seen < MAX_SCANNED):
         left -= job != holder
         if job not in (holder, due) and may_pass(sim, row, job):
             count = _insert_other(sim, row, job, 0, count)
@@ -438,10 +438,10 @@ def _list_in_turns(sim: Simulation, row: int, holder: int, due: int) -> int:
     state, by_key = sim.state, goes_by_work(sim.rules.order)
     count, seen = 0, 0
     line = state.first_line[row, PASSING]
-    while line >= 0 and (count < OTHERS if by_key else seen < LOOKED_AT):
+    while line >= 0 and (count < MAX_OTHERS if by_key else seen < MAX_SCANNED):
         first = count if by_key else 0
         job, left = state.line_head[row, line], sim.rules.backfill_depth
-        while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
+        while job >= 0 and left > 0 and (by_key or seen < MAX_SCANNED):
             left -= job != holder
             if job not in (holder, due) and may_pass(sim, row, job):
                 count = _insert_other(sim, row, job, first, count)

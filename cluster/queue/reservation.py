@@ -2,7 +2,7 @@
 
 A node may if some completion of the picks keeps it. Run time depends on the slowest speed, the number of nodes and the
 slowest link only, so for each speed it is enough to ask for the fewest nodes of at least that speed, or for enough GPUs
-on nodes whose links are fast enough. Of a job with a plan the links are left out: nodes may be shown to it on which it
+on nodes whose links are fast enough. Of a job with a plan the links do not count: nodes may be shown to it on which it
 would end too late, and its start is refused then.
 """
 
@@ -18,7 +18,7 @@ from .order import ends_in_time
 
 @kernel
 def has_reservation(sim: Simulation, row: int) -> bool:
-    """Say whether a reservation bounds the run time of the job that is due."""
+    """Return whether a reservation bounds the run time of the job that is due."""
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row], state.current[row]]
     return bool(state.shadow_s[row] < math.inf and gpus > state.extra[row])
@@ -49,7 +49,7 @@ def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
 
 @kernel
 def _may_spare(sim: Simulation, row: int, node: int, whole: int) -> bool:
-    """Say whether some placement with the picks and this node leaves the holder of the reservation enough GPUs.
+    """Return whether some placement with the picks and this node leaves the holder of the reservation enough GPUs.
 
     Only where jobs differ in needs: else the placement takes as many, whichever it is.
     """
@@ -73,7 +73,7 @@ def _in_time(sim: Simulation, row: int, slowdown: float) -> bool:
 
 @kernel
 def _may_give(sim: Simulation, row: int, node: int, count: int, whole: int) -> bool:
-    """Say whether some placement with the picks and this node ends by the shadow time."""
+    """Return whether some placement with the picks and this node ends by the shadow time."""
     state, levels = sim.state, sim.traits.levels
     scenario = state.scenario[row]
     most = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
@@ -98,7 +98,7 @@ def _may_give(sim: Simulation, row: int, node: int, count: int, whole: int) -> b
 
 @kernel
 def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
-    """Say whether the job may run on one node, this one."""
+    """Return whether the job may run on one node, this one."""
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
     others = state.picked_nodes[row] - (state.taken[row, node] > 0)
@@ -112,7 +112,7 @@ def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
 
 @kernel
 def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int, speed: float) -> bool:
-    """Say whether the fewest nodes of at least a speed, the picked ones and this one among them, are few enough."""
+    """Return whether the fewest nodes of at least a speed, the picked ones and this one among them, are few enough."""
     state = sim.state
     scenario = state.scenario[row]
     nodes = state.picked_nodes[row] + (state.taken[row, node] == 0)
@@ -136,10 +136,10 @@ def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int
 
 @kernel
 def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
-    """Say whether a ring over several nodes is fast enough whose slowest GPU and link are these.
+    """Return whether a ring over several nodes is fast enough whose slowest GPU and link are these.
 
-    Of a job with a plan only the GPU counts: which of its links run over the slowest hangs on all nodes. `start` looks
-    at the whole placement.
+    Of a job with a plan only the GPU counts: which of its links run over the slowest depends on all nodes. `start`
+    checks the whole placement.
     """
     state = sim.state
     if is_planned(sim, state.scenario[row], state.current[row]):
@@ -150,7 +150,7 @@ def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
 
 @kernel
 def _is_reached(sim: Simulation, row: int, node: int, speed: float, rack: int) -> bool:
-    """Say whether a node is of at least a speed, in a rack if that is not -1, and links to it are fast enough."""
+    """Return whether a node is of at least a speed, in a rack if that is not -1, and links to it are fast enough."""
     cluster = sim.cluster
     if sim.scenarios.speed[sim.state.scenario[row], node] < speed or (rack >= 0 and cluster.node_rack[node] != rack):
         return False
@@ -162,7 +162,7 @@ def _is_reached(sim: Simulation, row: int, node: int, speed: float, rack: int) -
 
 @kernel
 def _links_hold(sim: Simulation, row: int, node: int, whole: int, speed: float, rack: int) -> bool:
-    """Say whether nodes of at least a speed with fast enough links hold the job: the picked ones, this and others.
+    """Return whether nodes of at least a speed with fast enough links hold the job: the picked ones, this and others.
 
     All lie in one rack, or anywhere if `rack` is -1: then the links of racks count.
     """

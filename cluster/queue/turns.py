@@ -1,7 +1,7 @@
 """Turns of users in the queue (docs/simulator.md, Turns): whose jobs are offered next.
 
-Jobs of one user and one rank form a line. Lines with waiting jobs stand in two rotations: one tells whose job leads,
-the other whose job passes it. Who has had a turn goes to the end; so does who comes in.
+Jobs of one user and one rank form a line. Lines with waiting jobs stand in two rotations: by one a user's job
+leads, by the other a job passes it. A line goes to the end of a rotation after its turn, and when it enters.
 
 Source: SPEC C9.
 """
@@ -15,7 +15,7 @@ LEADING, PASSING = range(2)  # the rotations
 
 @kernel
 def has_turns(sim: Simulation) -> bool:
-    """Say whether users take turns; else the queue is one line, in the order in which it stands."""
+    """Return whether users take turns; else the queue is one line, in the order in which it stands."""
     return bool(sim.rules.turns)
 
 
@@ -33,7 +33,7 @@ def _at(sim: Simulation, rotation: int, line: int) -> int:
 
 @kernel
 def _goes_before(sim: Simulation, row: int, rotation: int, line: int, other: int) -> bool:
-    """Say whether a line has its turn before another: by rank, then by how long it waits for it."""
+    """Return whether a line has its turn before another: by rank, then by how long it waits for it."""
     state, rank = sim.state, sim.scenarios.rank[sim.state.scenario[row]]
     own, others = rank[state.line_head[row, line]], rank[state.line_head[row, other]]
     if own != others:
@@ -106,7 +106,7 @@ def _put(sim: Simulation, row: int, rotation: int, line: int, after: int) -> Non
         row: Its row.
         rotation: LEADING or PASSING.
         line: The line.
-        after: A line that it goes before or behind; all before that one go before it. -1: look from the end.
+        after: A line that it goes before or behind; all before that one go before it. -1: search from the end.
     """
     state = sim.state
     last = state.last_line[row, rotation]
@@ -221,7 +221,7 @@ def forget_turns(sim: Simulation, row: int) -> None:
 
 @kernel
 def lay_lines(sim: Simulation, row: int) -> None:
-    """Lay lines and rotations anew, by the queue, who came back, and the turns that were had."""
+    """Build lines and rotations anew, by the queue, the jobs that came back, and the turns so far."""
     state = sim.state
     for line in range(state.line_head.shape[1]):
         state.line_head[row, line], state.line_tail[row, line] = -1, -1

@@ -39,7 +39,7 @@ from .fault_process import next_fault_s, next_pace_s
 from .faults import change_source, end_due_runs
 from .jobs import dequeue, enqueue_last, finish
 from .seats import win_seats_back
-from .slow_nodes import update_backups, change_paces, gives_backups, next_change_s, next_relief_s
+from .slow_nodes import change_paces, gives_backups, next_change_s, next_relief_s, update_backups
 
 
 @kernel

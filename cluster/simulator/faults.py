@@ -19,7 +19,7 @@ from ..state.holding import (
     take_back_gpu,
 )
 from ..state.state import Simulation
-from .endings import finish_held, continue_after_switch, count_progress, stop_after_fault
+from .endings import continue_after_switch, count_progress, finish_held, stop_after_fault
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .jobs import kept_s, stop
@@ -60,7 +60,7 @@ def end_due_runs(sim: Simulation, row: int) -> None:
 
 @kernel
 def act_on_faults(sim: Simulation, row: int, job: int) -> None:
-    """Act on the faults of a job: form its ring anew, or stop it where that is the rule or nobody in it lives.
+    """Act on the faults of a job: form its ring anew, or stop it where that is the rule or no member lives.
 
     Source: SPEC F5 to F10.
     """
@@ -78,7 +78,7 @@ def act_on_faults(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def has_live_member(sim: Simulation, row: int, job: int) -> bool:
-    """Say whether a job has a member from which the others can get its state."""
+    """Return whether a job has a member from which the others can get its state."""
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
         if sim.state.died[row, gpu] == 0:

@@ -123,7 +123,7 @@ def kept_s(sim: Simulation, row: int, job: int) -> float:
     state = sim.state
     useful_s = max(0.0, state.now_s[row] - state.start_s[row, job] - state.overhead_s[row, job])
     checkpoint_s = sim.rules.checkpoint_s
-    # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding says a little less
+    # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding gives a little less
     intervals = math.floor(useful_s / checkpoint_s + 1e-9) if checkpoint_s < math.inf else 0.0
     return min(useful_s, intervals * checkpoint_s) if intervals > 0.0 else 0.0
 

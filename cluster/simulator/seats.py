@@ -1,4 +1,4 @@
-"""Who takes an empty seat of a ring, and how jobs on fewer GPUs win seats back (docs/simulator.md, Switching).
+"""Which GPU takes an empty seat of a ring, and how jobs on fewer GPUs win seats back (docs/simulator.md, Switching).
 
 Source: SPEC F5 to F7.
 """
@@ -21,7 +21,7 @@ from ..switching import (
     link_bytes_per_s,
     ring_iteration_s,
 )
-from .endings import continue_after_switch, present_slowdown, count_progress
+from .endings import continue_after_switch, count_progress, present_slowdown
 
 NO_GPU = -1
 
@@ -37,7 +37,7 @@ class Gap(NamedTuple):
 
 @kernel
 def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s: float, types: int) -> int:
-    """Return the idle GPU that takes a seat of a running job, NOBODY if there is none.
+    """Return the idle GPU that takes a seat of a running job, NO_GPU if there is none.
 
     Args:
         sim: The simulation.
@@ -51,7 +51,7 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
     grows = place == sim.cluster.gpu_node.size
     seats = held_gpus(sim, row, job) + (1 if grows else 0)
     count, gap = _list_idle(sim, row, job), _gap(sim, row, job, place)
-    if grows and sim.rules.ring:  # by the simple model all is known before, and `present_slowdown` tells
+    if grows and sim.rules.ring:  # the simple model needs no estimate: `present_slowdown` decides
         count = _keep_faster(sim, row, job, gap, count, types)
     if count == 0:
         return NO_GPU
@@ -75,8 +75,8 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
 def _list_idle(sim: Simulation, row: int, job: int) -> int:
     """List the idle GPUs on which a job could go on, the safest of each node; those of the pool last.
 
-    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first. Who is given a
-    seat is tried out before, and found out if it is slow.
+    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first. A GPU is
+    tried before it gets a seat, and found out if it is slow.
     """
     suits, listed, count = sim.cluster.suits[class_of(sim, row, job)], sim.scratch.seat_gpu, 0
     for node in range(suits.size):
@@ -94,7 +94,7 @@ def _list_idle(sim: Simulation, row: int, job: int) -> int:
 
 @kernel
 def _safest_spare(sim: Simulation, row: int, node: int) -> int:
-    """Return the node's idle spare of lowest hazard, then lowest index; NOBODY if it has none."""
+    """Return the node's idle spare of lowest hazard, then lowest index; NO_GPU if it has none."""
     hazard, best = sim.state.gpu_hazard_per_s, NO_GPU
     for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
         if is_idle_spare(sim, row, gpu) and (best < 0 or hazard[row, gpu] < hazard[row, best]):
@@ -104,7 +104,7 @@ def _safest_spare(sim: Simulation, row: int, node: int) -> int:
 
 @kernel
 def _share(sim: Simulation, row: int, job: int, seats: int) -> float:
-    """Return what a GPU of so many computes of a batch, by what it has where no seat is empty."""
+    """Return the share of a batch that one of `seats` GPUs computes, relative to that where no seat is empty."""
     return float(sim.scenarios.gpus[sim.state.scenario[row], job] / seats)
 
 
@@ -145,7 +145,7 @@ def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
         elif after < 0:
             after = gpu
         last = gpu
-    if last < 0:  # a slow GPU is the only member; whoever relieves it gets the state from it
+    if last < 0:  # a slow GPU is the only member; its backup gets the state from it
         return Gap(place, place, 0.0, math.inf)
     if before >= 0 and after >= 0:  # else the seat lies between the last and the first
         link = min(link, _link_bytes_per_s(sim, last, first))
@@ -180,7 +180,7 @@ def average_s(sim: Simulation, row: int, job: int) -> float:
 def _keep_faster(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
     """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
 
-    That is reckoned by what the scheduler knows.
+    That is computed by what the scheduler knows.
     """
     listed, kept, alone = sim.scratch.seat_gpu, 0, held_gpus(sim, row, job)
     volume, demand = _volume_bytes(sim, row, job), _median_flops(sim, row, types)
@@ -202,7 +202,7 @@ def _keep_faster(sim: Simulation, row: int, job: int, gap: Gap, count: int, type
 
 @kernel
 def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
-    """Say whether a job runs on a GPU of the type of a node."""
+    """Return whether a job runs on a GPU of the type of a node."""
     kind, gpu = sim.cluster.node_type[node], sim.state.first_gpu[row, job]
     while gpu >= 0:
         if sim.cluster.node_type[sim.cluster.gpu_node[gpu]] == kind:
@@ -231,7 +231,7 @@ def _write_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: 
 
 @kernel
 def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
-    """Return the place of a node type among so many recorded ones; their number if it is none of them."""
+    """Return the place of a node type among the `types` recorded ones; their number if it is none of them."""
     at = 0
     while at < types and sim.scratch.record_type[row, at] != node_type:
         at += 1
@@ -242,7 +242,7 @@ def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
 def note_records(sim: Simulation, row: int, job: int) -> int:
     """Note the mean compute time of a job on each node type in its ring; return how many these are.
 
-    To be called before anybody comes: of a GPU on which the job has not run yet nothing is recorded.
+    Call it before a GPU joins: of a GPU on which the job has not run yet nothing is recorded.
     """
     scratch, types = sim.scratch, 0
     for gpu in range(sim.cluster.gpu_node.size):
@@ -277,8 +277,8 @@ def _median_flops(sim: Simulation, row: int, types: int) -> float:
 def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
     """Return what a job asks of a type without a record, in the median of those with one and at most.
 
-    By the formula SOURCE it is the job's FLOPs. No trace tells them: they are what training typically reaches of what
-    the recorded types could have done.
+    By the formula SOURCE it is the job's FLOPs. No trace has them: they are what training typically reaches of the
+    peak of the recorded types.
     """
     median = _median_flops(sim, row, types)
     if sim.rules.replacement == SOURCE:

@@ -42,7 +42,7 @@ def simulation_of(
     Args:
         problem: The cluster that all rows share, what they can run on it, its faults and rules.
         rows: Clusters that are run side by side.
-        log: Where the events of row 0 go; nowhere if left out.
+        log: Where the events of row 0 go; nowhere if None.
         index_from: Length of a queue from which it has an index, more than any queue for never. It changes no result.
 
     Raises:
@@ -234,7 +234,7 @@ def empty_row(
     cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int,
     *, has_plans: bool = False,
 ) -> Simulation:  # fmt: skip
-    """Return a simulation of one row with room for so many jobs, none of them written.
+    """Return a simulation of one row with room for `room` jobs, none of them written.
 
     Args:
         cluster: The cluster.

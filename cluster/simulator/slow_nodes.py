@@ -19,7 +19,7 @@ from ..state.holding import (
     take_back_gpu,
 )
 from ..state.state import Simulation
-from .endings import continue_after_switch, note_slow_nodes, present_slowdown, continue_run, count_progress
+from .endings import continue_after_switch, continue_run, count_progress, note_slow_nodes, present_slowdown
 from .event_log import SLOW, WELL, begin_event, name_gpu
 from .fault_process import next_pace_s
 from .seats import NO_GPU, average_s, find_replacement, note_records
@@ -27,7 +27,7 @@ from .seats import NO_GPU, average_s, find_replacement, note_records
 
 @kernel
 def gives_backups(sim: Simulation) -> bool:
-    """Say whether jobs get backups."""
+    """Return whether jobs get backups."""
     return may_slow(sim) and sim.rules.backups > 0 and sim.rules.switching
 
 

@@ -1,7 +1,7 @@
 """The border of the kernels for a state that was kept in a file: what no row could have come to does not enter.
 
-Kernels follow the numbers in a state without a look: one that is wrong would let them write where they must not, or go
-round for ever.
+Kernels follow the numbers in a state without a check: a wrong one would let them write where they must not, or loop for
+ever.
 """
 
 from typing import Any
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
+from ..placing import MAX_SLOWDOWN, MIN_SLOWDOWN, SEVERAL_RACKS
 from ..queue.turns import lay_lines
 from ..state.beliefs import initial_beliefs
 from ..state.border import refuse
 from ..state.holding import mark_spares
-from ..state.state import ANY, RANGES, Floats, Ints, Simulation, State, holds_on_by
+from ..state.state import MAX_INT64, RANGES, Floats, Ints, Simulation, State, holds_on_by
 from .event_log import MAX_QUIET, MAX_STOPS
 
 # Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
 # number of 32 bits, as rewards are, in the smallest unit of rewards, and when it is divided by the least slowdown.
-LARGEST = 1e28
+MAX_MAGNITUDE = 1e28
 BOUNDED = (
     "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
     "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "entered_s", "wait_s", "queued_s",
@@ -35,8 +35,8 @@ LINES = (
 def sound_state(sim: Simulation, state: State) -> State:
     """Return a state from which the rows of a simulation can be run on.
 
-    What only saves time, the index of the queue, its lines and the order of expected ends, is left out: it is found
-    anew. So is the work since signals were last looked for.
+    What only saves time, the index of the queue, its lines and the order of expected ends, is not kept: it is found
+    anew. So is the work since signals were last polled.
 
     Args:
         sim: Its own state gives types and shapes, which `state` must have.
@@ -64,7 +64,7 @@ def sound_state(sim: Simulation, state: State) -> State:
 
 
 def _in_lines(sim: Simulation, state: State) -> State:
-    """Return a state whose waiting jobs stand in lines as its queue, and the turns that were had, say.
+    """Return a state whose waiting jobs stand in lines, by its queue and the turns so far.
 
     Raises:
         ValueError: If a turn has a number that none was given, or was had in the future.
@@ -79,7 +79,7 @@ def _in_lines(sim: Simulation, state: State) -> State:
 
 
 def _same(name: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
-    refuse(f"state.{name}", values, values == expected, "what the other fields say")
+    refuse(f"state.{name}", values, values == expected, "what follows from the other fields")
 
 
 def _check_ranges(sim: Simulation, state: State) -> None:
@@ -89,7 +89,7 @@ def _check_ranges(sim: Simulation, state: State) -> None:
         "rack": sim.cluster.uplink_bytes_per_s.size, "source": state.source_s.shape[1],
         "candidate": state.candidate_job.shape[1], "leaf": state.index_job.shape[1],
     }  # fmt: skip
-    most = {"one": 1, "two": 2, "any": ANY, "job ahead": sim.scratch.ahead_job.shape[1] - 1}
+    most = {"one": 1, "two": 2, "any": MAX_INT64, "job ahead": sim.scratch.ahead_job.shape[1] - 1}
     most |= {name: count - 1 for name, count in counts.items()} | {f"{name}s": count for name, count in counts.items()}
     for (least, kind), names in RANGES.items():
         for name in names:
@@ -102,15 +102,15 @@ def _check_numbers(sim: Simulation, state: State) -> None:
     """Refuse numbers with which an estimate would be doubled for ever, or sums would come to no number."""
     for name in BOUNDED:
         values = getattr(state, name)
-        refuse(f"state.{name}", values, np.abs(values) <= LARGEST, f"at most {LARGEST:g} either way")
+        refuse(f"state.{name}", values, np.abs(values) <= MAX_MAGNITUDE, f"at most {MAX_MAGNITUDE:g} either way")
     refuse("state.estimates_s", state.estimates_s, state.estimates_s > 0.0, "the sum of the estimates")
     job = np.arange(state.guess_s.shape[1])
     is_real = job < sim.scenarios.jobs[state.scenario][:, None]
-    fits = (state.guess_s > 0.0) & (state.guess_s <= LARGEST)
-    refuse("state.guess_s", state.guess_s, ~is_real | fits, f"above 0 and at most {LARGEST:g}")
+    fits = (state.guess_s > 0.0) & (state.guess_s <= MAX_MAGNITUDE)
+    refuse("state.guess_s", state.guess_s, ~is_real | fits, f"above 0 and at most {MAX_MAGNITUDE:g}")
     ran, slowdown = (state.run_place >= 0) | (state.slowdown != 0.0), state.slowdown
-    fits = (slowdown >= LEAST_SLOWDOWN) & (slowdown <= MOST_SLOWDOWN)
-    refuse("state.slowdown", slowdown, ~ran | fits, f"{LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN:g}")
+    fits = (slowdown >= MIN_SLOWDOWN) & (slowdown <= MAX_SLOWDOWN)
+    refuse("state.slowdown", slowdown, ~ran | fits, f"{MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g}")
 
 
 def _check_guards(state: State) -> None:
@@ -133,7 +133,7 @@ def _check_heap(state: State, heap_name: str, place_name: str, count: Ints, key:
 
 
 def _check_sources(sim: Simulation, state: State) -> None:
-    """Refuse fault sources that hold other GPUs than the state says, or wait for outages that are not recorded."""
+    """Refuse fault sources that hold other GPUs than the state has, or wait for outages that are not recorded."""
     is_in = state.source_place >= 0
     fits = np.isfinite(state.source_s) == is_in
     refuse("state.source_s", state.source_s, fits, "a time if it stands in the heap, else none")
@@ -249,7 +249,7 @@ def _check_held(sim: Simulation, state: State) -> None:
     for number in np.unique(of_type):
         these = of_type == number
         fits = state.spare[:, these].sum(axis=1) == spares[:, these].sum(axis=1)
-        refuse("state.spare", state.spare, fits[:, None], "as many of each type as the rules say")
+        refuse("state.spare", state.spare, fits[:, None], "the number of each type that the rules set")
 
 
 def _check_relieved(sim: Simulation, state: State) -> None:
@@ -324,7 +324,7 @@ def _check_usable(sim: Simulation, state: State, usable: NDArray[np.int64]) -> N
 
 
 def _check_picks(sim: Simulation, state: State) -> None:
-    """Refuse what is told of the picks, from which their run time follows, unless the picks say so."""
+    """Refuse figures of the picks, from which their run time follows, unless they follow from the picks."""
     cluster, is_taken = sim.cluster, state.taken > 0
     slowest = {
         "speed": (sim.scenarios.speed[state.scenario], is_taken),

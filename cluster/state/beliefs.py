@@ -1,6 +1,6 @@
-"""What policies know of fault rates: what they are told at the start, and what observed faults teach them.
+"""What policies know of fault rates: given rates at the start, then estimates from observed faults.
 
-Only where the rules say `estimated_hazards` does it change with what is observed (docs/simulator.md, Fault rates).
+The estimates change only under the rule `estimated_hazards` (docs/simulator.md, Fault rates).
 """
 
 import math
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from ..kernels.compiled import kernel
 from ..kernels.structures import kth_smallest
 from ..model.problem import DEFAULT_HAZARD_PER_S
-from .state import LEMON_FACTOR, Simulation
+from .state import LEMON_RATIO, Simulation
 
 # Chosen on InfiniteHBD's trace (400 nodes, 582 faults in 349 days) by the log-likelihood of each day under what the
 # days before it had taught. It changes by 1 % between the neighbours of each.
 HALF_LIFE_S = 14 * 86400.0
-NODE_FAULTS = 0.25  # faults that what is told of a node counts as
-FLEET_FAULTS = 4.0  # and what is told of all nodes of a type together
+NODE_FAULTS = 0.25  # the given rate of a node counts as this number of faults
+FLEET_FAULTS = 4.0  # and those of all nodes of a type together as this
 FORGETTING_PER_S = math.log(2.0) / HALF_LIFE_S
 
 
 @kernel
 def fleet_factor(faults: float, expected: float) -> float:
-    """Return how many times as often as was told the nodes of a type fail, given their faults and those expected."""
+    """Return by what factor nodes of a type fail more often than at their given rates, by faults and expected ones."""
     return (FLEET_FAULTS + faults) / (FLEET_FAULTS + expected)
 
 
@@ -43,7 +43,7 @@ def estimated_rate_per_s(prior_per_s: float, faults: float, exposure_s: float) -
 
 @kernel
 def reset_beliefs(sim: Simulation, row: int) -> None:
-    """Let policies know what the scenario tells of fault rates, and nothing have been observed."""
+    """Set what policies know of fault rates to that of the scenario, with nothing observed."""
     state, scenario = sim.state, sim.state.scenario[row]
     for gpu in range(sim.cluster.gpu_node.size):
         state.gpu_hazard_per_s[row, gpu] = sim.scenarios.hazard_per_s[scenario, gpu]
@@ -70,7 +70,7 @@ def initial_beliefs(sim: Simulation, scenarios: NDArray[np.int32]) -> dict[str, 
 def observe(sim: Simulation, row: int, node: int) -> None:
     """Count how long a node's GPUs have been in service until now, before one of them goes or comes back.
 
-    Whoever calls it asks first whether fault rates are estimated: that costs less than a call for each GPU.
+    The caller checks first whether fault rates are estimated: that costs less than a call for each GPU.
     """
     state, cluster = sim.state, sim.cluster
     passed_s = state.now_s[row] - state.observed_s[row, node]
@@ -127,18 +127,18 @@ def estimate_hazards(sim: Simulation, row: int) -> None:
 def _estimate_type(sim: Simulation, row: int, first: int) -> None:
     """Estimate the rates of all nodes of a type, of which the first is given."""
     state, cluster = sim.state, sim.cluster
-    told = sim.traits.node_hazard_per_s[state.scenario[row]]
+    given = sim.traits.node_hazard_per_s[state.scenario[row]]
     faults, expected = 0.0, 0.0
-    for node in range(first, told.size):
-        if cluster.node_type[node] == cluster.node_type[first] and told[node] > 0.0:
+    for node in range(first, given.size):
+        if cluster.node_type[node] == cluster.node_type[first] and given[node] > 0.0:
             faults += state.observed_faults[row, node]
-            expected += told[node] * state.observed_gpu_s[row, node]
+            expected += given[node] * state.observed_gpu_s[row, node]
     factor = fleet_factor(faults, expected)
-    for node in range(first, told.size):
+    for node in range(first, given.size):
         if cluster.node_type[node] != cluster.node_type[first]:
             continue
         rate = estimated_rate_per_s(
-            factor * told[node], state.observed_faults[row, node], state.observed_gpu_s[row, node]
+            factor * given[node], state.observed_faults[row, node], state.observed_gpu_s[row, node]
         )
         state.node_hazard_per_s[row, node] = rate
         for gpu in range(cluster.first_gpu[node], cluster.first_gpu[node + 1]):
@@ -154,4 +154,4 @@ def _find_lemons(sim: Simulation, row: int) -> None:
         ordered[row, node] = state.node_hazard_per_s[row, node]
     median = kth_smallest(ordered, row, nodes, (nodes - 1) // 2)
     for node in range(nodes):
-        state.lemon[row, node] = 1 if state.node_hazard_per_s[row, node] > LEMON_FACTOR * median else 0
+        state.lemon[row, node] = 1 if state.node_hazard_per_s[row, node] > LEMON_RATIO * median else 0

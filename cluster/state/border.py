@@ -1,7 +1,7 @@
-"""The border of the kernels: what may enter them. Inside, nothing is looked at again.
+"""The border of the kernels: what may enter them. Inside, nothing is checked again.
 
 Values that no simulation could be run with would not end in an error there, but hang a kernel or write where it must
-not. Everything here is looked at once for a simulation or a call that runs one, never for an event.
+not. Everything here is checked once for a simulation or a call that runs one, never for an event.
 """
 
 import math
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from ..model.problem import MOST_RESTART_S, MOST_SLOW_FACTOR, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
 from .holding import startable_gpus
-from .state import Declared, Simulation, declared
+from .state import FieldType, Simulation, declared
 
 Part = TypeVar("Part", bound=tuple[Any, ...])
 Values = NDArray[np.float64]
 
 
 def typed(values: Part) -> Part:
-    """Return a named tuple whose fields have the types that its annotations say, arrays contiguous.
+    """Return a named tuple whose fields have the types of its annotations, arrays contiguous.
 
     What has them already is not copied.
 
@@ -31,7 +31,7 @@ def typed(values: Part) -> Part:
     return type(values)(*(_typed(field, value) for field, value in zip(fields, values, strict=True)))
 
 
-def _typed(field: Declared, value: Any) -> Any:
+def _typed(field: FieldType, value: Any) -> Any:
     name, kind, dtype, _ = field
     if np.asarray(value).dtype.kind not in "biuf":
         raise ValueError(f"{name} is {_short(value)}, expected numbers")
@@ -97,7 +97,7 @@ def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np
     if whole.ndim != 1 or first.ndim != 1 or whole.size == 0 or (*first[:1], *first[-1:]) != (0, whole.size):
         raise ValueError(f"{name} runs from {first[:1]} to {first[-1:]}, expected from 0 to the {whole.size} of {of}")
     if (sizes < 1).any() or not np.array_equal(whole, np.repeat(np.arange(sizes.size), sizes)):
-        raise ValueError(f"{of} is not what {name} says: {whole[:8]} and {first[:8]}")
+        raise ValueError(f"{of} does not follow from {name}: {whole[:8]} and {first[:8]}")
 
 
 def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0.0) -> Scenarios:
@@ -146,11 +146,11 @@ def _sound_plans(scenarios: Scenarios) -> Scenarios:
     """
     rows, room = scenarios.gpus.shape
     found = {name: getattr(scenarios, name) for name in PLANNED}
-    if not any(it.size for it in found.values()):
-        return scenarios._replace(**{name: it.reshape(rows, 0) for name, it in found.items()})
-    for name, it in found.items():
-        if it.shape != (rows, room):
-            raise ValueError(f"{name} has shape {it.shape}, expected {(rows, room)}")
+    if not any(array.size for array in found.values()):
+        return scenarios._replace(**{name: array.reshape(rows, 0) for name, array in found.items()})
+    for name, array in found.items():
+        if array.shape != (rows, room):
+            raise ValueError(f"{name} has shape {array.shape}, expected {(rows, room)}")
     planned = scenarios.pipeline != 0
     for name in ("pipeline", "tensor"):
         refuse(name, found[name], ~planned | (found[name] > 0), "at least 1")
@@ -162,7 +162,7 @@ def _sound_plans(scenarios: Scenarios) -> Scenarios:
 
 
 def _sound_lines(scenarios: Scenarios) -> Scenarios:
-    """Return scenarios of which all say whose jobs are, or none does, in as many rows as there are scenarios.
+    """Return scenarios with lines of all jobs or of none, in as many rows as there are scenarios.
 
     Raises:
         ValueError: If there is no such line, or it has jobs of several ranks.

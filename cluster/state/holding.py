@@ -1,19 +1,13 @@
-"""Jobs that hold on to their GPUs at a fault, usable GPUs, and nodes that are slow (docs/simulator.md).
+"""GPUs at a moment: which are usable and by which jobs, which a job holds beyond a fault, and which nodes are slow.
 
-Jobs that hold on to their GPUs at a fault, and the pool of spares (docs/simulator.md, Switching).
+Jobs of equal needs are of one class, and `suits` of the cluster has the nodes that suit it; class 0 takes every node.
+While a job is due, `free` and `usable` count the nodes that suit it alone, so that a policy sees no others. The GPUs of
+other nodes are `hidden` for the while. Where all jobs are of one class, none of this happens.
 
-An idle GPU of the pool counts as out of service, as if one more fault source held it down. So no start, no policy and
-no observation takes it for usable, and none of them need know of the pool.
+An idle GPU of the pool of spares counts as out of service, as if one more fault source held it down. So no start, no
+policy and no observation takes it for usable, and none of them need know of the pool (docs/simulator.md, Switching).
 
-Which GPUs are usable, and by whom: jobs have needs, and not every node suits every job.
-
-Jobs of equal needs are of one class, and `suits` of the cluster says which nodes suit it; class 0 takes every node.
-While a job is due, `free` and `usable` tell of nodes that suit it alone, so that whoever places it sees no others. The
-GPUs of other nodes are `hidden` for the while. Where all jobs are of one class nothing of all this happens.
-
-Nodes that are slow for a while: how fast their GPUs are at a moment (docs/simulator.md, Slow nodes).
-
-Policies do not know of it: they go by the speeds of the scenario.
+Policies do not know which nodes are slow: they go by the speeds of the scenario (docs/simulator.md, Slow nodes).
 """
 
 import math
@@ -31,7 +25,7 @@ UNSUITED = "a job was to start on a GPU of a node that does not suit it: take no
 
 @kernel
 def has_classes(sim: Simulation) -> bool:
-    """Say whether jobs may differ in what they need."""
+    """Return whether jobs may differ in what they need."""
     return bool(sim.cluster.suits.shape[0] > 1)
 
 
@@ -67,7 +61,7 @@ def count_in_service(sim: Simulation, row: int, node: int, gpus: int) -> None:
 
 @kernel
 def show_class(sim: Simulation, row: int, kind: int) -> None:
-    """Let `free` and `usable` tell of the nodes that suit a class alone, where jobs may differ in needs."""
+    """Let `free` and `usable` count the nodes that suit a class alone, where jobs may differ in needs."""
     state, suits = sim.state, sim.cluster.suits
     if state.shown_class[row] == kind:
         return
@@ -82,7 +76,7 @@ def show_class(sim: Simulation, row: int, kind: int) -> None:
 
 @kernel
 def usable_on(sim: Simulation, row: int, node: int) -> int:
-    """Return the usable GPUs of a node, whomever they suit."""
+    """Return the usable GPUs of a node, hidden or not."""
     if sim.cluster.suits.shape[0] == 1:
         return int(sim.state.free[row, node])
     return int(sim.state.free[row, node] + sim.state.hidden[row, node])
@@ -132,18 +126,18 @@ def reset_usable(sim: Simulation, row: int) -> None:
             count_in_service(sim, row, node, gpus)
 
 
-ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
+GPU_ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
 
 
 @kernel
 def holds_on(sim: Simulation) -> bool:
-    """Say whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
+    """Return whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
     return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
 
 
 @kernel
 def is_struck(sim: Simulation, row: int, job: int) -> bool:
-    """Say whether a running job stands still after a fault on which nobody has acted yet."""
+    """Return whether a running job stands still after a fault on which nobody has acted yet."""
     return holds_on(sim) and sim.state.struck_s[row, job] >= 0.0
 
 
@@ -174,7 +168,7 @@ def begin_run(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def mark_spares(node_type: Ints, first_gpu: Ints, share: float, spare: Ints, row: int) -> None:
-    """Set 1 for the last GPUs of each node type, as many as the share says, rounded up; 0 for all others.
+    """Set 1 for the last GPUs of each node type, the share of them rounded up; 0 for all others.
 
     Args:
         node_type: Type of each node, shape (nodes,).
@@ -193,7 +187,7 @@ def mark_spares(node_type: Ints, first_gpu: Ints, share: float, spare: Ints, row
                 later = later or other > node
         if later:  # the last node of its type has done it for all of them
             continue
-        left, at = math.ceil(share * gpus - ROUNDING), node
+        left, at = math.ceil(share * gpus - GPU_ROUNDING), node
         while left > 0:
             if node_type[at] == node_type[node]:
                 for gpu in range(first_gpu[at + 1] - 1, first_gpu[at] - 1, -1):
@@ -223,13 +217,13 @@ def pool_holds(sim: Simulation, row: int, gpu: int) -> int:
 
 @kernel
 def _is_set_aside(sim: Simulation, row: int, gpu: int) -> bool:
-    """Say whether a GPU is held out of service while it is idle: as a spare, or for the job that it is relieved of."""
+    """Return whether a GPU is held out of service while idle: as a spare, or for the job that it is relieved of."""
     return bool(sim.state.spare[row, gpu] == 1 or sim.state.kept_for[row, gpu] >= 0)
 
 
 @kernel
 def is_idle_spare(sim: Simulation, row: int, gpu: int) -> bool:
-    """Say whether a GPU stands ready in the pool."""
+    """Return whether a GPU stands ready in the pool."""
     is_kept = sim.state.kept_for[row, gpu] >= 0
     return not is_kept and pool_holds(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
 
@@ -319,7 +313,7 @@ def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
 
 @kernel
 def _suit_the_same(sim: Simulation, node: int, other: int) -> bool:
-    """Say whether two nodes are of one type and suit the same jobs."""
+    """Return whether two nodes are of one type and suit the same jobs."""
     if sim.cluster.node_type[node] != sim.cluster.node_type[other]:
         return False
     for kind in range(sim.cluster.suits.shape[0]):
@@ -383,13 +377,13 @@ def _forget_kept(sim: Simulation, row: int, job: int, gpu: int) -> None:
 
 @kernel
 def may_slow(sim: Simulation) -> bool:
-    """Say whether nodes become slow for a while."""
+    """Return whether nodes become slow for a while."""
     return bool(sim.rules.slow_per_s > 0.0)
 
 
 @kernel
 def is_slow(sim: Simulation, row: int, node: int) -> bool:
-    """Say whether a node is slow at the moment."""
+    """Return whether a node is slow at the moment."""
     return may_slow(sim) and sim.state.node_slow[row, node] == 1
 
 

@@ -1,13 +1,9 @@
-"""What changes in a simulation, as arrays over many clusters at once; one row a cluster.
+"""The arrays of a simulation: its state over many clusters at once, one row a cluster, and scratch of the kernels.
 
-What kernels take the arrays of a simulation for: types and shapes, and the check that they have them.
+Kernels read through addresses and check no bound, so an array of another shape would be read, and written, beyond its
+end: the types and shapes of all arrays are checked here, once, when a simulation is made.
 
-Kernels read through addresses and look at no bound, so whatever is of another shape would be read, and written, beyond
-its end.
-
-What kernels write down within one call and nobody reads afterwards: no part of what a cluster is like.
-
-Copies, imaginations and kept runs leave it out.
+Scratch is what kernels write within one call and no later call reads. Copies, imagined futures and snapshots omit it.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +21,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 FieldsT = TypeVar("FieldsT", bound=tuple[Any, ...])  # a named tuple
-WORD = 32  # bits of a word that says something of as many nodes: products with it stay below the sign
+WORD_BITS = 32  # bits of a word, one for each of as many nodes: products with it stay below the sign
 
 AXES: dict[str, dict[str, tuple[str, ...]]] = {
     "cluster": {
@@ -57,7 +53,7 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 WRITTEN = ("state", "log")
-ANY = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 # Whole numbers of the state where a job is due, by their least and their most: a noun in the singular is the last of
 # its kind, one in the plural how many there are.
 RANGES: dict[tuple[int, str], tuple[str, ...]] = {
@@ -104,12 +100,12 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
         "stops", "index_from", "switches", "slowed", "pace_k", "backups",
         "turns", "turn_number", "line_number",
     ),
-    (-ANY - 1, "any"): ("candidate_sign", "index_place"),
+    (-MAX_INT64 - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip
 
 
-class Declared(NamedTuple):
-    """What the annotation of a field says."""
+class FieldType(NamedTuple):
+    """Type and axes of a field, by its annotation."""
 
     name: str
     kind: Any  # the annotation itself
@@ -117,31 +113,31 @@ class Declared(NamedTuple):
     axes: tuple[str, ...]  # that are named
 
 
-@cache  # what annotations say is found out slowly, and asked for each simulation
-def declared(fields: type[tuple[Any, ...]]) -> tuple[Declared, ...]:
-    """Return what the annotations of a named tuple say of its fields."""
+@cache  # annotations are slow to read, and needed for each simulation
+def declared(fields: type[tuple[Any, ...]]) -> tuple[FieldType, ...]:
+    """Return the types and axes of a named tuple's fields, by their annotations."""
     return tuple(_declared(name, kind) for name, kind in fields.__annotations__.items())
 
 
-def _declared(name: str, kind: Any) -> Declared:
+def _declared(name: str, kind: Any) -> FieldType:
     array, *axes = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     parameters = get_args(array)
-    return Declared(name, kind, np.dtype(get_args(parameters[1])[0]) if parameters else None, tuple(axes))
+    return FieldType(name, kind, np.dtype(get_args(parameters[1])[0]) if parameters else None, tuple(axes))
 
 
 def zeros_of(fields: type[FieldsT], extents: Mapping[str, int]) -> FieldsT:
-    """Return a named tuple of arrays of zeros, each of the type and the axes that its annotation says.
+    """Return a named tuple of arrays of zeros, each of the type and the axes of its annotation.
 
     Args:
         fields: The named tuple, of which each field is `Annotated[array type, name of an axis, ...]`.
         extents: How long each axis is, by its name.
     """
-    made: Callable[..., FieldsT] = fields  # which no type of named tuples says
-    return made(*(np.zeros(tuple(extents[axis] for axis in it.axes), it.dtype) for it in declared(fields)))
+    made: Callable[..., FieldsT] = fields  # which types of named tuples lack
+    return made(*(np.zeros(tuple(extents[axis] for axis in field.axes), field.dtype) for field in declared(fields)))
 
 
 def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that are not of the type that their annotation says, or not as they lie in memory.
+    """Refuse fields that are not of the type of their annotation, or do not lie in memory as kernels read them.
 
     Args:
         parts: The named tuples of a simulation, by name.
@@ -201,10 +197,10 @@ def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], a
 
 
 class Scratch(NamedTuple):
-    """Notes of the kernels on each row; their axes are those of the state (shapes.py)."""
+    """Notes of the kernels on each row; their axes are those of the state."""
 
     trial_free: Annotated[Ints, "rows", "nodes"]  # usable GPUs at a moment that is imagined
-    free_nodes: Annotated[Longs, "rows", "sizes x words"]  # the same: a bit for each node with so many
+    free_nodes: Annotated[Longs, "rows", "sizes x words"]  # the same: a bit for each node with that number
     free_count: Annotated[Ints, "rows", "sizes"]  # how many nodes those are
     level_count: Annotated[Ints, "rows", "levels x sizes"]  # and how many of each speed
     level_free: Annotated[Ints, "rows", "nodes"]  # GPUs that nodes of each speed have free, by its number
@@ -224,7 +220,7 @@ class Scratch(NamedTuple):
     offer_size: Annotated[Ints, "rows", "offers"]  # its number of nodes
     offer_sign: Annotated[Longs, "rows", "offers"]  # the same for sets of the same classes
     offer_node: Annotated[Ints, "rows", "offers x nodes"]  # its nodes, in the order in which they give
-    # Idle GPUs that could take a seat of a ring (simulator/handling/seats.py), and what is known of types in that ring
+    # Idle GPUs that could take a seat of a ring (simulator/seats.py), and what is known of types in that ring
     seat_gpu: Annotated[Ints, "rows", "seats if holding"]
     seat_compute_s: Annotated[Floats, "rows", "seats if holding"]
     seat_sure_s: Annotated[Floats, "rows", "seats if holding"]
@@ -237,7 +233,7 @@ class Scratch(NamedTuple):
     record_s: Annotated[Floats, "rows", "nodes if holding"]  # their compute times in an iteration, their sum first
     record_flops: Annotated[Floats, "rows", "nodes if holding"]  # FLOPs of that time at the type's peak
     tried_gpu: Annotated[Ints, "rows", "gpus if holding"]  # slow GPUs that are relieved for a try
-    class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not who holds the reservation
+    class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not the holder of the reservation
     other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
     lined_up: Annotated[Ints, "rows", "jobs if turns"]  # the queue as users take turns, as far as it was asked for
     line_at: Annotated[Ints, "rows", "jobs if turns"]  # of each line, the job up to which it is
@@ -253,7 +249,7 @@ class Scratch(NamedTuple):
 class State(NamedTuple):
     """Clusters at one moment each. GPUs, nodes and jobs are in the order of the cluster and the scenarios.
 
-    Each field names its axes; shapes.py says how long they are. Scratch of the kernels stands apart (scratch.py).
+    Each field names its axes; `_extents` has their lengths. `Scratch` is apart from it.
     """
 
     scenario: Annotated[Ints, "rows"]  # scenario that the row runs, -1 before the first reset
@@ -277,7 +273,7 @@ class State(NamedTuple):
     # The decision that is due
     current: Annotated[Ints, "rows"]  # job to place, -1 for none
     aged: Annotated[Ints, "rows"]  # 1 if that job has reached the ageing bound
-    leads: Annotated[Ints, "rows"]  # 1 if that job passes nobody: its start is its user's turn to lead
+    leads: Annotated[Ints, "rows"]  # 1 if that job passes no other: its start is its user's turn to lead
     shadow_s: Annotated[Floats, "rows"]  # a job that takes more than `extra` GPUs must end by then
     extra: Annotated[Ints, "rows"]  # GPUs that the reservation leaves over
     reserved_class: Annotated[Ints, "rows"]  # class of needs of the job that holds the reservation
@@ -300,12 +296,12 @@ class State(NamedTuple):
     # Nodes
     free: Annotated[Ints, "rows", "nodes"]  # usable GPUs; where a job is due, 0 on nodes that do not suit it
     taken: Annotated[Ints, "rows", "nodes"]  # picks for the current job
-    # Needs of jobs (usable.py); all but the first are empty where all jobs are of one class
-    shown_class: Annotated[Ints, "rows"]  # class of which `free` and `usable` tell, 0 for all GPUs
+    # Needs of jobs (holding.py); all but the first are empty where all jobs are of one class
+    shown_class: Annotated[Ints, "rows"]  # class whose nodes `free` and `usable` count, 0 for all GPUs
     hidden: Annotated[Ints, "rows", "nodes if classes"]  # usable GPUs that `free` leaves out
     class_usable: Annotated[Ints, "rows", "classes if several"]  # usable GPUs that suit each class, hidden or not
     class_in_service: Annotated[Ints, "rows", "classes if several"]  # the same of GPUs that are up, busy or free
-    # The candidates of the decision that is due (candidates.py)
+    # The candidates of the decision that is due (candidates/candidates.py)
     candidates: Annotated[Ints, "rows"]  # candidates in the list
     base_waits: Annotated[Ints, "rows"]  # 1 if waiting is the first of them
     base_refused: Annotated[Ints, "rows"]  # 1 if the base's set, taken at once, breaks a reservation
@@ -363,13 +359,13 @@ class State(NamedTuple):
     # Jobs that hold on to their GPUs at a fault (holding.py); all but the first are empty where every fault stops a job
     shrunk: Annotated[Ints, "rows"]  # running jobs that have fewer GPUs than they ask for
     spare: Annotated[Ints, "rows", "gpus if holding"]  # 1 for a GPU of the pool; while idle it is held out of service
-    died: Annotated[Ints, "rows", "gpus if holding"]  # 1 if it failed under a job, and nobody has acted on that yet
+    died: Annotated[Ints, "rows", "gpus if holding"]  # 1 if it failed under a job that has not acted on that yet
     struck_s: Annotated[Floats, "rows", "jobs if holding"]  # since when the job stands still after a fault, -1 if not
     short: Annotated[Ints, "rows", "jobs if holding"]  # GPUs that it asks for and runs without
     fresh_s: Annotated[Floats, "rows", "jobs if holding"]  # work before the last switch that no checkpoint holds
     fresh_gpu_s: Annotated[Floats, "rows", "jobs if holding"]  # GPU-time of that work
     since_s: Annotated[Floats, "rows", "jobs if holding"]  # time of that work, which counts to the next checkpoint
-    # Nodes that are slow for a while (slowness.py)
+    # Nodes that are slow for a while (holding.py)
     slowed: Annotated[Longs, "rows"]  # how often a running job has met slow nodes
     node_slow: Annotated[Ints, "rows", "nodes if holding"]  # 1 while it is slow
     pace_s: Annotated[Floats, "rows", "nodes if holding"]  # when it becomes slow or well next, inf for never
@@ -382,14 +378,14 @@ class State(NamedTuple):
     backup_of: Annotated[Ints, "rows", "gpus if holding"]  # GPU that has its seat
     backups: Annotated[Longs, "rows"]  # how often a GPU has taken the seat of a slow one
     backup_gpu_s: Annotated[Floats, "rows"]  # time that GPUs were relieved
-    # The reservation as it was last found; it holds at that moment with so many GPUs usable
+    # The reservation as it was last found; it holds at that moment with that number of usable GPUs
     reserved_for: Annotated[Ints, "rows"]  # 1 + its holder, 0 when jobs have started or left since
     reserved_moment: Annotated[Ints, "rows"]
     reserved_usable: Annotated[Ints, "rows"]
     reserved_shadow_s: Annotated[Floats, "rows"]  # `shadow_s`
     reserved_extra: Annotated[Ints, "rows"]  # `extra`
-    # Turns of users (dispatch/turns.py): jobs of one user and rank form a line; empty where users take no turns.
-    # Twice as many lines: those in the rotation of who leads, then those in that of who passes
+    # Turns of users (queue/turns.py): jobs of one user and rank form a line; empty where users take no turns.
+    # Twice as many lines: those in the rotation of leading, then those in that of passing
     turns: Annotated[Longs, "rows"]  # turns that were taken
     came_back: Annotated[Ints, "rows", "jobs if turns"]  # 1 for a waiting job that was stopped
     next_in_line: Annotated[Ints, "rows", "jobs if turns"]  # towards the end of the line
@@ -405,7 +401,7 @@ class State(NamedTuple):
     previous_line: Annotated[Ints, "rows", "2 x lines"]
     first_line: Annotated[Ints, "rows", "rotations"]
     last_line: Annotated[Ints, "rows", "rotations"]
-    # The index of a long queue (queue_index.py); all but the first two are empty where no queue is ever long
+    # The index of a long queue (queue/index.py); all but the first two are empty where no queue is ever long
     index_from: Annotated[Ints, "rows"]  # length of a queue from which it has one
     index_stage: Annotated[Ints, "rows"]
     index_moment: Annotated[Ints, "rows"]  # moment for which jobs are hidden
@@ -415,7 +411,7 @@ class State(NamedTuple):
     index_job: Annotated[Ints, "rows", "leaves"]  # job of each leaf
     index_first: Annotated[
         Ints, "rows", "indexed sizes"
-    ]  # first leaf of the jobs of each class that ask for so many GPUs
+    ]  # first leaf of the jobs of each class by the GPUs that they ask for
     index_place: Annotated[Ints, "rows", "indexed jobs"]  # rises along the queue
     index_best: Annotated[Ints, "rows", "2 x leaves"]  # leaf below a node that is offered first, -1 if all are empty
     index_key: Annotated[Floats, "rows", "2 x leaves"]  # its place under `easy`, else its estimated work in seconds
@@ -440,14 +436,14 @@ class Traits(NamedTuple):
     lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
 
 
-LEMON_FACTOR = 5.0
+LEMON_RATIO = 5.0
 
 
 def traits_of(cluster: Cluster, scenarios: Scenarios) -> Traits:
     """Return the traits of each scenario."""
     hazard = np.add.reduceat(scenarios.hazard_per_s, cluster.first_gpu[:-1], axis=1) / np.diff(cluster.first_gpu)
     median = np.sort(hazard, axis=1)[:, (hazard.shape[1] - 1) // 2, None]
-    lemon = (hazard > LEMON_FACTOR * median).astype(np.int32)
+    lemon = (hazard > LEMON_RATIO * median).astype(np.int32)
     levels = _levels(scenarios.speed)
     node_level = _node_level(scenarios.speed, levels)
     level_nodes = _level_nodes(node_level)
@@ -471,10 +467,10 @@ def _node_level(speed: Floats, levels: Floats) -> Ints:
 
 def _level_nodes(node_level: Ints) -> Longs:
     scenarios, nodes = node_level.shape
-    levels, words = int(node_level.max()) + 1, -(-nodes // WORD)
-    fast = np.zeros((scenarios, levels, words * WORD), dtype=np.int64)
+    levels, words = int(node_level.max()) + 1, -(-nodes // WORD_BITS)
+    fast = np.zeros((scenarios, levels, words * WORD_BITS), dtype=np.int64)
     fast[:, :, :nodes] = node_level[:, None, :] <= np.arange(levels)[:, None]
-    bits: Longs = (fast.reshape(scenarios, levels, words, WORD) << np.arange(WORD)).sum(axis=3)
+    bits: Longs = (fast.reshape(scenarios, levels, words, WORD_BITS) << np.arange(WORD_BITS)).sum(axis=3)
     return bits.reshape(scenarios, levels * words)
 
 
@@ -535,17 +531,17 @@ class Simulation:
 
 
 INDEX_FROM = 64  # jobs: a walk along a shorter queue is as fast
-CANDIDATES = 16  # at most so many candidates are compared at a decision
+MAX_CANDIDATES = 16  # compared at a decision
 FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
-OTHERS = 5  # jobs that the policy may turn to
-LOOKED_AT = 32  # jobs that may pass: of these the policy may turn to the shortest, where the regime has no key
+MAX_OTHERS = 5  # jobs that the policy may turn to
+MAX_SCANNED = 32  # jobs that may pass: of these the policy may turn to the shortest, where the regime has no key
 OFFERS = FINISH_OFFERS + TIGHT_OFFERS + SLOW_OFFERS
-AHEAD = 33  # jobs that are imagined, the candidate's own first
-SHOWN = 7  # of which so many are shown one by one
+AHEAD_JOBS = 33  # jobs that are imagined, the candidate's own first
+AHEAD_SHOWN = 7  # of which an observation shows this number one by one
 
 
 def holds_on_by(rules: Rules) -> bool:
-    """Say whether a run is kept piece by piece: jobs may hold their GPUs beyond a fault, or nodes become slow."""
+    """Return whether a run is kept piece by piece: jobs may hold their GPUs beyond a fault, or nodes become slow."""
     return rules.switching or rules.detection_s > 0.0 or rules.slow_per_s > 0.0
 
 
@@ -559,10 +555,10 @@ def _extents(
     sizes = int(np.diff(cluster.first_gpu).max()) + 1
     return {
         "rows": rows, "nodes": nodes, "nodes + 1": nodes + 1, "gpus": gpus, "sizes": sizes,
-        "sizes x words": sizes * -(-nodes // WORD), "levels x sizes": nodes * sizes,
+        "sizes x words": sizes * -(-nodes // WORD_BITS), "levels x sizes": nodes * sizes,
         "jobs": jobs, "sources": fault_sources(cluster),
-        "candidates": CANDIDATES, "candidates x nodes": CANDIDATES * nodes, "others": OTHERS,
-        "offers": OFFERS, "offers x nodes": OFFERS * nodes, "ahead": AHEAD, "ahead x nodes": AHEAD * nodes,
+        "candidates": MAX_CANDIDATES, "candidates x nodes": MAX_CANDIDATES * nodes, "others": MAX_OTHERS,
+        "offers": OFFERS, "offers x nodes": OFFERS * nodes, "ahead": AHEAD_JOBS, "ahead x nodes": AHEAD_JOBS * nodes,
         "nodes if classes": nodes * (classes > 1), "classes if several": classes * (classes > 1), "classes": classes,
         "gpus if holding": gpus * holding, "jobs if holding": jobs * holding, "nodes if holding": nodes * holding,
         "seats if holding": 2 * nodes * holding,
@@ -577,10 +573,10 @@ def allocate_state(
     cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM, *, holding: bool = False,
     turns: bool = False,
 ) -> State:  # fmt: skip
-    """Return state for so many clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
+    """Return state for `rows` clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
 
     Queues of at least `index_from` jobs have an index. There is room for jobs that hold on to their GPUs at a fault if
-    `holding`, which `holds_on_by` says of rules, and for lines of users if they take `turns`.
+    `holding`, which `holds_on_by` returns for rules, and for lines of users if they take `turns`.
     """
     state = zeros_of(State, _extents(cluster, scenarios, rows, index_from, holding=holding, turns=turns))
     state.scenario[:] = -1
@@ -589,7 +585,7 @@ def allocate_state(
 
 
 def allocate_log(events: int, entries: int) -> Log:
-    """Return a log with room for so many events that name so many GPUs together."""
+    """Return a log with room for `events` events that name `entries` GPUs together."""
     return Log(
         time_s=np.zeros(events),
         kind=np.zeros(events, dtype=np.int32),

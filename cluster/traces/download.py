@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
 OURS = Path(__file__).with_name("catalogue.json")
-MOST_FILE_BYTES = 100 * 2**20  # of a file whose size is not known: GitHub takes no larger one
+MAX_DOWNLOAD_BYTES = 100 * 2**20  # of a file whose size is not known: GitHub takes no larger one
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
 
 
@@ -49,7 +49,7 @@ class PublicTrace(BaseModel, frozen=True, extra="forbid"):
     @property
     def most_bytes(self) -> int:
         """Bytes that the file has, or may have if its size is not known."""
-        return MOST_FILE_BYTES if self.size_bytes is None else self.size_bytes
+        return MAX_DOWNLOAD_BYTES if self.size_bytes is None else self.size_bytes
 
     def url(self, mirror: str) -> str:
         """Return where the file is: below a mirror, by repository and commit."""
@@ -81,16 +81,16 @@ def trace_named(name: str, catalogue: dict[str, PublicTrace]) -> PublicTrace:
     return catalogue[name]
 
 
-Tell = Callable[[int, int | None], None]  # bytes that are here, and of how many if that is known
-TRIES = 3  # in a row that bring nothing new
-PAUSE_S = 0.5  # after the first of them; it doubles
+ReportProgress = Callable[[int, int | None], None]  # bytes that are here, and of how many if that is known
+MAX_FRUITLESS_TRIES = 3  # in a row that bring nothing new
+RETRY_PAUSE_S = 0.5  # after the first of them; it doubles
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 NETWORK = "check the network and the proxy, or name a mirror with --mirror"
-AGAIN = "run the same command again: it goes on where this one stopped"
+RESUME_ADVICE = "run the same command again: it goes on where this one stopped"
 TOO_LONG = "it is not the file that was asked for; check the mirror or the proxy"
 
 
-def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: float, tell: Tell) -> None:
+def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: float, report: ReportProgress) -> None:
     """Fetch what a file does not hold yet.
 
     A connection that breaks, or a server that has trouble, is tried again, up to three times in a row that bring
@@ -102,7 +102,7 @@ def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: f
         size: Bytes of the whole, if known.
         most: Bytes that it may have.
         timeout_s: Silence after which a connection counts as broken.
-        tell: Is told how far it is.
+        report: Receives how many bytes are here, and of how many.
 
     Raises:
         InputError: If it cannot be had.
@@ -115,22 +115,24 @@ def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: f
         client = httpx.Client(
             verify=trusting(None, public=True), timeout=timeout_s, follow_redirects=True, headers=identity
         )
-    except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:  # what the environment says of proxies
+    except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:  # of proxies in the environment
         raise InputError(
             f"no connection can be set up: {_plain(error)}", "check HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
         ) from error
     furthest, failed = _end(into), 0
-    tell(furthest, size)
+    report(furthest, size)
     with client:
-        while trouble := _receive(client, url, into, size, most, tell):
+        while trouble := _receive(client, url, into, size, most, report):
             failed = 0 if _end(into) > furthest else failed + 1
             furthest = max(furthest, _end(into))
-            if failed == TRIES:
-                raise InputError(f"{url}: {trouble}", AGAIN)
-            time.sleep(PAUSE_S * 2 ** (failed - 1) if failed else 0.0)
+            if failed == MAX_FRUITLESS_TRIES:
+                raise InputError(f"{url}: {trouble}", RESUME_ADVICE)
+            time.sleep(RETRY_PAUSE_S * 2 ** (failed - 1) if failed else 0.0)
 
 
-def _receive(client: "httpx.Client", url: str, into: BinaryIO, size: int | None, most: int, tell: Tell) -> str:
+def _receive(
+    client: "httpx.Client", url: str, into: BinaryIO, size: int | None, most: int, report: ReportProgress
+) -> str:
     """Fetch the rest in one try, and return what broke it; empty if nothing did."""
     import httpx
 
@@ -138,11 +140,11 @@ def _receive(client: "httpx.Client", url: str, into: BinaryIO, size: int | None,
     try:
         with client.stream("GET", url, headers={"Range": f"bytes={have}-"} if have else {}) as answer:
             if have and answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return ""  # nothing is left; whether it is the right file, its hash tells
+                return ""  # nothing is left; its hash shows whether it is the right file
             if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 return f"the server answers {answer.status_code} {answer.reason_phrase}"
             _check_answer(url, answer)
-            return _append(answer, url, into, size, most, tell)
+            return _append(answer, url, into, size, most, report)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if (problem := certificate_problem(error, str(error.request.url), OF_SYSTEM)) is not None:
             raise InputError(f"{url}: {problem}") from error
@@ -166,7 +168,9 @@ def _check_answer(url: str, answer: "httpx.Response") -> None:
         raise InputError(problem, "name another mirror, or check the proxy")
 
 
-def _append(answer: "httpx.Response", url: str, into: BinaryIO, size: int | None, most: int, tell: Tell) -> str:
+def _append(
+    answer: "httpx.Response", url: str, into: BinaryIO, size: int | None, most: int, report: ReportProgress
+) -> str:
     """Write an answer behind what is there, or in its place if the server begins anew; return what broke it."""
     have = _begin(answer, _end(into))
     if have < 0:
@@ -178,13 +182,13 @@ def _append(answer: "httpx.Response", url: str, into: BinaryIO, size: int | None
     total = have + int(length) if length.isdecimal() else None
     if total is not None and (total > most or size not in (None, total)):
         raise InputError(f"{url}: the server offers {total:,} bytes instead of {_expected(size, most)}", TOO_LONG)
-    tell(have, size or total)
+    report(have, size or total)
     for chunk in answer.iter_raw():
         have += len(chunk)
         if have > most:
             raise InputError(f"{url}: the server sends more than {_expected(size, most)}", TOO_LONG)
         into.write(chunk)
-        tell(have, size or total)
+        report(have, size or total)
     return "" if size in (None, have) else f"the connection ended after {have:,} of {size:,} bytes"
 
 
@@ -208,10 +212,10 @@ def _plain(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-MOST_UNPACKED_BYTES = 2**30  # unpacked, all files together
-MOST_MEMBERS = 10_000
-CHUNK_BYTES = 2**20
-NOT_TAKEN = "do not use this archive; tell whoever made it"
+MAX_UNPACKED_BYTES = 2**30  # unpacked, all files together
+MAX_ARCHIVE_FILES = 10_000
+COPY_CHUNK_BYTES = 2**20
+NOT_TAKEN = "do not use this archive; report it to its authors"
 
 
 def unpack(archive: Path, names: str, into: Path) -> None:
@@ -229,7 +233,7 @@ def unpack(archive: Path, names: str, into: Path) -> None:
         InputError: If the archive is damaged, is not safe, or has no such file.
         OSError: If a file cannot be written.
     """
-    left, taken = MOST_UNPACKED_BYTES, set[str]()
+    left, taken = MAX_UNPACKED_BYTES, set[str]()
     try:
         with tarfile.open(archive, "r:*") as tar:
             for member in _safe(archive, tar):
@@ -242,7 +246,7 @@ def unpack(archive: Path, names: str, into: Path) -> None:
                 left -= member.size
                 content = tar.extractfile(member)
                 if left < 0 or content is None:
-                    raise InputError(f"it unpacks to more than {MOST_UNPACKED_BYTES:,} bytes", NOT_TAKEN, path=archive)
+                    raise InputError(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", NOT_TAKEN, path=archive)
                 _copy(content, into / name)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise InputError(f"is no archive that can be read: {error}", "fetch it again", path=archive) from error
@@ -257,24 +261,23 @@ def _safe(archive: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise InputError(f"{member.name!r} in it is a link or a device", NOT_TAKEN, path=archive)
         if path.is_absolute() or ".." in path.parts:
             raise InputError(f"{member.name!r} in it leads out of its folder", NOT_TAKEN, path=archive)
-        if count >= MOST_MEMBERS:
-            raise InputError(f"it holds more than {MOST_MEMBERS:,} files", NOT_TAKEN, path=archive)
+        if count >= MAX_ARCHIVE_FILES:
+            raise InputError(f"it holds more than {MAX_ARCHIVE_FILES:,} files", NOT_TAKEN, path=archive)
         yield member
 
 
 def _copy(content: IO[bytes], to: Path) -> None:
     with to.open("xb") as file:
-        while chunk := content.read(CHUNK_BYTES):
+        while chunk := content.read(COPY_CHUNK_BYTES):
             file.write(chunk)
 
 
 MIRROR = "https://raw.githubusercontent.com"
 SOURCE = "SOURCE.json"  # in a folder that was unpacked: where it is from, and the hash of each file
-TOLD = ("name", "repository", "commit", "path", "sha256", "licence")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float, tell: Tell) -> bool:
+def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float, report: ReportProgress) -> bool:
     """Download a trace, unless it is there.
 
     What has come so far stands beside the target and ends in `.part`. It stays when the download breaks off, and the
@@ -285,7 +288,7 @@ def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float,
         target: The file to write, or the folder where the trace is an archive.
         mirror: Base URL.
         timeout_s: Seconds of silence after which a connection counts as broken.
-        tell: Is told how far it is.
+        report: Receives how many bytes are here, and of how many.
 
     Returns:
         Whether it was downloaded; False if it was there already.
@@ -294,11 +297,11 @@ def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float,
         InputError: If it cannot be had or written, or something else stands there.
     """
     try:
-        if stands(trace, target):
+        if is_downloaded(trace, target):
             return False
         part = part_of(trace, target)
         with _locked(part) as file:
-            _fill(trace, part, file, mirror, timeout_s, tell)
+            _fill(trace, part, file, mirror, timeout_s, report)
             file.flush()
             os.fsync(file.fileno())
             _put(trace, part, target)
@@ -324,7 +327,7 @@ def part_of(trace: PublicTrace, target: Path) -> Path:
     return target.with_name(target.name + suffix)
 
 
-def stands(trace: PublicTrace, target: Path) -> bool:
+def is_downloaded(trace: PublicTrace, target: Path) -> bool:
     """Return whether a trace stands at a path, whole.
 
     Raises:
@@ -379,7 +382,9 @@ def _locked(part: Path) -> Iterator[BinaryIO]:
                 part.unlink()
 
 
-def _fill(trace: PublicTrace, part: Path, file: BinaryIO, mirror: str, timeout_s: float, tell: Tell) -> None:
+def _fill(
+    trace: PublicTrace, part: Path, file: BinaryIO, mirror: str, timeout_s: float, report: ReportProgress
+) -> None:
     """Fetch what is missing of a file until it has its hash; one that broke off long ago may have to begin anew."""
     url = trace.url(mirror)
     begun = file.seek(0, os.SEEK_END)
@@ -388,7 +393,7 @@ def _fill(trace: PublicTrace, part: Path, file: BinaryIO, mirror: str, timeout_s
     if begun >= trace.most_bytes:
         begun = file.truncate(0)
     for earlier in (True, False) if begun else (False,):
-        fetch(url, file, size=trace.size_bytes, most=trace.most_bytes, timeout_s=timeout_s, tell=tell)
+        fetch(url, file, size=trace.size_bytes, most=trace.most_bytes, timeout_s=timeout_s, report=report)
         file.flush()
         found = _sha256(part)
         if found == trace.sha256:
@@ -407,7 +412,7 @@ def _sha256(path: Path) -> str:
 def _put(trace: PublicTrace, part: Path, target: Path) -> None:
     """Put a checked file in place, or what is in it."""
     if trace.members is None:
-        if not stands(trace, target):  # somebody may have been faster
+        if not is_downloaded(trace, target):  # another process may have been faster
             part.replace(target)
         return
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -420,7 +425,7 @@ def _put(trace: PublicTrace, part: Path, target: Path) -> None:
         }
         (folder / SOURCE).write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
         folder.chmod(0o755)
-        if not stands(trace, target):
+        if not is_downloaded(trace, target):
             folder.rename(target)
         part.unlink()
     finally:

@@ -1,9 +1,4 @@
-"""Trace formats that are a table of jobs in csv: ours, and those of public traces.
-
-Pods of an Alibaba GPU cluster, as csv: hkust-adsl/kubernetes-scheduler-simulator.
-
-A pod with a share of a GPU takes a whole one (SPEC R10).
-"""
+"""Trace formats that are a table of jobs in csv: ours, and those of public traces."""
 
 from collections.abc import Callable, Set
 from contextlib import closing
@@ -13,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.needs import Needs
-from ..model.workload import DEFAULT_PARAMETER_BYTES, Plan, Workload
+from ..model.needs import NodeNeeds
+from ..model.workload import DEFAULT_PARAMETER_BYTES, JobPlan, Workload
 from .plan_cells import agree, plans_in
 from .read import (
-    LONGEST_S,
-    MOST_CPUS,
-    NUMBER,
-    Jobs,
-    Rows,
+    CELL_NUMBER,
+    MAX_CPUS,
+    MAX_TRACE_S,
+    TraceJobs,
+    TraceRows,
     columns_of,
     jobs_of,
     needs_of,
@@ -39,7 +34,7 @@ class CsvFormat:
 
     Args:
         columns: That a file must have.
-        marks: Says by the columns of a file whether it is in this format; looks at as few as set the format apart, so
+        marks: Returns by the columns of a file whether it is in this format; needs as few as distinguish the format, so
             that `read` can name what is missing.
         jobs: Returns the jobs of some rows.
         optional: Columns that are read where a file has them.
@@ -48,7 +43,7 @@ class CsvFormat:
 
     columns: tuple[str, ...]
     marks: Callable[[Set[str]], bool]
-    jobs: Callable[[Rows], Jobs]
+    jobs: Callable[[TraceRows], TraceJobs]
     optional: tuple[str, ...] = ()
     times: str = ""
 
@@ -74,7 +69,7 @@ def _marks_acme(columns: Set[str]) -> bool:
     return "gpu_num" in columns and bool({"gpu_time", "type"} & columns) and "vc" not in columns
 
 
-def _acme_jobs(rows: Rows) -> Jobs:
+def _acme_jobs(rows: TraceRows) -> TraceJobs:
     duration_s = rows.numbers("duration", blank=0.0)
     gpus = rows.whole_numbers("gpu_num")
     timed = all(rows.has(column) for column in RUN_COLUMNS)
@@ -83,13 +78,13 @@ def _acme_jobs(rows: Rows) -> Jobs:
         gpus,
         _run_s(rows) if timed else duration_s,
         rows.dates_s("submit_time"),
-        users=rows.texts("user"),
-        names=rows.texts("type"),
+        users=rows.cells.get("user"),
+        names=rows.cells.get("type"),
         needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
     )
 
 
-def _run_s(rows: Rows) -> NDArray[np.float64]:
+def _run_s(rows: TraceRows) -> NDArray[np.float64]:
     """Return end less start, 0 where one is missing: the column duration counts the queue in at Kalos, not at Seren."""
     start_s = rows.dates_s("start_time", blank=np.nan)
     end_s = rows.dates_s("end_time", blank=np.nan)
@@ -106,14 +101,14 @@ ACME = CsvFormat(ACME_COLUMNS, _marks_acme, _acme_jobs, (*RUN_COLUMNS, "user", "
 HELIOS_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
 
 
-def _helios_jobs(rows: Rows) -> Jobs:
+def _helios_jobs(rows: TraceRows) -> TraceJobs:
     gpus = rows.whole_numbers("gpu_num")
     return jobs_of(
         rows.cells["job_id"],
         gpus,
         rows.numbers("duration", blank=0.0),
         rows.dates_s("submit_time"),
-        users=rows.texts("user"),
+        users=rows.cells.get("user"),
         needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
     )
 
@@ -126,7 +121,7 @@ HELIOS = CsvFormat(
 ITP_COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
 
 
-def _itp_jobs(rows: Rows) -> Jobs:
+def _itp_jobs(rows: TraceRows) -> TraceJobs:
     return jobs_of(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
@@ -139,50 +134,50 @@ ITP = CsvFormat(ITP_COLUMNS, lambda columns: "submission_time" in columns, _itp_
 
 
 LONGSHORE_COLUMNS = ("gpus", "work_s", "submit_s")
-OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *Needs._fields, "plans")
-LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
-MOST_BYTES = 1e18
+LONGSHORE_OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *NodeNeeds._fields, "plans")
+MIN_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
+MAX_JOB_BYTES = 1e18
 
 
 def _marks_longshore(columns: Set[str]) -> bool:
     return "work_s" in columns or {"gpus", "submit_s"} <= columns
 
 
-def _longshore_jobs(rows: Rows) -> Jobs:
+def _longshore_jobs(rows: TraceRows) -> TraceJobs:
     return jobs_of(
         rows.cells["id"] if rows.has("id") else tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("gpus"),
         rows.numbers("work_s"),
         rows.numbers("submit_s"),
-        estimate_s=_optional(rows, "estimate_s", least=0.0, most=LONGEST_S),
-        compute_s=_optional(rows, "compute_s", least=LEAST_COMPUTE_S, most=LONGEST_S),
-        parameter_bytes=_optional(rows, "parameter_bytes", least=0.0, most=MOST_BYTES),
-        users=rows.texts("user"),
-        names=rows.texts("name"),
+        estimate_s=_optional(rows, "estimate_s", least=0.0, most=MAX_TRACE_S),
+        compute_s=_optional(rows, "compute_s", least=MIN_COMPUTE_S, most=MAX_TRACE_S),
+        parameter_bytes=_optional(rows, "parameter_bytes", least=0.0, most=MAX_JOB_BYTES),
+        users=rows.cells.get("user"),
+        names=rows.cells.get("name"),
         needs=_longshore_needs(rows),
         plans=_plans(rows),
     )
 
 
-def _longshore_needs(rows: Rows) -> tuple[Needs, ...] | None:
+def _longshore_needs(rows: TraceRows) -> tuple[NodeNeeds, ...] | None:
     """Return what jobs need, None if the file has no column of it; an empty cell is no need."""
-    if not any(rows.has(column) for column in Needs._fields):
+    if not any(rows.has(column) for column in NodeNeeds._fields):
         return None
-    types = [types_in(cell) for cell in rows.texts("gpu_types") or ("",) * len(rows.lines)]
-    most = (MOST_BYTES, MOST_CPUS, MOST_BYTES)
+    types = [types_in(cell) for cell in rows.cells.get("gpu_types") or ("",) * len(rows.lines)]
+    most = (MAX_JOB_BYTES, MAX_CPUS, MAX_JOB_BYTES)
     numbers = [
         rows.numbers(column, most=top, blank=0.0).tolist() if rows.has(column) else [0.0] * len(rows.lines)
-        for column, top in zip(Needs._fields[1:], most, strict=True)
+        for column, top in zip(NodeNeeds._fields[1:], most, strict=True)
     ]
-    return tuple(map(Needs, types, *numbers))
+    return tuple(map(NodeNeeds, types, *numbers))
 
 
-def _plans(rows: Rows) -> tuple[tuple[Plan, ...], ...] | None:
+def _plans(rows: TraceRows) -> tuple[tuple[JobPlan, ...], ...] | None:
     """Return the plans of jobs, None if the file has no column of them."""
-    cells = rows.texts("plans")
+    cells = rows.cells.get("plans")
     if cells is None:
         return None
-    gpus, work_s, found = rows.whole_numbers("gpus"), rows.numbers("work_s"), list[tuple[Plan, ...]]()
+    gpus, work_s, found = rows.whole_numbers("gpus"), rows.numbers("work_s"), list[tuple[JobPlan, ...]]()
     for row, cell in enumerate(cells):
         try:
             plans = plans_in(cell)
@@ -195,19 +190,19 @@ def _plans(rows: Rows) -> tuple[tuple[Plan, ...], ...] | None:
     return tuple(found)
 
 
-def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
+def _optional(rows: TraceRows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
     """Return the column, NaN where a cell is empty, or None if there is no such column."""
     return rows.numbers(column, least=least, most=most, blank=np.nan) if rows.has(column) else None
 
 
-LONGSHORE = CsvFormat(LONGSHORE_COLUMNS, _marks_longshore, _longshore_jobs, OPTIONAL, times="in seconds")
+LONGSHORE = CsvFormat(LONGSHORE_COLUMNS, _marks_longshore, _longshore_jobs, LONGSHORE_OPTIONAL, times="in seconds")
 
 
 MURI_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time")
 MS_PER_S = 1000.0
 # Parameters as the reference implementations count them (torchvision, Hugging Face base models, and the convolutional
 # network of Mnih et al. 2015 for the two agents).
-PARAMETERS = {
+MODEL_PARAMETERS = {
     "a2c": 1_687_206,
     "bert": 109_482_240,
     "dqn": 1_687_206,
@@ -220,8 +215,8 @@ PARAMETERS = {
 BYTES_PER_PARAMETER = 4  # gradients in single precision
 
 
-def _muri_jobs(rows: Rows) -> Jobs:
-    most_ms = LONGEST_S * MS_PER_S
+def _muri_jobs(rows: TraceRows) -> TraceJobs:
+    most_ms = MAX_TRACE_S * MS_PER_S
     return jobs_of(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
@@ -229,12 +224,12 @@ def _muri_jobs(rows: Rows) -> Jobs:
         rows.numbers("submit_time", most=most_ms) / MS_PER_S,
         compute_s=rows.numbers("iteration_time", least=1e-3, most=most_ms) / MS_PER_S,
         parameter_bytes=np.array([_parameter_bytes(name) for name in rows.cells["model_name"]]),
-        names=rows.texts("model_name"),
+        names=rows.cells.get("model_name"),
     )
 
 
 def _parameter_bytes(model: str) -> float:
-    parameters = PARAMETERS.get(model.strip())
+    parameters = MODEL_PARAMETERS.get(model.strip())
     return DEFAULT_PARAMETER_BYTES if parameters is None else float(parameters * BYTES_PER_PARAMETER)
 
 
@@ -247,7 +242,7 @@ MIB = 2.0**20
 OPENB_COLUMNS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 
 
-def _openb_jobs(rows: Rows) -> Jobs:
+def _openb_jobs(rows: TraceRows) -> TraceJobs:
     scheduled_s = rows.numbers("scheduled_time", blank=np.nan)
     deleted_s = rows.numbers("deletion_time", blank=np.nan)
     work_s = np.nan_to_num(deleted_s - scheduled_s)
@@ -258,10 +253,10 @@ def _openb_jobs(rows: Rows) -> Jobs:
     return jobs_of(rows.cells["name"], gpus, work_s, rows.numbers("creation_time"), needs=_openb_needs(rows, gpus))
 
 
-def _openb_needs(rows: Rows, gpus: NDArray[np.int64]) -> tuple[Needs, ...] | None:
+def _openb_needs(rows: TraceRows, gpus: NDArray[np.int64]) -> tuple[NodeNeeds, ...] | None:
     cpus = rows.numbers("cpu_milli", blank=0.0) / 1000.0 if rows.has("cpu_milli") else None
     memory = rows.numbers("memory_mib", blank=0.0) * MIB if rows.has("memory_mib") else None
-    return needs_of(gpus, types=rows.texts("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
+    return needs_of(gpus, types=rows.cells.get("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
 
 
 OPENB = CsvFormat(
@@ -276,7 +271,7 @@ OPENB = CsvFormat(
 PHILLY_SIA_COLUMNS = ("timestamp", "duration", "num_gpus")
 
 
-def _philly_sia_jobs(rows: Rows) -> Jobs:
+def _philly_sia_jobs(rows: TraceRows) -> TraceJobs:
     return jobs_of(
         tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("num_gpus"),
@@ -285,9 +280,9 @@ def _philly_sia_jobs(rows: Rows) -> Jobs:
     )
 
 
-def _submit_s(rows: Rows) -> NDArray[np.float64]:
+def _submit_s(rows: TraceRows) -> NDArray[np.float64]:
     """Return submissions, which some copies give as dates and others as seconds."""
-    if NUMBER.fullmatch(rows.cells["timestamp"][0]):
+    if CELL_NUMBER.fullmatch(rows.cells["timestamp"][0]):
         return rows.numbers("timestamp")
     return rows.dates_s("timestamp")
 
@@ -304,17 +299,17 @@ TIRESIAS_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration")
 
 
 def _marks_tiresias(columns: Set[str]) -> bool:
-    """Say whether a file may be in this format: one of Muri tells of iterations what Tiresias does not know."""
+    """Return whether a file may be in this format: one of Muri tells of iterations what Tiresias does not know."""
     return {"num_gpu", "submit_time", "duration"} <= columns and "iteration_time" not in columns
 
 
-def _tiresias_jobs(rows: Rows) -> Jobs:
+def _tiresias_jobs(rows: TraceRows) -> TraceJobs:
     return jobs_of(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
-        rows.numbers("duration", most=LONGEST_S),
-        rows.numbers("submit_time", most=LONGEST_S),
-        names=rows.texts("model_name"),
+        rows.numbers("duration", most=MAX_TRACE_S),
+        rows.numbers("submit_time", most=MAX_TRACE_S),
+        names=rows.cells.get("model_name"),
     )
 
 

@@ -10,24 +10,24 @@ from ..files.errors import InputError
 from ..files.input_problems import shown
 from ..files.yaml_file import read_json_array
 from ..model.workload import Workload
-from .read import Jobs, epoch_s, jobs_of, workload_from
+from .read import TraceJobs, epoch_s, jobs_of, workload_from
 
 times = "as dates"
-UNKNOWN = (None, "", "None")  # how the log writes a time that it lacks
+MISSING_TIMES = (None, "", "None")  # how the log writes a time that it lacks
 
 
-class Machine(BaseModel, frozen=True):
+class PhillyMachine(BaseModel, frozen=True):
     """Where an attempt ran."""
 
     gpus: list[str]
 
 
-class Attempt(BaseModel, frozen=True):
+class PhillyAttempt(BaseModel, frozen=True):
     """One try to run a job."""
 
     start_time: str | None = None
     end_time: str | None = None
-    detail: list[Machine] = []
+    detail: list[PhillyMachine] = []
 
 
 class PhillyJob(BaseModel, frozen=True):
@@ -36,7 +36,7 @@ class PhillyJob(BaseModel, frozen=True):
     jobid: str
     user: str | None = None
     submitted_time: str
-    attempts: list[Attempt]
+    attempts: list[PhillyAttempt]
 
 
 def sniff(head: str) -> bool:
@@ -53,7 +53,7 @@ def read(path: Path) -> Workload:
     return workload_from(path, [_jobs(path)])
 
 
-def _jobs(path: Path) -> Jobs:
+def _jobs(path: Path) -> TraceJobs:
     ids, users, gpus, work_s, submit_s = [], [], [], [], []
     for line, job in read_json_array(path, PhillyJob):
         ids.append(job.jobid)
@@ -79,7 +79,7 @@ def _run_times_s(path: Path, line: int, job: PhillyJob) -> Iterator[float]:
     """Yield how long each attempt ran; one without a start or an end counts for nothing."""
     for index, attempt in enumerate(job.attempts):
         field = f"attempts.{index}"
-        if attempt.start_time in UNKNOWN or attempt.end_time in UNKNOWN:
+        if attempt.start_time in MISSING_TIMES or attempt.end_time in MISSING_TIMES:
             continue
         start_s = _time_s(path, line, f"{field}.start_time", str(attempt.start_time))
         run_s = _time_s(path, line, f"{field}.end_time", str(attempt.end_time)) - start_s

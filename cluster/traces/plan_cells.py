@@ -4,56 +4,56 @@ import math
 import re
 from collections.abc import Iterable
 
-from ..model.workload import Iteration, Plan
-from .read import LONGEST_S, NUMBER
+from ..model.workload import Iteration, JobPlan
+from .read import CELL_NUMBER, MAX_TRACE_S
 
 APART = "|"  # between plans
 DEGREES = re.compile(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", re.ASCII)
-LEAST_COMPUTE_S, MOST_BYTES, MOST_GPUS, MOST_PLANS = 1e-6, 1e18, 1_000_000, 1000
+MIN_COMPUTE_S, MAX_JOB_BYTES, MAX_PLAN_GPUS, MAX_PLANS = 1e-6, 1e18, 1_000_000, 1000
 BOUNDS = {  # least and most of each figure; those without a default must stand there
-    "work_s": (1e-6, LONGEST_S),
-    "compute_s": (LEAST_COMPUTE_S, LONGEST_S),
-    "fixed_s": (0.0, LONGEST_S),
-    "gradient_bytes": (0.0, MOST_BYTES),
-    "edge_bytes": (0.0, MOST_BYTES),
-    "tensor_bytes": (0.0, MOST_BYTES),
-    "memory_bytes": (0.0, MOST_BYTES),
-    "away_bytes": (0.0, MOST_BYTES),
+    "work_s": (1e-6, MAX_TRACE_S),
+    "compute_s": (MIN_COMPUTE_S, MAX_TRACE_S),
+    "fixed_s": (0.0, MAX_TRACE_S),
+    "gradient_bytes": (0.0, MAX_JOB_BYTES),
+    "edge_bytes": (0.0, MAX_JOB_BYTES),
+    "tensor_bytes": (0.0, MAX_JOB_BYTES),
+    "memory_bytes": (0.0, MAX_JOB_BYTES),
+    "away_bytes": (0.0, MAX_JOB_BYTES),
 }
 REQUIRED = ("work_s", "compute_s")
 OF_ITERATION = tuple(name for name in BOUNDS if name in Iteration._fields)
 OF_PLAN = ("memory_bytes", "away_bytes")
 
 
-def cell_of(plans: Iterable[Plan]) -> str:
-    """Return plans as a cell has them, from which they are read back to the last bit; figures of 0 are left out."""
+def cell_of(plans: Iterable[JobPlan]) -> str:
+    """Return plans as a cell has them, from which they are read back to the last bit; figures of 0 are omitted."""
     return APART.join(_text(plan) for plan in plans)
 
 
-def _text(plan: Plan) -> str:
+def _text(plan: JobPlan) -> str:
     figures = {"work_s": plan.work_s, **{name: getattr(plan.iteration, name) for name in OF_ITERATION}}
     figures |= {name: getattr(plan, name) for name in OF_PLAN}
-    told = (f"{name}={value!r}" for name, value in figures.items() if value > 0.0)
-    return " ".join((plan.degrees, *told))
+    words = (f"{name}={value!r}" for name, value in figures.items() if value > 0.0)
+    return " ".join((plan.degrees, *words))
 
 
-def plans_in(cell: str) -> tuple[Plan, ...]:
+def plans_in(cell: str) -> tuple[JobPlan, ...]:
     """Return the plans in a cell, none if it is empty.
 
     Raises:
         ValueError: Saying what cannot be used.
     """
     texts = cell.split(APART) if cell.strip() else []
-    if len(texts) > MOST_PLANS:
-        raise ValueError(f"has {len(texts)} plans, more than {MOST_PLANS}")
+    if len(texts) > MAX_PLANS:
+        raise ValueError(f"has {len(texts)} plans, more than {MAX_PLANS}")
     return tuple(map(_plan, texts))
 
 
-def _plan(text: str) -> Plan:
+def _plan(text: str) -> JobPlan:
     degrees, *words = text.split() or [""]
     found = DEGREES.fullmatch(degrees)
     data, pipeline, tensor = map(int, found.groups()) if found else (0, 0, 0)
-    if not 0 < data * pipeline * tensor <= MOST_GPUS:
+    if not 0 < data * pipeline * tensor <= MAX_PLAN_GPUS:
         raise ValueError(f"has a plan that begins with {degrees[:40]!r}, not with data x pipeline x tensor as in 4x2x1")
     figures = dict.fromkeys(BOUNDS, 0.0)
     for name, value in _figures(degrees, words).items():
@@ -62,7 +62,7 @@ def _plan(text: str) -> Plan:
             raise ValueError(f"has in the plan {degrees} {name}={value:g}, not between {least:g} and {most:g}")
         figures[name] = value
     did = Iteration(data, pipeline, tensor, **{name: figures[name] for name in OF_ITERATION})
-    return Plan(did, figures["work_s"], **{name: figures[name] for name in OF_PLAN})
+    return JobPlan(did, figures["work_s"], **{name: figures[name] for name in OF_PLAN})
 
 
 def _figures(degrees: str, words: list[str]) -> dict[str, float]:
@@ -70,7 +70,7 @@ def _figures(degrees: str, words: list[str]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for word in words:
         name, _, number = word.partition("=")
-        if name not in BOUNDS or name in figures or not NUMBER.fullmatch(number):
+        if name not in BOUNDS or name in figures or not CELL_NUMBER.fullmatch(number):
             known = ", ".join(BOUNDS)
             raise ValueError(f"has in the plan {degrees} {word[:40]!r}; write one of {known} once, as in work_s=3600")
         figures[name] = float(number)
@@ -80,6 +80,6 @@ def _figures(degrees: str, words: list[str]) -> dict[str, float]:
     return figures
 
 
-def agree(plans: tuple[Plan, ...], gpus: int, work_s: float) -> bool:
-    """Say whether the first plan, if there is one, takes the GPUs and the work of its row."""
+def agree(plans: tuple[JobPlan, ...], gpus: int, work_s: float) -> bool:
+    """Return whether the first plan, if there is one, takes the GPUs and the work of its row."""
     return not plans or (plans[0].gpus == gpus and math.isclose(plans[0].work_s, work_s, rel_tol=1e-9))

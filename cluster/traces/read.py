@@ -1,6 +1,4 @@
-"""Reads a trace: its format is found, its rows checked, and its jobs made a workload.
-
-Rows of a trace, column by column, with errors that name the line and the column.
+"""Reads a trace: finds its format, checks its rows column by column, and makes its jobs a workload.
 
 The csv module reads them, not a data frame library: the slower way, but it knows the line of every value and never
 guesses a type.
@@ -22,9 +20,17 @@ from numpy.typing import NDArray
 from ..files.errors import InputError, PluginError
 from ..files.input_problems import open_text, read_head, shown
 from ..files.plugins import load, registered
-from ..model.needs import ANYTHING, Needs
+from ..model.needs import ANYTHING, NodeNeeds
 from ..model.problem import laid_out
-from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Plan, Told, Workload, taken, workload_of
+from ..model.workload import (
+    DEFAULT_COMPUTE_S,
+    DEFAULT_PARAMETER_BYTES,
+    JobPlan,
+    ValueT,
+    Workload,
+    selected,
+    workload_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +40,10 @@ class TraceFormat:
     """What a module (or any object) must offer to be a trace format, under these names.
 
     Args:
-        sniff: Is given the first 4,096 characters of a file and says whether the file is in this format; looks at as
-            little as sets the format apart, so that `read` can name what is missing.
+        sniff: Takes the first 4,096 characters of a file and returns whether the file is in this format; needs as
+            little as distinguishes the format, so that `read` can name what is missing.
         read: Returns the jobs in seconds, or raises InputError with the line and column.
-        times: How a file has its times, such as "in milliseconds"; may be left out. It is shown to who reads a file.
+        times: How a file has its times, such as "in milliseconds"; optional. It is shown to the user.
     """
 
     sniff: Callable[[str], bool]
@@ -100,7 +106,7 @@ def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
 
     Args:
         path: The file.
-        trace_format: Name of its format; found from how the file begins if left out.
+        trace_format: Name of its format; found from how the file begins if None.
 
     Raises:
         InputError: If the file cannot be used.
@@ -115,7 +121,7 @@ def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
     return workload
 
 
-class Jobs(NamedTuple):
+class TraceJobs(NamedTuple):
     """Jobs as some rows of a trace give them, in any order. A job of 0 GPUs or 0 seconds never ran."""
 
     ids: tuple[str, ...]
@@ -125,10 +131,10 @@ class Jobs(NamedTuple):
     estimate_s: NDArray[np.float64]  # (rows,)
     compute_s: NDArray[np.float64]  # (rows,)
     parameter_bytes: NDArray[np.float64]  # (rows,)
-    users: tuple[str, ...] | None  # None if the trace does not tell
+    users: tuple[str, ...] | None  # None if the trace has none
     names: tuple[str, ...] | None  # of programs or models
-    needs: tuple[Needs, ...] | None  # None if the trace does not tell
-    plans: tuple[tuple[Plan, ...], ...] | None = None  # None if the trace does not tell
+    needs: tuple[NodeNeeds, ...] | None  # None if the trace has none
+    plans: tuple[tuple[JobPlan, ...], ...] | None = None  # None if the trace has none
 
 
 def jobs_of(
@@ -142,25 +148,25 @@ def jobs_of(
     parameter_bytes: NDArray[np.float64] | None = None,
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
-    needs: tuple[Needs, ...] | None = None,
-    plans: tuple[tuple[Plan, ...], ...] | None = None,
-) -> Jobs:
-    """Return jobs with defaults for what a trace does not tell.
+    needs: tuple[NodeNeeds, ...] | None = None,
+    plans: tuple[tuple[JobPlan, ...], ...] | None = None,
+) -> TraceJobs:
+    """Return jobs with defaults for what a trace lacks.
 
     Args:
         ids: Name of each job.
         gpus: GPUs of each, shape (rows,).
         work_s: Run time without the queue, shape (rows,).
         submit_s: Submission on any clock, shape (rows,).
-        estimate_s: Estimate of the work, shape (rows,); the work where it is left out, NaN or 0.
-        compute_s: Compute time of an iteration, shape (rows,); a default where it is left out or NaN.
-        parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is left out or NaN.
-        users: Who submitted each job, empty where that is not known.
+        estimate_s: Estimate of the work, shape (rows,); the work where it is None, NaN or 0.
+        compute_s: Compute time of an iteration, shape (rows,); a default where it is None or NaN.
+        parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is None or NaN.
+        users: Owner of each job, empty where that is not known.
         names: Name of its program or model, empty where that is not known.
         needs: Of the nodes that it runs on.
         plans: By which it may run.
     """
-    return Jobs(
+    return TraceJobs(
         ids,
         gpus,
         work_s,
@@ -176,7 +182,7 @@ def jobs_of(
 
 
 TYPES_APART = "|"  # between the names of types in a cell
-MOST_CPUS = 1e6
+MAX_CPUS = 1e6
 
 
 def types_in(cell: str) -> tuple[str, ...]:
@@ -190,8 +196,8 @@ def needs_of(
     types: tuple[str, ...] | None = None,
     cpus: NDArray[np.float64] | None = None,
     host_memory_bytes: NDArray[np.float64] | None = None,
-) -> tuple[Needs, ...] | None:
-    """Return what jobs need by what a trace tells of whole jobs, None if it tells nothing.
+) -> tuple[NodeNeeds, ...] | None:
+    """Return the needs of jobs from columns about whole jobs, None if the trace has none.
 
     Args:
         gpus: GPUs of each, shape (rows,).
@@ -201,10 +207,13 @@ def needs_of(
     """
     if types is None and cpus is None and host_memory_bytes is None:
         return None
-    each = [np.zeros(gpus.size) if it is None else it / np.maximum(gpus, 1) for it in (cpus, host_memory_bytes)]
+    each = [
+        np.zeros(gpus.size) if column is None else column / np.maximum(gpus, 1) for column in (cpus, host_memory_bytes)
+    ]
     accepted = map(types_in, types or ("",) * gpus.size)
     return tuple(
-        Needs(names, 0.0, *shares) for names, *shares in zip(accepted, *(it.tolist() for it in each), strict=True)
+        NodeNeeds(names, 0.0, *shares)
+        for names, *shares in zip(accepted, *(column.tolist() for column in each), strict=True)
     )
 
 
@@ -216,7 +225,7 @@ def _or_default(values: NDArray[np.float64] | None, rows: int, default: float) -
     return np.full(rows, default) if values is None else np.where(np.isnan(values), default, values)
 
 
-def workload_from(path: Path, parts: Iterable[Jobs]) -> Workload:
+def workload_from(path: Path, parts: Iterable[TraceJobs]) -> Workload:
     """Return the jobs of all parts as a workload, without those that ask no GPU or never ran.
 
     Args:
@@ -237,8 +246,8 @@ def workload_from(path: Path, parts: Iterable[Jobs]) -> Workload:
     return _workload(_joined(kept), left_out)
 
 
-def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
-    return Jobs(
+def _those(jobs: TraceJobs, rows: NDArray[np.intp]) -> TraceJobs:
+    return TraceJobs(
         tuple(jobs.ids[row] for row in rows),
         jobs.gpus[rows],
         jobs.work_s[rows],
@@ -246,15 +255,15 @@ def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
         jobs.estimate_s[rows],
         jobs.compute_s[rows],
         jobs.parameter_bytes[rows],
-        taken(jobs.users, rows),
-        taken(jobs.names, rows),
-        taken(jobs.needs, rows),
-        taken(jobs.plans, rows),
+        selected(jobs.users, rows),
+        selected(jobs.names, rows),
+        selected(jobs.needs, rows),
+        selected(jobs.plans, rows),
     )
 
 
-def _joined(parts: list[Jobs]) -> Jobs:
-    return Jobs(
+def _joined(parts: list[TraceJobs]) -> TraceJobs:
+    return TraceJobs(
         tuple(name for part in parts for name in part.ids),
         np.concatenate([part.gpus for part in parts]),
         np.concatenate([part.work_s for part in parts]),
@@ -269,18 +278,18 @@ def _joined(parts: list[Jobs]) -> Jobs:
     )
 
 
-def _needs_of(jobs: Jobs) -> tuple[Needs, ...]:
-    """Return what each job needs: nothing where nothing is told."""
+def _needs_of(jobs: TraceJobs) -> tuple[NodeNeeds, ...]:
+    """Return what each job needs: nothing where the trace has no needs."""
     return jobs.needs or (ANYTHING,) * len(jobs.ids)
 
 
-def _chained(parts: list[tuple[Told, ...] | None]) -> tuple[Told, ...] | None:
-    """Return what is told of the jobs of all parts, None if nothing is of one."""
+def _chained(parts: list[tuple[ValueT, ...] | None]) -> tuple[ValueT, ...] | None:
+    """Return the values of all parts in one, None if a part has none."""
     known = [part for part in parts if part is not None]
-    return tuple(told for part in known for told in part) if len(known) == len(parts) else None
+    return tuple(value for part in known for value in part) if len(known) == len(parts) else None
 
 
-def _workload(jobs: Jobs, left_out: int) -> Workload:
+def _workload(jobs: TraceJobs, left_out: int) -> Workload:
     """Return jobs as a workload that keeps their estimates."""
     order = np.argsort(jobs.submit_s, kind="stable")
     workload = workload_of(
@@ -306,7 +315,7 @@ FIRST_YEAR, LAST_YEAR = 1970, 2100  # no GPU cluster ran outside of them
 def epoch_s(text: str) -> float:
     """Return an ISO 8601 date and time as seconds since 1970; without a zone it is taken as UTC.
 
-    A zone that is left out cancels out, since submissions count from the first one.
+    A missing zone cancels out, since submissions count from the first one.
 
     Raises:
         ValueError: If the text is no date, or its year is not between 1970 and 2100; the message shows it.
@@ -318,13 +327,13 @@ def epoch_s(text: str) -> float:
 
 
 CHUNK_ROWS = 65_536  # rows held as text at a time
-LONGEST_S = 1e11  # 3,000 years; milliseconds since 1970 in a column of seconds lie beyond
-MOST_GPUS = int(np.iinfo(np.int32).max)
-NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+MAX_TRACE_S = 1e11  # 3,000 years; milliseconds since 1970 in a column of seconds lie beyond
+MAX_JOB_GPUS = int(np.iinfo(np.int32).max)
+CELL_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TraceRows:
     """Some consecutive rows of a file, as text."""
 
     path: Path
@@ -335,12 +344,8 @@ class Rows:
         """Return whether the file has the column."""
         return column in self.cells
 
-    def texts(self, column: str) -> tuple[str, ...] | None:
-        """Return a column as it stands, None if the file does not have it."""
-        return self.cells.get(column)
-
     def numbers(
-        self, column: str, *, least: float = 0.0, most: float = LONGEST_S, blank: float | None = None
+        self, column: str, *, least: float = 0.0, most: float = MAX_TRACE_S, blank: float | None = None
     ) -> NDArray[np.float64]:
         """Return a column of numbers, shape (rows,).
 
@@ -348,12 +353,12 @@ class Rows:
             column: Its name.
             least: Smallest number allowed.
             most: Largest number allowed.
-            blank: What an empty cell stands for; if left out, an empty cell is an error.
+            blank: What an empty cell stands for; if None, an empty cell is an error.
 
         Raises:
             InputError: For a cell that holds anything else, with its line.
         """
-        fits = NUMBER.fullmatch
+        fits = CELL_NUMBER.fullmatch
         values = np.array(
             [
                 float(cell) if fits(cell) else self._blank(column, row, blank)
@@ -365,7 +370,7 @@ class Rows:
             raise self.error(column, int(bad[0]), f"is not between {least:g} and {most:g}", "check its unit and sign")
         return values
 
-    def whole_numbers(self, column: str, *, least: int = 0, most: int = MOST_GPUS) -> NDArray[np.int64]:
+    def whole_numbers(self, column: str, *, least: int = 0, most: int = MAX_JOB_GPUS) -> NDArray[np.int64]:
         """Return a column of whole numbers, shape (rows,); 8.0 counts as 8.
 
         Args:
@@ -387,7 +392,7 @@ class Rows:
 
         Args:
             column: Its name.
-            blank: What an empty cell stands for; if left out, an empty cell is an error.
+            blank: What an empty cell stands for; if None, an empty cell is an error.
 
         Raises:
             InputError: For a cell that holds anything else, with its line.
@@ -412,7 +417,9 @@ class Rows:
         raise self.error(column, row, "is not a number", "write one, or drop the row")
 
 
-def read_rows(path: Path, columns: tuple[str, ...], *, optional: tuple[str, ...] = ()) -> Generator[Rows, None, None]:
+def read_rows(
+    path: Path, columns: tuple[str, ...], *, optional: tuple[str, ...] = ()
+) -> Generator[TraceRows, None, None]:
     """Yield the rows of a csv file with a header, some ten thousand at a time. Empty lines are passed over.
 
     The file is open until all are read, or `close` is called.
@@ -434,7 +441,9 @@ def read_rows(path: Path, columns: tuple[str, ...], *, optional: tuple[str, ...]
         yield from in_chunks(path, _of_length(path, records, len(header)), positions)
 
 
-def in_chunks(path: Path, records: Iterable[tuple[int, list[str]]], positions: Mapping[str, int]) -> Iterator[Rows]:
+def in_chunks(
+    path: Path, records: Iterable[tuple[int, list[str]]], positions: Mapping[str, int]
+) -> Iterator[TraceRows]:
     """Yield records as rows.
 
     Args:
@@ -445,7 +454,7 @@ def in_chunks(path: Path, records: Iterable[tuple[int, list[str]]], positions: M
     numbered = iter(records)
     while chunk := list(islice(numbered, CHUNK_ROWS)):
         lines = tuple(line for line, _ in chunk)
-        yield Rows(path, lines, {name: tuple(cells[at] for _, cells in chunk) for name, at in positions.items()})
+        yield TraceRows(path, lines, {name: tuple(cells[at] for _, cells in chunk) for name, at in positions.items()})
 
 
 def columns_of(head: str) -> set[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..files.errors import InputError
 from ..files.output_file import write_text
-from ..model.needs import Needs
+from ..model.needs import NodeNeeds
 from ..model.outcome import Event
 from ..model.problem import Rules, Scenarios
 from ..model.topology import Cluster
@@ -21,7 +21,7 @@ from .formats import LONGSHORE_COLUMNS
 from .plan_cells import cell_of
 from .read import TYPES_APART
 
-QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+WORK_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 HOUR_S = 3600.0
 
 
@@ -33,7 +33,7 @@ class TraceStatistics:
     left_out: int  # rows of the file that ask no GPU or never ran
     span_s: float  # first to last submission
     gpu_hours: float  # GPUs x work, summed
-    sizes: tuple[tuple[int, int], ...]  # (GPUs, jobs that ask so many), ascending
+    sizes: tuple[tuple[int, int], ...]  # (GPUs, jobs that ask for this number), ascending
     work_s: tuple[tuple[float, float], ...]  # (quantile, work), for each of QUANTILES
     mean_work_s: float
     gap_variation: float  # standard deviation over mean of the times between submissions; NaN if all are at once
@@ -64,14 +64,14 @@ def describe(workload: Workload) -> TraceStatistics:
     if not workload.jobs:
         raise ValueError("the workload has no job")
     sizes, counts = np.unique(workload.gpus, return_counts=True)
-    quantiles = np.quantile(workload.work_s, QUANTILES)
+    quantiles = np.quantile(workload.work_s, WORK_QUANTILES)
     return TraceStatistics(
         jobs=workload.jobs,
         left_out=workload.left_out,
         span_s=float(workload.submit_s[-1] - workload.submit_s[0]),
         gpu_hours=float(workload.gpus @ workload.work_s) / HOUR_S,
         sizes=tuple(zip(sizes.tolist(), counts.tolist(), strict=True)),
-        work_s=tuple(zip(QUANTILES, quantiles.tolist(), strict=True)),
+        work_s=tuple(zip(WORK_QUANTILES, quantiles.tolist(), strict=True)),
         mean_work_s=float(workload.work_s.mean()),
         gap_variation=gap_variation(workload.submit_s),
     )
@@ -81,7 +81,7 @@ def write_trace(workload: Workload, path: Path) -> None:
     """Write a workload as Longshore's csv, from which it is read back to the last bit; see docs/formats.md.
 
     Args:
-        workload: The jobs; the count of rows that were left out is not written.
+        workload: The jobs; the count of rows that are no jobs is not written.
         path: The file, which is replaced.
 
     Raises:
@@ -120,12 +120,12 @@ def _plans_column(workload: Workload) -> dict[str, tuple[str, ...]]:
 
 
 def _needs_columns(workload: Workload) -> dict[str, tuple[str | float, ...]]:
-    """Return the columns that tell what jobs need, none if nothing is told of it."""
+    """Return the columns of what jobs need, none if the workload has no needs."""
     if workload.needs is None:
         return {}
     types = tuple(TYPES_APART.join(needs.gpu_types) for needs in workload.needs)
     numbers = zip(*(needs[1:] for needs in workload.needs), strict=True)
-    return dict(zip(Needs._fields, (types, *numbers), strict=True))
+    return dict(zip(NodeNeeds._fields, (types, *numbers), strict=True))
 
 
 NEVER_S = 1e18

@@ -8,9 +8,9 @@ import numpy as np
 from ..files.errors import InputError
 from ..files.input_problems import open_text
 from ..model.workload import Workload
-from .read import LONGEST_S, MOST_GPUS, NUMBER, Jobs, Rows, in_chunks, jobs_of, workload_from
+from .read import CELL_NUMBER, MAX_JOB_GPUS, MAX_TRACE_S, TraceJobs, TraceRows, in_chunks, jobs_of, workload_from
 
-FIELDS = 18
+SWF_FIELDS = 18
 POSITIONS = {
     "1 job number": 0,
     "2 submit time": 1,
@@ -31,7 +31,7 @@ def sniff(head: str) -> bool:
     cells = next(iter(head.lstrip().splitlines()), "").split()
     if cells and cells[0].startswith(";"):
         return True
-    return len(cells) == FIELDS and all(NUMBER.fullmatch(cell) for cell in cells)
+    return len(cells) == SWF_FIELDS and all(CELL_NUMBER.fullmatch(cell) for cell in cells)
 
 
 def read(path: Path) -> Workload:
@@ -47,18 +47,18 @@ def read(path: Path) -> Workload:
 def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, start=1):
         cells = line.partition(";")[0].split()
-        if cells and len(cells) != FIELDS:
+        if cells and len(cells) != SWF_FIELDS:
             fix = "complete or drop the row; the file may be cut off"
-            raise InputError(f"the row has {len(cells)} of {FIELDS} fields", fix, path=path, line=number)
+            raise InputError(f"the row has {len(cells)} of {SWF_FIELDS} fields", fix, path=path, line=number)
         if cells:
             yield number, cells
 
 
-def _jobs(rows: Rows) -> Jobs:
-    used = rows.whole_numbers("5 processors", least=-1, most=MOST_GPUS)
-    requested = rows.whole_numbers("8 requested processors", least=-1, most=MOST_GPUS)
-    run_s = rows.numbers("4 run time", least=-1, most=LONGEST_S)
-    limit_s = rows.numbers("9 requested time", least=-1, most=LONGEST_S)
+def _jobs(rows: TraceRows) -> TraceJobs:
+    used = rows.whole_numbers("5 processors", least=-1, most=MAX_JOB_GPUS)
+    requested = rows.whole_numbers("8 requested processors", least=-1, most=MAX_JOB_GPUS)
+    run_s = rows.numbers("4 run time", least=-1, most=MAX_TRACE_S)
+    limit_s = rows.numbers("9 requested time", least=-1, most=MAX_TRACE_S)
     partial = np.isin(rows.whole_numbers("11 status", least=-1), PARTIAL)
     return jobs_of(
         rows.cells["1 job number"],
@@ -72,5 +72,5 @@ def _jobs(rows: Rows) -> Jobs:
 
 
 def _known(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cells, empty where they say that it is not known."""
+    """Return the cells, empty for -1, which stands for not known."""
     return tuple("" if cell == "-1" else cell for cell in cells)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..model.problem import Scenarios, same_jobs
 from ..model.workload import Workload
 
-FIRST_S = 3600.0  # before any job has ended
+DEFAULT_ESTIMATE_S = 3600.0  # before any job has ended
 RECENT_JOBS = 32  # of a group, those that ended last
 DECAY = 0.9  # a job weighs this share of the one that ended after it
 
@@ -50,17 +50,17 @@ def histories(
 
     These are the jobs of the same user and name; if none of them had ended, those of the same user that ask as many
     GPUs; then all that ask as many GPUs; then all. Where no user is known, the jobs of one name count as one user's.
-    Nothing else of the job or of later ends is looked at. A job counts as ended at its submission + its work.
+    Nothing else of the job or of later ends counts. A job counts as ended at its submission + its work.
 
     Args:
         gpus: GPUs of each job, shape (jobs,).
         work_s: Work, shape (jobs,), more than 0.
         submit_s: Submission, shape (jobs,).
-        users: User of each job, empty where not known; none is known if left out.
+        users: User of each job, empty where not known; none is known if None.
         names: Name (or model) of each job, in the same way.
     """
-    nobody = ("",) * work_s.size
-    user, name = codes_of(users or nobody), codes_of(names or nobody)
+    unknown = ("",) * work_s.size
+    user, name = codes_of(users or unknown), codes_of(names or unknown)
     by_gpus = np.unique(gpus, return_inverse=True)[1].astype(np.int64)
     groups = {
         Alike.ANY: np.zeros(work_s.size, dtype=np.int64),
@@ -76,7 +76,7 @@ def histories(
         means = np.where(known, recent_means(logs[order], first, count), means)
         alike = np.where(known, list(Alike).index(level), alike)
         ended = np.where(known, np.minimum(count, RECENT_JOBS), ended)
-    return Histories(np.where(ended > 0, np.exp(means), FIRST_S), alike, ended)
+    return Histories(np.where(ended > 0, np.exp(means), DEFAULT_ESTIMATE_S), alike, ended)
 
 
 def recent_means(values: Floats, first: NDArray[np.int64], count: NDArray[np.int64]) -> Floats:
@@ -136,7 +136,7 @@ def _ended_before(
 EstimateKind = Literal["exact", "log-normal", "class-mean", "history"]
 ESTIMATE_KINDS: tuple[EstimateKind, ...] = get_args(EstimateKind)
 MOST_SIGMA = 5.0  # a factor of 150 is then no rare error; far larger ones would give 0 or infinity
-SHORTEST_S = 1e-9  # or the work, if that is shorter: an estimate of 0 would stay 0 however often it is doubled
+MIN_ESTIMATE_S = 1e-9  # or the work, if that is shorter: an estimate of 0 would stay 0 however often it is doubled
 
 
 def with_estimates(
@@ -150,7 +150,7 @@ def with_estimates(
       submitted; of all jobs that had ended if none of them does, and an hour if there is none. When jobs end hangs on
       who places them: here each begins when it is submitted, and runs on the reference placement. A job that waits or
       is stopped by faults thus counts before it has truly ended.
-    - `history`: the same from jobs of the same user and name first, the last ones weighing most (history.py).
+    - `history`: the same from jobs of the same user and name first, the last ones weighing most (`histories`).
 
     Args:
         workload: The jobs.
@@ -176,7 +176,7 @@ class EstimateErrors(NamedTuple):
 
 
 def estimate_errors(workload: Workload, sigma: float, rng: np.random.Generator) -> dict[str, EstimateErrors]:
-    """Return how far each kind of estimate is off, and what the trace itself says, as `as recorded`.
+    """Return how far each kind of estimate is off, and those of the trace itself, as `as recorded`.
 
     Args:
         workload: One job or more.
@@ -186,7 +186,7 @@ def estimate_errors(workload: Workload, sigma: float, rng: np.random.Generator) 
     found = {"as recorded": workload} | {
         kind: with_estimates(workload, kind, sigma=sigma, rng=rng) for kind in ESTIMATE_KINDS
     }
-    off = {kind: np.abs(np.log(it.estimate_s) - np.log(it.work_s)) for kind, it in found.items()}
+    off = {kind: np.abs(np.log(workload.estimate_s) - np.log(workload.work_s)) for kind, workload in found.items()}
     return {kind: EstimateErrors(float(np.median(each)), float(np.quantile(each, 0.9))) for kind, each in off.items()}
 
 
@@ -240,7 +240,7 @@ def _estimates_s(
         raise ValueError(f"log-normal estimates need an rng and a sigma from 0 to {MOST_SIGMA:g}; got {sigma}")
     error = np.exp(sigma * rng.standard_normal(work_s.size))
     # The product of a tiny work and a tiny error could be 0.
-    estimates_s: NDArray[np.float64] = np.maximum(work_s * error, np.minimum(work_s, SHORTEST_S))
+    estimates_s: NDArray[np.float64] = np.maximum(work_s * error, np.minimum(work_s, MIN_ESTIMATE_S))
     return estimates_s
 
 
@@ -248,7 +248,7 @@ def _class_means_s(
     gpus: NDArray[np.int32], work_s: NDArray[np.float64], submit_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     logs, end_s = np.log(work_s), submit_s + work_s
-    means = _means_of_ended(logs, end_s, submit_s, np.full(work_s.size, np.log(FIRST_S)))
+    means = _means_of_ended(logs, end_s, submit_s, np.full(work_s.size, np.log(DEFAULT_ESTIMATE_S)))
     for size in np.unique(gpus):
         jobs = np.flatnonzero(gpus == size)
         means[jobs] = _means_of_ended(logs[jobs], end_s[jobs], submit_s[jobs], means[jobs])

@@ -1,4 +1,4 @@
-"""Workloads drawn from profiles; docs/clusters.md says how these are fitted to traces, and how well they match."""
+"""Workloads drawn from profiles; docs/clusters.md describes how these are fitted to traces, and how well they match."""
 
 import math
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from ..files.errors import InputError
-from ..model.workload import Workload, taken
+from ..model.workload import Workload, selected
 
 
 def sample_windows(
@@ -113,8 +113,8 @@ def _jobs(workload: Workload, begin: int, end: int) -> Workload:
         estimate_s=workload.estimate_s[begin:end].copy(),
         compute_s=workload.compute_s[begin:end].copy(),
         parameter_bytes=workload.parameter_bytes[begin:end].copy(),
-        users=taken(workload.users, np.arange(begin, end)),
-        names=taken(workload.names, np.arange(begin, end)),
-        needs=taken(workload.needs, np.arange(begin, end)),
-        plans=taken(workload.plans, np.arange(begin, end)),
+        users=selected(workload.users, np.arange(begin, end)),
+        names=selected(workload.names, np.arange(begin, end)),
+        needs=selected(workload.needs, np.arange(begin, end)),
+        plans=selected(workload.plans, np.arange(begin, end)),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...agents.protocol import Policy
-from ...cluster.model.intervals import Estimates
+from ...cluster.model.intervals import IntervalEstimates
 from ...cluster.model.outcome import Outcome, metrics
 from ...cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
 from ...cluster.presets.problems import Regime
@@ -33,8 +33,8 @@ class HandlingComparison(NamedTuple):
 
     policy: str
     held: dict[str, FaultCosts]  # by handling
-    lost: Estimates  # GPU-time lost with switching over that with restarting, shape (1,)
-    jct_percent: Estimates  # change of the mean JCT by switching, shape (1,)
+    lost: IntervalEstimates  # GPU-time lost with switching over that with restarting, shape (1,)
+    jct_percent: IntervalEstimates  # change of the mean JCT by switching, shape (1,)
     units: int  # windows or workloads, which are the evidence; draws of faults for the same jobs are averaged
 
 
@@ -112,8 +112,8 @@ class BackupComparison(NamedTuple):
     policy: str
     max_backups: int  # of a job at a time
     jct_s: tuple[float, float]  # mean JCT without and with backups
-    jct_percent: Estimates  # change of the mean JCT by backups, shape (1,)
-    held_percent: Estimates  # change of the GPU-time that jobs hold, shape (1,)
+    jct_percent: IntervalEstimates  # change of the mean JCT by backups, shape (1,)
+    held_percent: IntervalEstimates  # change of the GPU-time that jobs hold, shape (1,)
     slowed: float  # how often a running job met slow nodes, with backups
     backups: float
     backup_gpu_s: float
@@ -194,7 +194,7 @@ class LayoutComparison(NamedTuple):
 
     policy: str
     layouts: dict[str, LayoutFigures]  # two: what is compared with, and what takes its place
-    percent: dict[str, Estimates]  # change of each of LAYOUT_FIGURES, shape (1,)
+    percent: dict[str, IntervalEstimates]  # change of each of LAYOUT_FIGURES, shape (1,)
     unit: NDArray[np.intp]  # (scenarios,) window or workload of each, which are the evidence
     jobs: int  # of all scenarios
     planned: int  # of these, with plans

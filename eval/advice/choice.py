@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
+from ...cluster.model.intervals import IntervalEstimates, holm, mean_p_values, ratio_estimates, unit_sums
 from ...cluster.model.problem import Problem
 from ...cluster.model.topology import speed_sum
 from ..comparison import EQUAL_SHARE
@@ -23,7 +23,7 @@ class Against(NamedTuple):
     """All candidates against one of them, on the windows that are reported."""
 
     rival: Candidate
-    percent: Estimates  # (candidates,) of the objective, in per cent of the rival's
+    percent: IntervalEstimates  # (candidates,) of the objective, in per cent of the rival's
     p: NDArray[np.float64]  # (candidates,) that there is no difference, adjusted for the whole table
 
 
@@ -36,7 +36,7 @@ class WindowGroup(NamedTuple):
     high: float
     windows: int
     losses: int
-    percent: Estimates  # one number each
+    percent: IntervalEstimates  # one number each
 
 
 class Bound(NamedTuple):
@@ -46,16 +46,16 @@ class Bound(NamedTuple):
     mean_s: float  # of the objective, in seconds if it is a time
     p99_jct_s: float
     longest_wait_s: float
-    percent: Estimates  # one number each: the objective against the bound that was run
+    percent: IntervalEstimates  # one number each: the objective against the bound that was run
 
 
 class HoursSaved(NamedTuple):
     """What is saved against EASY with pack, in hours."""
 
-    jct: Estimates  # job-hours from submission to end
-    wait: Estimates  # job-hours in the queue
-    held: Estimates  # GPU-hours that jobs hold GPUs
-    lost: Estimates  # GPU-hours lost to faults
+    jct: IntervalEstimates  # job-hours from submission to end
+    wait: IntervalEstimates  # job-hours in the queue
+    held: IntervalEstimates  # GPU-hours that jobs hold GPUs
+    lost: IntervalEstimates  # GPU-hours lost to faults
     jobs: float  # a month, or of a workload
     monthly: bool  # else for each workload
 
@@ -229,11 +229,13 @@ def _saving(grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: N
     parts = (grid.figures.jct_s, grid.figures.wait_s, grid.figures.held_gpu_s, grid.figures.lost_gpu_s)
     saved = unit_sums(np.array([(part[easy] - part[own])[shown] for part in parts]) / 3600.0, unit)
     hours = ratio_estimates(saved, np.broadcast_to(periods, saved.shape), confidence=CONFIDENCE)
-    jct, wait, held, lost = (Estimates(*(end[index] for end in hours)) for index in range(len(parts)))
+    jct, wait, held, lost = (IntervalEstimates(*(end[index] for end in hours)) for index in range(len(parts)))
     return HoursSaved(jct, wait, held, lost, float(jobs.sum() / periods.sum()), monthly)
 
 
-def ratios_by_unit(mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]) -> list[Estimates]:
+def ratios_by_unit(
+    mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]
+) -> list[IntervalEstimates]:
     """Return the ratio of each figure over all units, by a paired bootstrap over units.
 
     Args:
@@ -245,21 +247,21 @@ def ratios_by_unit(mine: NDArray[np.float64], other: NDArray[np.float64], unit: 
         An estimate of shape (1,) for each figure.
     """
     ratios = ratio_estimates(unit_sums(mine, unit), unit_sums(other, unit), confidence=CONFIDENCE)
-    return [Estimates(*(end[[row]] for end in ratios)) for row in range(len(mine))]
+    return [IntervalEstimates(*(end[[row]] for end in ratios)) for row in range(len(mine))]
 
 
-def in_percent(ratio: Estimates) -> Estimates:
+def in_percent(ratio: IntervalEstimates) -> IntervalEstimates:
     """Return a ratio as a change in per cent."""
-    return Estimates(*(100.0 * (end - 1.0) for end in ratio))
+    return IntervalEstimates(*(100.0 * (end - 1.0) for end in ratio))
 
 
-def with_interval(estimates: Estimates, form: str, unit: str) -> str:
+def with_interval(estimates: IntervalEstimates, form: str, unit: str) -> str:
     """Return an estimate in words, with its interval if there is one."""
     value, low, high = (float(end[0]) for end in estimates)
     interval = "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
     return f"{value:{form}}{unit}{interval}"
 
 
-def ends(estimates: Estimates) -> list[float | None]:
+def ends(estimates: IntervalEstimates) -> list[float | None]:
     """Return an estimate and the ends of its interval for JSON, None for what is not known."""
     return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

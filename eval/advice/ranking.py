@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...cluster.model.intervals import Estimates
+from ...cluster.model.intervals import IntervalEstimates
 from ..table import VERDICT_STYLES, Verdict, percent_text, time_unit
 from .choice import CONFIDENCE, Against, Bound, HoursSaved, OrderAdvice, WindowGroup
 from .grid import COMMON, Candidate, CandidateFigures
@@ -298,7 +298,7 @@ def _document_bound(bound: Bound) -> dict[str, Any]:
         "mean_s": bound.mean_s,
         "p99_jct_s": bound.p99_jct_s,
         "longest_wait_s": bound.longest_wait_s,
-        "relative_percent": _ends(Estimates(*(end[0] for end in bound.percent))),
+        "relative_percent": _ends(IntervalEstimates(*(end[0] for end in bound.percent))),
     }
 
 
@@ -309,7 +309,9 @@ def _candidate(advice: OrderAdvice, row: int) -> dict[str, Any]:
     names = [name for name in CandidateFigures._fields if name not in left_out]
     figures = {name: float(getattr(grid.figures, name)[row, shown].mean()) for name in names}
     versus = {
-        f"{against.rival.order}+{against.rival.policy}": _ends(Estimates(*(end[row] for end in against.percent)))
+        f"{against.rival.order}+{against.rival.policy}": _ends(
+            IntervalEstimates(*(end[row] for end in against.percent))
+        )
         for against in advice.against
         if grid.ended[grid.candidates.index(against.rival)]
     }
@@ -326,12 +328,12 @@ def _candidate(advice: OrderAdvice, row: int) -> dict[str, Any]:
 def _document_part(part: WindowGroup) -> dict[str, Any]:
     return {
         "what": part.what, "which": part.which, "from": part.low, "to": part.high, "windows": part.windows,
-        "losses": part.losses, "relative_percent": _ends(Estimates(*(end[0] for end in part.percent))),
+        "losses": part.losses, "relative_percent": _ends(IntervalEstimates(*(end[0] for end in part.percent))),
     }  # fmt: skip
 
 
-def _ends(estimates: Estimates) -> dict[str, float | None]:
+def _ends(estimates: IntervalEstimates) -> dict[str, float | None]:
     return {
         name: None if math.isnan(float(end)) else float(end)
-        for name, end in zip(Estimates._fields, estimates, strict=True)
+        for name, end in zip(IntervalEstimates._fields, estimates, strict=True)
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...agents.protocol import Policy
-from ...cluster.model.intervals import Estimates
+from ...cluster.model.intervals import IntervalEstimates
 from ...cluster.model.orders import ORDER_REGIMES
 from ...cluster.model.problem import Problem
 from .choice import Against, OrderAdvice, WindowGroup
@@ -234,7 +234,7 @@ def _saving(advice: OrderAdvice) -> str:
     )
 
 
-def _hours(hours: Estimates, noun: str) -> str:
+def _hours(hours: IntervalEstimates, noun: str) -> str:
     """Return what is saved, or what is lost."""
     value, low, high = (float(end) for end in hours)
     if value < 0:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import write_text
-from ...cluster.model.training_plan import PlanFile, Saving, StagePlan
+from ...cluster.model.training_plan import MemorySaving, PlanFile, StagePlan
 
 if TYPE_CHECKING:
     from ..plan import FoundPlan
@@ -90,4 +90,4 @@ def why_not_runnable(plan: PlanFile) -> str | None:
     """Return why `longshore.stage` cannot run a plan, None if it can."""
     if plan.tensor > 1:
         return "tensor parallelism splits layers inside, which needs a model written for it"
-    return None if plan.saving is Saving.none else f"{plan.saving} is not implemented"
+    return None if plan.saving is MemorySaving.none else f"{plan.saving} is not implemented"

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import readable
-from ...cluster.traces.read import Rows, read_rows
+from ...cluster.traces.read import TraceRows, read_rows
 from .profiling import MAX_LAYERS, Amount, LayerProfile, ModelProfile
 
 
@@ -250,7 +250,7 @@ def read_table(path: Path) -> ModelProfile:
     )
 
 
-def _layers(rows: Rows) -> list[LayerProfile]:
+def _layers(rows: TraceRows) -> list[LayerProfile]:
     columns = {name: rows.numbers(name, most=MAX_AMOUNT).tolist() for name in TABLE_COLUMNS[1:]}
     for name in AMOUNTS:
         if rows.has(name):

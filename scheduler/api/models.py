@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
-from ...cluster.model.needs import ANYTHING, Needs
+from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Placement
 from ..control.rehydrate import needs_of
 from ..control.unknown_attempts import UnknownAttempt
@@ -480,11 +480,11 @@ def _turn(row: JobRow, queue: Queue) -> str:
     return "and 1 other user has a turn first" if before == 1 else f"and {before} other users have their turns first"
 
 
-def _such(needs: Needs) -> str:
+def _such(needs: NodeNeeds) -> str:
     return "" if needs == ANYTHING else " of these"
 
 
-def _none(needs: Needs) -> str:
+def _none(needs: NodeNeeds) -> str:
     return "0" if needs == ANYTHING else "none"
 
 

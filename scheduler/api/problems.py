@@ -17,7 +17,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...cluster.files.errors import LongshoreError
-from ...cluster.files.input_problems import MOST_TOLD, InputProblem, Schema, input_problems
+from ...cluster.files.input_problems import MAX_REPORTED, InputProblem, Schema, input_problems
 from ..store.engines import StoreFullError, StoreUnreachableError
 
 
@@ -85,7 +85,7 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
     document = request.app.openapi()
     operation = _operation(request, document)
     details: list[str] = []
-    for error in errors[:MOST_TOLD]:  # each takes a while
+    for error in errors[:MAX_REPORTED]:  # each takes a while
         part, *inside = error["loc"]
         if error["type"] == "json_invalid":
             details.append(f"body: not JSON: {error['ctx']['error']}")
@@ -93,7 +93,7 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
         data = body if part == BODY else _parameter(inside, error["input"])
         schema = {**document, **_expected(operation, str(part))}
         details += [_words(problem) for problem in input_problems([{**error, "loc": tuple(inside)}], schema, data)]
-    more = len(details) - 1 + len(errors[MOST_TOLD:])
+    more = len(details) - 1 + len(errors[MAX_REPORTED:])
     return f"{details[0]} ({more} more)" if more else details[0]
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
-from ...cluster.files.errors import BackendError, words_of
+from ...cluster.files.errors import BackendError, error_line
 from ...cluster.model.placement import Placement, Share
 from ...ring.wire import MemberOffer, NoMemberOffer, RingReport, SeatRequest
 from ..model.gpu_index import Layout
@@ -433,5 +433,5 @@ def call_backend(call: Callable[[], T]) -> T:
     except BackendError:
         raise
     except Exception as error:
-        log.error("the backend failed: %s", words_of(error), exc_info=error)
+        log.error("the backend failed: %s", error_line(error), exc_info=error)
         raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import BackendError, words_of
+from ...cluster.files.errors import BackendError, error_line
 from ..backends.protocol import Backend, ExternalJob
 from ..mirror.cluster_mirror import ClusterMirror
 from ..model.job import JobRow
@@ -230,7 +230,7 @@ def _job_of(held: ExternalJob) -> NewJob | None:
     try:
         return new_job_of(held)
     except Exception as error:  # it is one of many, and the others have to come in
-        log.error("job %s of the backend cannot be imported: %s", held.job, words_of(error), exc_info=error)
+        log.error("job %s of the backend cannot be imported: %s", held.job, error_line(error), exc_info=error)
         return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
-from ...cluster.files.errors import BackendError, words_of
+from ...cluster.files.errors import BackendError, error_line
 from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, call_backend
 from ..health.liveness import is_gone
@@ -290,7 +290,7 @@ def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
         log.warning("attempts cannot be polled: %s", error)
         return {}
     except Exception as error:
-        log.warning("attempts cannot be polled together: %s", words_of(error))
+        log.warning("attempts cannot be polled together: %s", error_line(error))
     statuses = {}
     for name in names.values():
         try:

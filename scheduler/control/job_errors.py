@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from ...cluster.files.errors import words_of
+from ...cluster.files.errors import error_line
 from ..store.engines import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class JobErrors:
         if known is None or now_s - known.rests_until_s > ERROR_ROW_GAP_S:
             known = self._counts[job] = _Count(0, 0, 0.0, "")
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
-        known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
+        known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, error_line(error)
         known.before_s, known.last_s = known.last_s, now_s
         log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
 

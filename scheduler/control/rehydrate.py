@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import itemgetter
 from types import MappingProxyType
 
-from ...cluster.model.needs import ANYTHING, Needs
+from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Share
 from ...cluster.model.training_plan import PlanFile
 from ..mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spread
@@ -72,7 +72,7 @@ def shape_of(row: JobRow) -> PlacementShape | None:
     return None if spec.shape is None else PlacementShape(spec.shape.nodes, spec.external is not None)
 
 
-def needs_of(row: JobRow) -> Needs:
+def needs_of(row: JobRow) -> NodeNeeds:
     """Return what a job needs of the nodes that it runs on."""
     return stored_or_usual(row.spec).wants if has_needs(row.spec) else ANYTHING
 

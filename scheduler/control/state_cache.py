@@ -16,7 +16,7 @@ from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import words_of
+from ...cluster.files.errors import error_line
 from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import ClusterHealth, Monitor
@@ -226,7 +226,7 @@ class WriteBatch:
         except OF_NO_JOB:
             raise
         except Exception as error:
-            raise StoreRefusesError(f"the store refuses all changes: {words_of(error)}") from error
+            raise StoreRefusesError(f"the store refuses all changes: {error_line(error)}") from error
         for job, part in parts.items():
             try:
                 self._store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]

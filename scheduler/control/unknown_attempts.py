@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import BackendError, InputError, words_of
+from ...cluster.files.errors import BackendError, InputError, error_line
 from ...cluster.model.placement import Placement
 from ..backends.protocol import Attempt, call_backend
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
@@ -122,7 +122,7 @@ class UnknownAttempts:
             except OF_NO_JOB:
                 raise
             except Exception as error:  # the name is known, and the others are still listed
-                log.error("%s cannot be read: %s", name, words_of(error), exc_info=error)
+                log.error("%s cannot be read: %s", name, error_line(error), exc_info=error)
                 self._found[name] = UnknownAttempt(name, attempt.job, (), self._parts.now_s())
         self._fence = fence
 

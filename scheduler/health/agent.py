@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ...cluster.files.errors import BackendError, InputError, LongshoreError, words_of
+from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ...cluster.files.processes import boot_id, shows_this_process
 from ...preflight.context import NodeSetup
 from ...preflight.rounds import check_node
@@ -149,7 +149,7 @@ class Checking:
         try:
             passed, evidence = check_node(self._place, tuple(order["gpus"]), int(order["level"]))
         except Exception as error:  # a check may fail in any way
-            passed, evidence = False, f"the checks themselves failed: {words_of(error)}"
+            passed, evidence = False, f"the checks themselves failed: {error_line(error)}"
         line = evidence.translate(_CONTROL_TO_SPACE)[:MAX_EVIDENCE]
         log.info("checks of %s: %s", self._place.node, line)
         try:

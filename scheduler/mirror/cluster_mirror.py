@@ -13,14 +13,14 @@ from ...cluster.queue.order import may_wait, next_ageing_s, turn_to
 from ...cluster.queue.turns import LEADING, PASSING, lay_lines
 from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import (
-    come_back,
-    count_from,
+    count_stay_from,
     empty_row,
     move_by_rank,
     move_to_line,
     place_in_line,
     put_before,
-    rejoin,
+    requeue_first,
+    requeue_last,
     resume,
     withdraw,
 )
@@ -89,7 +89,7 @@ class ClusterMirror:
             state.estimated[ROW], state.estimates_s[ROW] = origin.estimates
         for job in origin.queue:
             slot = self._slot[job]
-            rejoin(self.sim, ROW, slot, state.entered_s[ROW, slot])
+            requeue_last(self.sim, ROW, slot, state.entered_s[ROW, slot])
         if self._takes_turns:
             self._load_turns(origin)
 
@@ -141,28 +141,28 @@ class ClusterMirror:
     def begin(self, now_s: float) -> None:
         """Let time pass to a moment at which something happens."""
         self._note("begin", now_s)
-        engine.begin_moment(self.sim, ROW, now_s)
+        engine.move_clock(self.sim, ROW, now_s)
 
     def submit(self, request: JobRequest) -> None:
         """Put a job into the queue, behind all others of its rank."""
         self._note("submit", request)
         slot = self._write(request)
         engine.submit(self.sim, ROW)
-        count_from(self.sim, ROW, slot, min(request.submitted_s, self.now_s))
+        count_stay_from(self.sim, ROW, slot, min(request.submitted_s, self.now_s))
         move_by_rank(self.sim, ROW, slot)
 
     def come_back(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a stopped job back into the queue, before all others of its rank."""
         self._note("come_back", request, progress)
         slot = self._load_job(request, progress, is_new=False)
-        come_back(self.sim, ROW, slot, progress.entered_s)
+        requeue_first(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
     def rejoin(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a job back into the queue, behind all others of its rank."""
         self._note("rejoin", request, progress)
         slot = self._load_job(request, progress, is_new=False)
-        rejoin(self.sim, ROW, slot, progress.entered_s)
+        requeue_last(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
     def give_place(self, job: str, rank: int, after: str | None) -> None:
@@ -267,7 +267,7 @@ class ClusterMirror:
 
     def due(self) -> str | None:
         """Return the job of the decision that is due, None if there is none at this moment."""
-        return self.current if engine.is_due(self.sim, ROW) else None
+        return self.current if engine.find_due_job(self.sim, ROW) else None
 
     def ages_by(self, now_s: float) -> bool:
         """Return whether a waiting job has reached the ageing bound since the last moment."""

@@ -37,8 +37,8 @@ def is_known(policy: str) -> bool:
 def happenings() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
-        *vars(cluster_mirror).values(), *vars(records).values(), engine.reset, engine.begin_moment, engine.submit,
-        engine.is_due, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
+        *vars(cluster_mirror).values(), *vars(records).values(), engine.reset, engine.move_clock, engine.submit,
+        engine.find_due_job, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
         faults.take_out, faults.bring_back,
     ]  # fmt: skip
     return Rehearsal(kernels, [_sim()], rehearse)

@@ -13,11 +13,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.needs import Needs, Offer, accepted_types
+from ...cluster.model.needs import NodeNeeds, NodeOffer, accepted_types
 from ...cluster.model.placement import Placement, Share
 from .job import ReservationRow
 
-ONE_OFFER = (Offer(""),)
+ONE_OFFER = (NodeOffer(""),)
 MAX_NAMED_PLACES = 10  # nodes, and jobs, in one line
 
 
@@ -35,7 +35,11 @@ class Layout:
     """
 
     def __init__(
-        self, nodes: Sequence[str], gpus: Sequence[int], types: Sequence[int] = (), offers: Sequence[Offer] = ONE_OFFER
+        self,
+        nodes: Sequence[str],
+        gpus: Sequence[int],
+        types: Sequence[int] = (),
+        offers: Sequence[NodeOffer] = ONE_OFFER,
     ) -> None:
         self.nodes = dict(zip(nodes, gpus, strict=True))
         self._type = dict(zip(nodes, types or [0] * len(nodes), strict=True))
@@ -56,17 +60,17 @@ class Layout:
         """GPUs of all nodes."""
         return len(self._place)
 
-    def types_for(self, needs: Needs) -> tuple[int, ...]:
+    def types_for(self, needs: NodeNeeds) -> tuple[int, ...]:
         """Return the numbers of the node types that suit a job, none where all do, and -1 where none does."""
         found = accepted_types(needs, self._offers)
         return () if len(found) == len(self._offers) else tuple(sorted(found)) or (-1,)
 
-    def nodes_for(self, needs: Needs) -> dict[str, int]:
+    def nodes_for(self, needs: NodeNeeds) -> dict[str, int]:
         """Return the GPUs of each node that suits a job."""
         found = accepted_types(needs, self._offers)
         return {node: gpus for node, gpus in self.nodes.items() if self._type[node] in found}
 
-    def gpus_for(self, needs: Needs) -> int:
+    def gpus_for(self, needs: NodeNeeds) -> int:
         """Return the GPUs of all nodes that suit a job."""
         return sum(self._gpus_of_type[number] for number in accepted_types(needs, self._offers))
 

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 
 from ...cluster.files.errors import LongshoreError
 from ...cluster.files.yaml_file import ExactTypes
-from ...cluster.model.needs import ANYTHING, Needs
+from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.training_plan import PlanFile
 from ...preflight.check import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries
@@ -198,9 +198,9 @@ class JobFile(_SpecSection):
         return self.gpus if self.failover == "switch" else 0
 
     @property
-    def wants(self) -> Needs:
+    def wants(self) -> NodeNeeds:
         """What it needs of the nodes that it runs on."""
-        return ANYTHING if self.needs is None else Needs(**dict(self.needs))
+        return ANYTHING if self.needs is None else NodeNeeds(**dict(self.needs))
 
     @model_validator(mode="before")
     @classmethod

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ...cluster.files.errors import InputError, words_of
+from ...cluster.files.errors import InputError, error_line
 from ...preflight.context import NodeSetup
 from ...preflight.rounds import BackgroundRounds, check_node
 from ...preflight.warm import WarmNodes, load_ahead
@@ -215,7 +215,7 @@ class Clearing:
             try:
                 passed, evidence = self._check(end.node, None if end.gpu == WHOLE_NODE else end.gpu)
             except Exception as error:  # a check may fail in any way
-                passed, evidence = False, f"the checks themselves failed: {words_of(error)}"
+                passed, evidence = False, f"the checks themselves failed: {error_line(error)}"
             found.append((bool(passed), f"{end.words}: {evidence}"))
         return all(passed for passed, _ in found), "; ".join(words for _, words in found)
 

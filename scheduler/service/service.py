@@ -11,8 +11,8 @@ import numpy as np
 from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Policy
 from ...agents.registry import check_registered, find_policy
-from ...cluster.files.disk_space import Room
-from ...cluster.files.errors import BackendError, InputError, LongshoreError, words_of
+from ...cluster.files.disk_space import DiskSpace
+from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ...cluster.files.paths import exists
 from ...cluster.files.processes import this_process
 from ...cluster.model.problem import ORDERS, stopping
@@ -58,7 +58,7 @@ class TickFailures:
     def count(self, error: Exception) -> float:
         """Note a failure, and return after how many seconds to try again."""
         self._number += 1
-        self._words = words_of(error)
+        self._words = error_line(error)
         log.error("a tick failed: %s", self._words, exc_info=error)
         return min(LONGEST_TICK_WAIT_S, FIRST_TICK_WAIT_S * 2.0 ** min(self._number - 1, 16))
 
@@ -263,7 +263,7 @@ class Service:
     def _keep(self, every_s: float = UPKEEP_EVERY_S) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         tasks = (
-            ("free disk space could not be checked", self.room.look),
+            ("free disk space could not be checked", self.room.check),
             ("the use of GPUs could not be recorded", self._note_use),
             ("old history could not be deleted", self._prune),
             ("quarantines could not be checked", self._check_quarantines),
@@ -340,12 +340,12 @@ def default_cluster(folder: Path) -> Path:
     return path
 
 
-def _room_of(settings: SchedulerSettings) -> Room:
+def _room_of(settings: SchedulerSettings) -> DiskSpace:
     """Return what watches the disks of a scheduler; where they are full, the reserve lets it start."""
     file = file_of(settings.store_url)
-    room = Room([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
+    room = DiskSpace([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
     with suppress(OSError):  # opening the store gives a better error about its folder
-        room.look()
+        room.check()
     return room
 
 

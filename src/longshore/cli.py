@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from .cluster.files.errors import LongshoreError, ManyProblemsError
 from .cluster.files.output_file import in_one_line
-from .cluster.files.paths import GONE, is_gone
+from .cluster.files.paths import FOLDER_GONE, is_gone
 
 if TYPE_CHECKING:
     from .cluster.files.yaml_file import YamlFile
@@ -400,7 +400,7 @@ def main() -> None:
     except FileNotFoundError:
         if not is_gone():
             raise
-        typer.echo(f"longshore: {GONE}", err=True)
+        typer.echo(f"longshore: {FOLDER_GONE}", err=True)
         sys.exit(2)
     except LongshoreError as error:
         for each in error.errors if isinstance(error, ManyProblemsError) else (error,):

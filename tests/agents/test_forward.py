@@ -28,7 +28,7 @@ from longshore.cluster.placing import undo_picks
 from longshore.cluster.queue.order import may_wait
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.cluster.state.state import CANDIDATES, Simulation
+from longshore.cluster.state.state import MAX_CANDIDATES, Simulation
 from longshore.envs.batch import AgentView, Batch
 from tests.compiled_runs import compiled, picks, read_out, run_policy
 from tests.envs.random_run import problem_of, small_problem
@@ -66,7 +66,7 @@ def case_of(problem: Problem, row: int) -> Case:
 @given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
 def test_the_compiled_forward_pass_gives_the_networks_logits_and_value(case: Case, seed: int) -> None:
     policy = sharp_policy(seed, waits=True)
-    weights, logits = candidate_weights(policy.network), np.zeros((1, CANDIDATES), dtype=np.float32)  # type: ignore[arg-type]
+    weights, logits = candidate_weights(policy.network), np.zeros((1, MAX_CANDIDATES), dtype=np.float32)  # type: ignore[arg-type]
     for batch in decisions(problem_of(case), case.row, seed):
         candidates = int(batch.sim.state.candidates[0])
         score_candidates(weights, batch.observations, 0, candidates, logits)
@@ -82,7 +82,7 @@ def test_the_mean_of_networks_tells_the_mean_of_what_they_tell() -> None:
     networks = [sharp_policy(seed, waits=True).network for seed in (1, 2, 3)]
     candidates = [network for network in networks if isinstance(network, CandidateNetwork)]
     mean = mean_of(candidates)
-    weights, logits = candidate_weights(mean), np.zeros((1, CANDIDATES), dtype=np.float32)
+    weights, logits = candidate_weights(mean), np.zeros((1, MAX_CANDIDATES), dtype=np.float32)
     assert (candidate_weights(candidates[0]).members, weights.members) == (1, 3)
     for batch in decisions(small_problem(1, waiting=True), 0, 4):
         observations, count = batch.observations, int(batch.sim.state.candidates[0])

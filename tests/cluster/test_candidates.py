@@ -16,7 +16,7 @@ from longshore.cluster.placing import undo_picks
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.queue.order import may_wait, turn_to
 from longshore.cluster.simulator.engine import advance, reset, start, wait
-from longshore.cluster.state.state import CANDIDATES
+from longshore.cluster.state.state import MAX_CANDIDATES
 from longshore.envs.batch import Batch
 from longshore.testing.policies import remember
 from tests.cases_by_hand import hand_case
@@ -47,7 +47,7 @@ def run_first_candidates(case: Case) -> Run:
     sim = compiled(case)
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        assert 1 <= list_candidates(sim, 0) <= CANDIDATES
+        assert 1 <= list_candidates(sim, 0) <= MAX_CANDIDATES
         if pick_candidate(sim, 0, 0):
             start(sim, 0)
         else:

@@ -1,4 +1,4 @@
-"""Cluster files: what they mean, and what is said about those that cannot be used."""
+"""Cluster files: what they mean, and the errors of those that cannot be used."""
 
 import dataclasses
 import re
@@ -76,26 +76,26 @@ def test_a_fault_stops_a_job_at_once_unless_the_file_says_otherwise(tmp_path: Pa
     usual = read(GOOD, tmp_path).rules
     assert (usual.switching, usual.detection_s, usual.preflight_s, usual.spares) == (False, 0.0, 0.0, 0.0)
     keys = "handling: switch, detection_s: 12, preflight_s: 3, switch_s: 20, spares: 0.05, replacement: source"
-    told = read(GOOD.replace("  model: lemon", f"  {{model: lemon, {keys}}}"), tmp_path).rules
-    assert told == usual._replace(
+    found = read(GOOD.replace("  model: lemon", f"  {{model: lemon, {keys}}}"), tmp_path).rules
+    assert found == usual._replace(
         switching=True, detection_s=12.0, preflight_s=3.0, switch_s=20.0, spares=0.05, replacement=FORMULAS["source"]
     )
-    assert stopping(told)._replace(switch_s=30.0, spares=0.0, replacement=usual.replacement) == usual
+    assert stopping(found)._replace(switch_s=30.0, spares=0.0, replacement=usual.replacement) == usual
 
 
 def test_nodes_become_slow_if_the_file_says_how_often_by_how_much_and_for_how_long(tmp_path: Path) -> None:
     usual = read(GOOD, tmp_path).rules
     assert usual.slow_per_s == 0.0
     slow = "{model: lemon, slow: {a_node_day: 0.05, factor: 4, lasts_s: 7200}}"
-    told = read(GOOD.replace("  model: lemon", f"  {slow}"), tmp_path).rules
-    assert told == usual._replace(slow_per_s=0.05 / 86400, slow_factor=4.0, slow_mean_s=7200.0)
-    assert stopping(told).slow_per_s == 0.0
+    found = read(GOOD.replace("  model: lemon", f"  {slow}"), tmp_path).rules
+    assert found == usual._replace(slow_per_s=0.05 / 86400, slow_factor=4.0, slow_mean_s=7200.0)
+    assert stopping(found).slow_per_s == 0.0
 
 
 def test_backups_need_slow_nodes_and_jobs_that_switch(tmp_path: Path) -> None:
     slow = "slow: {a_node_day: 0.05, factor: 4, lasts_s: 7200}"
-    told = read(GOOD.replace("  model: lemon", f"  {{model: lemon, handling: switch, {slow}, backups: 2}}"), tmp_path)
-    assert told.rules.backups == 2
+    found = read(GOOD.replace("  model: lemon", f"  {{model: lemon, handling: switch, {slow}, backups: 2}}"), tmp_path)
+    assert found.rules.backups == 2
     with pytest.raises(InputError, match=r"c\.yaml:\d+:faults: backups are for GPUs of slow nodes; add slow"):
         read(GOOD.replace("  model: lemon", "  {model: lemon, handling: switch, backups: 2}"), tmp_path)
     with pytest.raises(InputError, match=r"c\.yaml:\d+:faults: backups join rings .* write handling: switch"):

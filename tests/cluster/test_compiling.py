@@ -21,7 +21,7 @@ from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.processes import free_port
 from longshore.cluster.kernels import ahead, kept
-from longshore.cluster.kernels.ahead import Stand, _callees_first, _found, compile_ahead, missing
+from longshore.cluster.kernels.ahead import CompileProgress, _callees_first, _found, compile_ahead, missing
 from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import alone
 from longshore.commands.policies import GROUP_NAMES, SERVE
@@ -171,7 +171,7 @@ def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> Non
 
 @needs_numba
 def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
-    stands = list[Stand]()
+    stands = list[CompileProgress]()
     names = ["small_kernels:one", "small_kernels:two"]
     assert missing([*names, *names]) == names
     compile_ahead(names, stands.append, processes=2)
@@ -406,7 +406,7 @@ def test_what_is_wrong_is_refused_before_anything_is_compiled(
     asked: str, longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiles(*_: object, **__: object) -> list[str]:
-        raise AssertionError("it looks for what is to be compiled")
+        raise AssertionError("it searches for what is to be compiled")
 
     monkeypatch.setattr(ahead, "missing", compiles)
     file, lines = tmp_path / "file", tmp_path / "file.jsonl"

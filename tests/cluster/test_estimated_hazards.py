@@ -24,8 +24,8 @@ from longshore.cluster.state.beliefs import (
     FLEET_FAULTS,
     HALF_LIFE_S,
     NODE_FAULTS,
-    initial_beliefs,
     estimated_rate_per_s,
+    initial_beliefs,
 )
 from longshore.cluster.state.state import Simulation, allocate_log
 from tests.compiled_runs import compiled
@@ -33,7 +33,7 @@ from tests.strategies import Case, cases
 
 
 def learning(case: Case) -> Case:
-    """Return a case whose policies learn from faults, beginning with what each node is said to do."""
+    """Return a case whose policies learn from faults, starting from the given rate of each node."""
     return case._replace(rules=case.rules._replace(estimated_hazards=True))
 
 
@@ -58,16 +58,16 @@ def in_service(gpu: int, events: Sequence[Event], until_s: float) -> list[tuple[
     return [*stretches, (since_s, until_s)] if is_up else stretches
 
 
-def plain_rates(cluster: Cluster, told: NDArray[np.float64], events: Sequence[Event]) -> NDArray[np.float64]:
+def plain_rates(cluster: Cluster, start_per_s: NDArray[np.float64], events: Sequence[Event]) -> NDArray[np.float64]:
     """Return what is to be believed of each node right after the last fault, from the definition in docs/simulator.md.
 
     Args:
         cluster: The cluster.
-        told: What was told of each node, shape (nodes,).
+        start_per_s: Given rate of each node, shape (nodes,).
         events: All that happened, with a fault among it.
     """
     now_s = max(event.time_s for event in events if event.kind == "fault")
-    nodes = range(told.size)
+    nodes = range(start_per_s.size)
     failed: list[set[float]] = [set() for _ in nodes]
     for event in events:
         if event.kind == "fault":
@@ -79,11 +79,11 @@ def plain_rates(cluster: Cluster, told: NDArray[np.float64], events: Sequence[Ev
         sum(weighted_time_s(*stretch, now_s) for gpu in gpus[node] for stretch in in_service(gpu, events, now_s))
         for node in nodes
     ]
-    rates = np.zeros(told.size)
+    rates = np.zeros(start_per_s.size)
     for node in nodes:
-        alike = [it for it in nodes if cluster.node_type[it] == cluster.node_type[node] and told[it] > 0.0]
-        expected = sum(told[it] * exposure_s[it] for it in alike)
-        prior = told[node] * (FLEET_FAULTS + sum(faults[it] for it in alike)) / (FLEET_FAULTS + expected)
+        alike = [it for it in nodes if cluster.node_type[it] == cluster.node_type[node] and start_per_s[it] > 0.0]
+        expected = sum(start_per_s[it] * exposure_s[it] for it in alike)
+        prior = start_per_s[node] * (FLEET_FAULTS + sum(faults[it] for it in alike)) / (FLEET_FAULTS + expected)
         strength_s = NODE_FAULTS / max(prior, DEFAULT_HAZARD_PER_S)
         rates[node] = (strength_s * prior + faults[node]) / (strength_s + exposure_s[node])
     return rates
@@ -91,14 +91,14 @@ def plain_rates(cluster: Cluster, told: NDArray[np.float64], events: Sequence[Ev
 
 def check(sim: Simulation, events: Sequence[Event]) -> None:
     """Check what a row believes, given all that happened in it."""
-    state, cluster, told = sim.state, sim.cluster, sim.traits.node_hazard_per_s[sim.state.scenario[0]]
+    state, cluster, start_per_s = sim.state, sim.cluster, sim.traits.node_hazard_per_s[sim.state.scenario[0]]
     if not any(event.kind == "fault" for event in events):
-        assert state.node_hazard_per_s[0].tolist() == told.tolist()
+        assert state.node_hazard_per_s[0].tolist() == start_per_s.tolist()
         return
-    expected = plain_rates(cluster, told, events)
+    expected = plain_rates(cluster, start_per_s, events)
     np.testing.assert_allclose(state.node_hazard_per_s[0], expected, rtol=1e-9)
     assert state.gpu_hazard_per_s[0].tolist() == state.node_hazard_per_s[0][cluster.gpu_node].tolist()
-    median = sorted(state.node_hazard_per_s[0])[(told.size - 1) // 2]
+    median = sorted(state.node_hazard_per_s[0])[(start_per_s.size - 1) // 2]
     assert state.lemon[0].tolist() == (state.node_hazard_per_s[0] > 5.0 * median).astype(int).tolist()
 
 
@@ -145,13 +145,13 @@ def test_an_estimate_is_finite_and_no_less_for_more_faults_or_less_time(
 
 
 def test_nobody_is_told_which_node_is_the_lemon_but_how_often_gpus_fail_in_the_mean() -> None:
-    known, told = (hetero64_problem(8, 3, Regime(oracle=oracle)) for oracle in (True, False))
+    known, start_per_s = (hetero64_problem(8, 3, Regime(oracle=oracle)) for oracle in (True, False))
 
     mean_per_s = GPU_FAULTS_PER_S * (7.0 + LEMON_FACTOR) / 8.0
-    np.testing.assert_allclose(told.scenarios.hazard_per_s, mean_per_s)
+    np.testing.assert_allclose(start_per_s.scenarios.hazard_per_s, mean_per_s)
     assert np.array_equal(known.scenarios.hazard_per_s, hetero64(8, 3).scenarios.hazard_per_s)
-    assert np.array_equal(told.scenarios.source_rate_per_s, known.scenarios.source_rate_per_s)
-    assert (told.rules.estimated_hazards, known.rules.estimated_hazards) == (True, False)
+    assert np.array_equal(start_per_s.scenarios.source_rate_per_s, known.scenarios.source_rate_per_s)
+    assert (start_per_s.rules.estimated_hazards, known.rules.estimated_hazards) == (True, False)
 
 
 def test_the_lemon_is_found_from_its_faults() -> None:

@@ -13,8 +13,8 @@ from longshore.cluster.model.problem import Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import Workload, workload_of
 from longshore.cluster.workloads.estimates import (
+    DEFAULT_ESTIMATE_S,
     ESTIMATE_KINDS,
-    FIRST_S,
     MOST_SIGMA,
     EstimateKind,
     with_estimates,
@@ -54,7 +54,7 @@ def test_the_class_mean_is_geometric_over_jobs_of_the_same_size_that_had_ended()
     gpus, work_s = np.array([1, 1, 8, 1, 8, 2], dtype=np.int32), np.array([10.0, 1000.0, 5.0, 7.0, 3.0, 9.0])
     submit_s = np.array([0.0, 5.0, 20.0, 30.0, 40.0, 2000.0])
     jobs = workload_of(tuple("abcdef"), gpus, work_s, submit_s)
-    expected_s = [FIRST_S, FIRST_S, 10, 10, 5, (10 * 1000 * 5 * 7 * 3) ** 0.2]
+    expected_s = [DEFAULT_ESTIMATE_S, DEFAULT_ESTIMATE_S, 10, 10, 5, (10 * 1000 * 5 * 7 * 3) ** 0.2]
     assert np.allclose(with_estimates(jobs, "class-mean").estimate_s, expected_s)
 
 
@@ -64,7 +64,7 @@ def plain_class_means_s(jobs: Workload) -> list[float]:
     for job in range(jobs.jobs):
         ended = [i for i in range(jobs.jobs) if jobs.submit_s[i] + jobs.work_s[i] < jobs.submit_s[job]]
         alike = [i for i in ended if jobs.gpus[i] == jobs.gpus[job]]
-        logs = [math.log(jobs.work_s[i]) for i in alike or ended] or [math.log(FIRST_S)]
+        logs = [math.log(jobs.work_s[i]) for i in alike or ended] or [math.log(DEFAULT_ESTIMATE_S)]
         estimates_s.append(math.exp(sum(logs) / len(logs)))
     return estimates_s
 
@@ -102,7 +102,7 @@ def test_the_class_mean_does_not_know_the_work_of_jobs_that_have_not_ended(
 
 
 def test_of_a_batch_nothing_is_known() -> None:
-    assert np.allclose(with_estimates(workload(50), "class-mean").estimate_s, FIRST_S)
+    assert np.allclose(with_estimates(workload(50), "class-mean").estimate_s, DEFAULT_ESTIMATE_S)
 
 
 def test_errors_without_randomness_or_of_unknown_kind_are_refused() -> None:

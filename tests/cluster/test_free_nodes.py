@@ -1,4 +1,4 @@
-"""Nodes by the GPUs that they have free, against a look at every node."""
+"""Nodes by the GPUs that they have free, against a check of every node."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import ORDERS
-from longshore.cluster.presets.drawn import HETERO64, JOB_GPUS, JOB_GPUS_PROBABILITY, Site, hetero64
+from longshore.cluster.presets.drawn import HETERO64_SITE, JOB_GPUS, JOB_GPUS_PROBABILITY, PresetSite, hetero64
 
 
 @given(st.integers(0, 2**40), st.integers(0, 10**9), st.integers(1, 5), st.integers(0, 5))
@@ -83,15 +83,15 @@ def test_jobs_arrive_as_a_poisson_process_that_offers_the_load() -> None:
 
 def test_the_presets_own_site_is_the_preset() -> None:
     for field, values in hetero64(20, 5)[1]._asdict().items():
-        assert np.array_equal(values, getattr(hetero64(20, 5, site=HETERO64)[1], field)), field
-    assert (HETERO64.gpus, HETERO64.capacity) == (64, 112)
+        assert np.array_equal(values, getattr(hetero64(20, 5, site=HETERO64_SITE)[1], field)), field
+    assert (HETERO64_SITE.gpus, HETERO64_SITE.capacity) == (64, 112)
 
 
 @given(
     st.integers(1, 40), st.integers(1, 16), st.lists(st.floats(0.5, 4.0), min_size=1, max_size=4), st.floats(0.0, 20.0)
 )
 def test_other_sites_have_what_they_say(nodes: int, node_gpus: int, speeds: list[float], faults: float) -> None:
-    site = Site(nodes, node_gpus, tuple(speeds), faults)
+    site = PresetSite(nodes, node_gpus, tuple(speeds), faults)
     cluster, drawn, _, _ = hetero64(3, 1, site=site, load=0.8)
     assert (cluster.speed.size, cluster.gpu_node.size) == (nodes, site.gpus)
     assert drawn.gpus.max() <= site.gpus

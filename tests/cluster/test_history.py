@@ -14,7 +14,7 @@ from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import write_trace
 from longshore.cluster.workloads.estimates import (
     DECAY,
-    FIRST_S,
+    DEFAULT_ESTIMATE_S,
     RECENT_JOBS,
     Alike,
     Histories,
@@ -50,7 +50,7 @@ def of(jobs: Workload) -> Histories:
 
 
 def plain(jobs: Workload, job: int) -> tuple[float, int, int]:
-    """Return what the definition says of one job: estimate, level and count."""
+    """Return the definition for one job: estimate, level and count."""
     users, names = jobs.users or ("",) * jobs.jobs, jobs.names or ("",) * jobs.jobs
     past = [i for i in range(jobs.jobs) if jobs.submit_s[i] + jobs.work_s[i] < jobs.submit_s[job]]
     past.sort(key=lambda i: (jobs.submit_s[i] + jobs.work_s[i], i))
@@ -67,7 +67,7 @@ def plain(jobs: Workload, job: int) -> tuple[float, int, int]:
             logs = [math.log(jobs.work_s[i]) for i in newest]
             mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
             return math.exp(mean), level, len(newest)
-    return FIRST_S, -1, 0
+    return DEFAULT_ESTIMATE_S, -1, 0
 
 
 @given(JOBS)
@@ -103,7 +103,7 @@ def test_a_prediction_lies_among_the_run_times_that_it_is_from(
     known = found.ended > 0
     least, most = jobs.work_s.min() * (1 - 1e-9), jobs.work_s.max() * (1 + 1e-9)
     assert ((found.estimate_s[known] >= least) & (found.estimate_s[known] <= most)).all()
-    assert (found.estimate_s[~known] == FIRST_S).all()
+    assert (found.estimate_s[~known] == DEFAULT_ESTIMATE_S).all()
 
 
 @given(JOBS)
@@ -158,10 +158,10 @@ def test_inspect_says_how_far_each_kind_of_estimate_is_off(longshore: Command, t
     write_trace(jobs, tmp_path / "jobs.csv")
     done = longshore("trace", "inspect", tmp_path / "jobs.csv", "--estimates")
     assert done.status == 0, done.err
-    said = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("  ")}
-    assert {"exact", "log-normal", "class-mean", "history"} <= said.keys()
-    assert "0.00 (1 x)" in said["history"]
-    assert "0.35" in said["class-mean"]
+    lines = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("  ")}
+    assert {"exact", "log-normal", "class-mean", "history"} <= lines.keys()
+    assert "0.00 (1 x)" in lines["history"]
+    assert "0.35" in lines["class-mean"]
     assert "estimates" not in longshore("trace", "inspect", tmp_path / "jobs.csv").out
 
 

@@ -31,7 +31,7 @@ SEARCH = Search(futures=2, width=3)
 
 
 def at_decision(case: Case, decisions: int) -> Simulation | None:
-    """Return a simulation in which so many decisions were taken and another is due, None if there are fewer."""
+    """Return a simulation in which this number of decisions were taken and another is due, None if there are fewer."""
     sim = compiled(case)
     reset(sim, 0, case.row)
     due = advance(sim, 0)
@@ -73,7 +73,7 @@ def test_trying_candidates_out_leaves_the_real_simulation_untouched_to_the_byte(
 
 
 def hide(sim: Simulation, rng: np.random.Generator) -> None:
-    """Change what nobody can know: true work and ends, faults and slow nodes to come, and later jobs."""
+    """Change what no policy can know: true work and ends, faults and slow nodes to come, and later jobs."""
     scenarios, state, scenario = sim.scenarios, sim.state, int(sim.state.scenario[0])
     scenarios.work_s[:] *= rng.uniform(0.1, 10.0, scenarios.work_s.shape)
     scenarios.fault_seed[:] = rng.integers(0, 2**32, scenarios.fault_seed.shape)
@@ -93,7 +93,7 @@ def hide(sim: Simulation, rng: np.random.Generator) -> None:
 
 
 def has_no_plans(case: Case) -> bool:
-    """Say whether `hide` may exchange the GPUs of jobs."""
+    """Return whether `hide` may exchange the GPUs of jobs."""
     return case.scenarios.pipeline.size == 0
 
 

@@ -15,7 +15,7 @@ from longshore.agents.learned.schema import Schema
 from longshore.cluster.faults.models import FAULT_MODELS
 from longshore.cluster.faults.recorded import FaultEvent
 from longshore.cluster.files.errors import InputError, ManyProblemsError
-from longshore.cluster.files.input_problems import MOST_LETTERS, input_problems, nearest
+from longshore.cluster.files.input_problems import MAX_LETTERS, input_problems, nearest
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
 from longshore.cluster.traces.philly import PhillyJob
@@ -149,14 +149,14 @@ JOB_FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "says"), JOB_FILES)
-def test_a_job_file_that_cannot_be_used_says_why(tmp_path: Path, line: str, says: str) -> None:
+@pytest.mark.parametrize(("line", "message"), JOB_FILES)
+def test_a_job_file_that_cannot_be_used_is_an_error_with_its_place(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(line if line.startswith("command") else f"{line}\ncommand: [x]\n")
     file = read_yaml(path, "docs/scheduler.md")
     with pytest.raises(InputError) as caught:
         validated(file, JobFile, file.data)
-    assert str(caught.value) == f"{path}:{says}"
+    assert str(caught.value) == f"{path}:{message}"
 
 
 def test_all_that_is_wrong_is_told_at_once_each_with_its_line(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_line(tmp_path: Path) ->
     file = read_yaml(path, "docs/scheduler.md")
     with pytest.raises(ManyProblemsError) as caught:
         validated(file, JobFile, file.data)
-    told = [line.removeprefix(f"{path}:").partition(": ")[0] for line in str(caught.value).splitlines()]
-    assert told == ["1:gpu", "2:name", "5:retry.infra", "6:retry.usr"]
+    places = [line.removeprefix(f"{path}:").partition(": ")[0] for line in str(caught.value).splitlines()]
+    assert places == ["1:gpu", "2:name", "5:retry.infra", "6:retry.usr"]
 
 
 def test_all_keys_that_stand_twice_are_told(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_key_may_be_any_word(tmp_path: Path) -> None:
 
 def test_an_empty_file_names_the_page_that_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("\n")
-    with pytest.raises(InputError, match=re.escape("the file is empty; docs/scheduler.md says what it holds")):
+    with pytest.raises(InputError, match=re.escape("the file is empty; docs/scheduler.md describes what it holds")):
         read_yaml(tmp_path / "job.yaml", "docs/scheduler.md")
 
 
@@ -218,15 +218,15 @@ def test_problems_are_the_same_for_json() -> None:
     assert [(it.place, it.problem) for it in found] == [(("name",), "has no value"), (("gpus",), "'0' cannot be used")]
 
 
-@pytest.mark.parametrize("letters", [MOST_LETTERS, MOST_LETTERS + 1, 200])
+@pytest.mark.parametrize("letters", [MAX_LETTERS, MAX_LETTERS + 1, 200])
 def test_a_name_is_compared_with_those_that_are_known_where_that_is_soon_done(letters: int) -> None:
     known = ["b" * letters, "a" * letters]
-    assert nearest("a" * (letters - 1) + "b", known).startswith("did you mean" if letters <= MOST_LETTERS else "known:")
+    assert nearest("a" * (letters - 1) + "b", known).startswith("did you mean" if letters <= MAX_LETTERS else "known:")
     assert nearest("a", known).startswith("known:")
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "problems"),
     [
         ([], ["an empty list cannot be used"]),
         ([1], ["a list of 1 values cannot be used"]),
@@ -235,11 +235,13 @@ def test_a_name_is_compared_with_those_that_are_known_where_that_is_soon_done(le
         ([-1, "x"], ["'-1' cannot be used", "'x' cannot be used"]),
     ],
 )
-def test_a_list_is_too_short_by_what_stands_in_it_and_not_by_what_is_right(given: list[Any], told: list[str]) -> None:
+def test_a_list_is_too_short_by_what_stands_in_it_and_not_by_what_is_right(
+    given: list[Any], problems: list[str]
+) -> None:
     class Model(BaseModel):
         it: tuple[Annotated[int, Field(gt=0)], ...] = Field(min_length=2)
 
     with pytest.raises(ValidationError) as error:
         Model.model_validate({"it": given})
     found = input_problems(error.value.errors(), Model.model_json_schema(), {"it": given})
-    assert sorted(it.problem for it in found) == sorted(told)
+    assert sorted(it.problem for it in found) == sorted(problems)

@@ -45,7 +45,7 @@ def usable(sim: Simulation, action: int) -> list[int]:
 
 
 def pick(sim: Simulation, action: int, items: tuple[int, ...]) -> None:
-    """Pick as told, from the beginning, until nothing is needed."""
+    """Pick the given GPUs, from the beginning, until nothing is needed."""
     undo_picks(sim, 0)
     for item in items:
         if sim.state.need[0] > 0:

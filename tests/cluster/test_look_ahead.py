@@ -13,7 +13,7 @@ from longshore.cluster.candidates.candidates import list_candidates, pick_candid
 from longshore.cluster.candidates.futures import imagine_candidate, imagine_queue
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, start
-from longshore.cluster.state.state import AHEAD, Simulation
+from longshore.cluster.state.state import AHEAD_JOBS, Simulation
 from longshore.envs.batch import Batch
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
@@ -74,7 +74,7 @@ def test_jobs_ahead_are_those_of_the_plain_version_on_many_nodes(seed: int, orde
 @pytest.mark.parametrize("order", ["fifo", "shortest"])
 def test_jobs_ahead_are_those_of_the_plain_version_on_a_busy_cluster(order: str) -> None:
     problem = small_problem(2, nodes=5, jobs=40, order=order, waiting=True, faults=2)
-    assert agree(decisions(problem, 1, 4)) > 40 * AHEAD
+    assert agree(decisions(problem, 1, 4)) > 40 * AHEAD_JOBS
 
 
 def test_what_is_imagined_of_the_base_comes_true_where_the_base_is_the_quick_set() -> None:
@@ -93,7 +93,7 @@ def test_what_is_imagined_of_the_base_comes_true_where_the_base_is_the_quick_set
 
 
 def test_a_job_that_never_fits_ends_what_is_imagined() -> None:
-    # GPU 3 is down: the job of four GPUs cannot start by anybody's end, and the one behind it is not looked at.
+    # GPU 3 is down: the job of four GPUs cannot start by the end of another, and the one behind it is not imagined.
     case = hand_case(grid_cluster(2, 2), [(1, 10.0, 0.0), (4, 5.0, 0.0), (1, 5.0, 0.0)], {3: [(0.0, 1e9)]})
     sim = at_first_decision(case)
     list_candidates(sim, 0)

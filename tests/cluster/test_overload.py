@@ -31,9 +31,9 @@ def overloaded_at(load: float, *, order: int = 0, jobs: int = 400, limit_s: floa
 
 
 @pytest.mark.parametrize("order", [0, 3])
-@pytest.mark.parametrize(("load", "told"), [(0.5, False), (0.8, False), (1.5, True), (3.0, True)])
-def test_a_load_beyond_what_the_cluster_can_do_is_told(load: float, told: bool, order: int) -> None:  # noqa: FBT001
-    assert overloaded_at(load, order=order) == told
+@pytest.mark.parametrize(("load", "overloaded"), [(0.5, False), (0.8, False), (1.5, True), (3.0, True)])
+def test_a_load_beyond_what_the_cluster_can_do_is_an_overload(load: float, overloaded: bool, order: int) -> None:  # noqa: FBT001
+    assert overloaded_at(load, order=order) == overloaded
 
 
 def test_a_run_that_was_cut_off_is_overloaded_however_low_the_load() -> None:
@@ -51,7 +51,7 @@ def test_the_queue_must_hold_a_quarter_and_more_than_at_half_time() -> None:
     starts_s = np.array(
         [
             [0.0, 10.0, 20.0, 31.0],  # 8 of 14 wait at the end, none at half time
-            [0.0, 10.0, 20.0, 30.0],  # nobody waits
+            [0.0, 10.0, 20.0, 30.0],  # no job waits
             [0.0, 10.0, 40.0, 30.0],  # 3 of 14 are less than a quarter
             [40.0, 40.0, 40.0, 30.0],  # 6 of 14, and 3 at half time
         ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.needs import ANYTHING
 from longshore.cluster.model.problem import LAYOUTS, laid_out
-from longshore.cluster.model.workload import Iteration, Plan, best_plan, iteration_s, workload_of
+from longshore.cluster.model.workload import Iteration, JobPlan, best_plan, iteration_s, workload_of
 from longshore.cluster.placing import slowdown_of
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import compiled
@@ -72,8 +72,8 @@ def test_stages_that_each_lie_on_one_node_sum_gradients_inside_it() -> None:
 
 
 def test_the_best_plan_is_of_the_fewest_gpus_that_cost_no_time() -> None:
-    def plan(gpus: int, work_s: float) -> Plan:
-        return Plan(Iteration(gpus, 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0), work_s)
+    def plan(gpus: int, work_s: float) -> JobPlan:
+        return JobPlan(Iteration(gpus, 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0), work_s)
 
     fixed, smaller, late, larger = plan(8, 100.0), plan(4, 100.0), plan(2, 101.0), plan(16, 60.0)
     assert best_plan((fixed, late, larger)) == fixed
@@ -86,8 +86,8 @@ def test_the_best_plan_is_of_the_fewest_gpus_that_cost_no_time() -> None:
 
 
 def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_same_error_of_its_estimate() -> None:
-    fixed = Plan(Iteration(8, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 16e9)
-    other = Plan(Iteration(1, 2, 2, 1.5, 0.1, 1e9, 2e8, 3e9), 80.0, 30e9)
+    fixed = JobPlan(Iteration(8, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 16e9)
+    other = JobPlan(Iteration(1, 2, 2, 1.5, 0.1, 1e9, 2e8, 3e9), 80.0, 30e9)
     ids, gpus, work_s, submit_s = ("a", "b"), np.array([8, 1], np.int32), np.array([100.0, 5.0]), np.zeros(2)
     jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, other), ()))
     jobs.estimate_s[0] = 50.0
@@ -105,8 +105,8 @@ def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_sa
 
 
 def test_a_job_that_puts_state_away_needs_room_for_it_in_host_memory() -> None:
-    fixed = Plan(Iteration(8, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 32e9)
-    away = Plan(Iteration(4, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 30e9, away_bytes=12e9)
+    fixed = JobPlan(Iteration(8, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 32e9)
+    away = JobPlan(Iteration(4, 1, 1, 1.0, 0.0, 4e9, 0.0, 0.0), 100.0, 30e9, away_bytes=12e9)
     ids, gpus, work_s, submit_s = ("a", "b"), np.array([8, 8], np.int32), np.full(2, 100.0), np.zeros(2)
     needs = (ANYTHING, ANYTHING._replace(host_memory_bytes_per_gpu=64e9))
     jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, away),) * 2, needs=needs)

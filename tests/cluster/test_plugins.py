@@ -1,4 +1,4 @@
-"""Everything that packages register is looked up in one way."""
+"""Everything that packages register is found in one way."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import SEAMS, load, registered
-from longshore.cluster.files.signals import Terminated, unwound_by_signals
+from longshore.cluster.files.signals import SigtermExit, unwound_by_signals
 from tests.packages import install
 
 
@@ -64,5 +64,5 @@ def test_a_module_that_ends_the_process_is_an_error_like_any_other(
 def test_a_signal_while_a_module_is_imported_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "theirs", monkeypatch, "policies", {"slow": "slow_module:THING"},
             slow_module="import os, signal; os.kill(os.getpid(), signal.SIGTERM)")  # fmt: skip
-    with pytest.raises(Terminated), unwound_by_signals():
+    with pytest.raises(SigtermExit), unwound_by_signals():
         load("policies", "slow")

@@ -1,4 +1,4 @@
-"""Runs that would never end: told where faults are too frequent, and otherwise stopped by whoever presses Ctrl-C."""
+"""Runs that would never end: an error where faults are too frequent, and otherwise stopped by Ctrl-C."""
 
 import ctypes
 import math
@@ -59,7 +59,7 @@ def run(sim: Simulation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sim", "told"),
+    ("sim", "problem"),
     [
         (lambda: failing(8, rate_per_s=1e-2), event_log.STOPPED_FOR_EVER),
         (lambda: failing(8, rate_per_s=1e30), event_log.STOPPED_FOR_EVER),
@@ -67,8 +67,10 @@ def run(sim: Simulation) -> None:
         (lambda: failing(8, rate_per_s=1e30, first=8), event_log.NOTHING_ELSE),
     ],
 )
-def test_faults_that_let_no_job_end_are_told_with_the_field_to_change(sim: Callable[[], Simulation], told: str) -> None:
-    with pytest.raises(EndlessError, match=re.escape(told)) as caught:
+def test_faults_that_let_no_job_end_are_an_error_with_the_field_to_change(
+    sim: Callable[[], Simulation], problem: str
+) -> None:
+    with pytest.raises(EndlessError, match=re.escape(problem)) as caught:
         run(sim())
     assert str(caught.value).startswith("hazard_per_s: ")
     assert "\n" not in str(caught.value)

@@ -21,7 +21,7 @@ from longshore.cluster.queue.index import (
 )
 from longshore.cluster.queue.order import list_others, may_turn, may_wait, next_ageing_s, next_job
 from longshore.cluster.simulator.engine import advance, reset, start, wait
-from longshore.cluster.state.state import OTHERS, Simulation
+from longshore.cluster.state.state import MAX_OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic
 from tests.deep_cases import deep_case
 from tests.plain_turns import LEADING, PASSING, in_turns, queue_of
@@ -35,7 +35,7 @@ def work_s(sim: Simulation, job: int) -> float:
 
 
 def may_pass(sim: Simulation, job: int) -> bool:
-    """Say whether a waiting job fits, was not passed over, and at its fastest keeps the reservation in the state."""
+    """Return whether a waiting job fits, was not passed over, and at its fastest keeps the reservation in the state."""
     state, gpus = sim.state, int(sim.scenarios.gpus[0, job])
     run_s = expected_run_s(sim, 0, job, least_slowdown(sim, 0, job))
     keeps = gpus <= state.extra[0] or state.now_s[0] + run_s <= state.shadow_s[0]
@@ -51,7 +51,7 @@ def offered_first(sim: Simulation, jobs: list[int]) -> int:
 
 
 def check_index(sim: Simulation) -> None:
-    """Compare all that the index tells at a decision, with nothing picked, with the queue."""
+    """Compare all that the index returns at a decision, with nothing picked, with the queue."""
     state, jobs = sim.state, queue_of(sim)
     if sim.rules.turns:
         for line in in_turns(sim, 0, LEADING):
@@ -149,7 +149,7 @@ def test_the_jobs_to_turn_to_are_the_same_with_and_without_an_index(order: str, 
         if may_turn(sims[0], 0):
             others = [sim.scratch.other_job[0, : list_others(sim, 0)].tolist() for sim in sims]
             assert others[0] == others[1]
-            assert len(others[0]) <= OTHERS
+            assert len(others[0]) <= MAX_OTHERS
             assert len({next_job(sim, 0) for sim in sims}) == 1
         assert next_ageing_s(sims[0], 0) == next_ageing_s(sims[1], 0)
         for sim, rng in zip(sims, rngs, strict=True):

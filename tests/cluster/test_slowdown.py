@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, slowdown_of
+from longshore.cluster.placing import MAX_SLOWDOWN, MIN_SLOWDOWN, slowdown_of
 from longshore.cluster.presets.cluster_file import LEAST_SPEED, MOST_SPEED
 from longshore.scheduler.model.job_spec import MAX_COMPUTE_S, MAX_PARAMETER_BYTES, MIN_COMPUTE_S, MIN_ESTIMATE_S, YEAR_S
 from tests.compiled_runs import compiled
@@ -51,7 +51,7 @@ def test_no_job_file_on_any_cluster_file_gives_a_run_time_that_is_none(
 ) -> None:  # fmt: skip
     found = slowdown(ring, compute_s, parameter_bytes, gpus, nodes, speed, link, reference, node_penalty)
 
-    assert LEAST_SLOWDOWN < found < MOST_SLOWDOWN  # no bound was needed
+    assert MIN_SLOWDOWN < found < MAX_SLOWDOWN  # no bound was needed
     assert 0.0 < time_s * found < math.inf
     assert 0.0 < time_s / found < math.inf
 

@@ -117,7 +117,7 @@ def test_what_could_not_be_run_is_refused_by_name(part: str, name: str, value: A
     parts = Parts()
     parts.simulation()
     parts.spoil(part, name, value)
-    with pytest.raises(ValueError, match=r"expected|says|cannot|asks 65") as caught:
+    with pytest.raises(ValueError, match=r"expected|follow|cannot|asks 65") as caught:
         parts.simulation()
     assert "\n" not in str(caught.value)
     assert name in str(caught.value) or part == "cluster" or name in ("gpus", "outage_start_s")
@@ -209,7 +209,7 @@ def test_rows_that_do_not_exist_or_were_never_reset_do_not_advance(row: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "problem"),
     [
         ("head", np.zeros(ROWS, np.int64), r"state.head is of type int64, expected an array of int32"),
         ("head", np.zeros(ROWS + 1, np.int32), r"state.head has shape \(3,\), expected \(2,\)"),
@@ -218,10 +218,10 @@ def test_rows_that_do_not_exist_or_were_never_reset_do_not_advance(row: int) -> 
         ("head", [0, 0], r"state.head is of type list"),
     ],
 )
-def test_state_of_another_shape_is_refused(name: str, value: Any, told: str) -> None:
+def test_state_of_another_shape_is_refused(name: str, value: Any, problem: str) -> None:
     sim = Parts().simulation()
     state = sim.state._replace(**{name: value})
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=problem):
         Simulation(sim.cluster, sim.scenarios, sim.traits, sim.process, sim.rules, state, sim.log)
     run(Parts().simulation(), np.array([0]))  # nothing of it was kept
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.simulator.event_log import MAX_QUIET, MAX_STOPS
 from longshore.cluster.simulator.state_border import BOUNDED, LINES, sound_state
-from longshore.cluster.state.state import ANY, RANGES, State, declared
+from longshore.cluster.state.state import MAX_INT64, RANGES, State, declared
 from longshore.envs.batch import AgentView, Batch
 from tests.cluster.agreement import check_every_state, put
 from tests.envs.copied_run import problem
@@ -28,7 +28,7 @@ VIEWS = (AgentView("node", "full", "dt"), AgentView("gpu", "patent", "dt"), Agen
 def run(
     view: AgentView = VIEWS[0], order: str = "easy", steps: int = 9, *, learns: bool = False, late_s: float = 0.0
 ) -> Batch:
-    """Return three environments in which jobs wait, run and have picks, and faults are seen after so many seconds."""
+    """Return three environments in which jobs wait, run and have picks, and faults are detected after some seconds."""
     what = problem(order=order)
     rules = what.rules._replace(estimated_hazards=learns, detection_s=late_s, turns=True)
     users = np.arange(what.scenarios.gpus.size, dtype=np.int32).reshape(what.scenarios.gpus.shape) % 3
@@ -57,7 +57,7 @@ def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str
     batch = run()
     least, most = next(bounds for bounds, names in RANGES.items() if name in names)
     field = getattr(batch.sim.state, name)
-    beyond = [least - 1, -(2**31)] if least > -ANY else []
+    beyond = [least - 1, -(2**31)] if least > -MAX_INT64 else []
     beyond += [2**30, 2**31 - 1] if most != "any" else []
     for value in beyond if field.size else ():  # the index has no room where no queue is long
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected {least} to "):

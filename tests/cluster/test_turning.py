@@ -18,7 +18,7 @@ from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.queue.expected import estimated_work_s
 from longshore.cluster.queue.order import list_others, may_wait, turn_to
 from longshore.cluster.simulator.engine import advance, start, wait
-from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
+from longshore.cluster.state.state import MAX_OTHERS, MAX_SCANNED, Simulation
 from longshore.envs.batch import AgentView, Batch
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
@@ -54,7 +54,7 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
     """Return the first jobs that are offered at this moment if each is passed over, the one that is due among them."""
     with on_trial(sim):
         moment, jobs = sim.state.moment[0], list[int]()
-        while len(jobs) <= LOOKED_AT and sim.state.moment[0] == moment:
+        while len(jobs) <= MAX_SCANNED and sim.state.moment[0] == moment:
             jobs.append(int(sim.state.current[0]))
             wait(sim, 0)
             if not advance(sim, 0):
@@ -63,12 +63,12 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
 
 
 def expected_others(sim: Simulation) -> list[int]:
-    """Return what the definition in docs/policies.md says of the other jobs."""
+    """Return the other jobs by the definition in docs/policies.md."""
     offered = offered_one_after_another(sim)[1:]
     if not goes_by_work(sim.rules.order):  # by rank, and the shortest first; `sorted` leaves equal ones as they are
         rank = sim.scenarios.rank[sim.state.scenario[0]]
         offered = sorted(offered, key=lambda job: (rank[job], estimated_work_s(sim, 0, job)))
-    return offered[:OTHERS]
+    return offered[:MAX_OTHERS]
 
 
 def others_of(sim: Simulation) -> list[int]:
@@ -109,7 +109,7 @@ def test_in_a_long_queue_other_jobs_are_chosen_from_so_many_by_rank_and_then_by_
         estimate_s = scenarios.estimate_s * np.random.default_rng(seed).choice([0.25, 1.0, 4.0], scenarios.rank.shape)
         rules = rules._replace(waiting=True, order=ORDERS[order], backfill_depth=(EVERY_JOB, 60)[seed % 2])
         many += lists_of_others(Case(cluster, scenarios._replace(estimate_s=estimate_s), 0, process, rules), seed)
-    assert max(many) > LOOKED_AT
+    assert max(many) > MAX_SCANNED
 
 
 @settings(max_examples=examples(40))
@@ -171,7 +171,7 @@ def holder_of(seen: Decision) -> int:
 
 
 def check_start(seen: Decision, job: int, given: dict[int, int], *, refused: bool) -> None:
-    """Check that a job may start: nobody overtakes an aged one, and the holder of the reservation is not delayed."""
+    """Check that a job may start: no job overtakes an aged one, and the holder of the reservation is not delayed."""
     aged = [other for other in seen.standing if seen.binds(other)]
     if aged:
         assert job == min(aged, key=lambda other: seen.queued_s[other])
@@ -218,7 +218,7 @@ def test_under_fifo_every_candidate_is_of_the_job_that_is_due_and_its_wait_is_th
 def test_a_busy_cluster_offers_other_jobs_often() -> None:
     problem = small_problem(1, nodes=5, jobs=60, order="easy", waiting=True)
     turned = [len({candidate.job for candidate in listed(batch.sim, 0)}) for batch in decisions(problem, 0, 1)]
-    assert max(turned) == 1 + OTHERS
+    assert max(turned) == 1 + MAX_OTHERS
     assert sum(jobs > 1 for jobs in turned) > len(turned) / 2
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a program wherever they come, and say no traceback of what they leave half done."""
+"""Ctrl-C and SIGTERM end a program wherever they come, without a traceback of what they leave half done."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ class Shown:  # a file
     write = ask
 
     def flush(self):
-        time.sleep(0.15)  # a wish that was dropped comes again meanwhile
+        time.sleep(0.15)  # a signal that was dropped is sent again meanwhile
 
 class AsksTwice:
     def __del__(self):

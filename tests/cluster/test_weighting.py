@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.outcome import (
-    FIGURES,
-    Metrics,
+    OBJECTIVES,
     Outcome,
+    RunMetrics,
     Weighting,
     alone,
     metrics,
@@ -20,11 +20,11 @@ from longshore.cluster.model.outcome import (
     weighting_of,
 )
 
-WEIGHTS = st.dictionaries(st.sampled_from(sorted(FIGURES)), st.floats(1e-3, 1e3), min_size=1)
+WEIGHTS = st.dictionaries(st.sampled_from(sorted(OBJECTIVES)), st.floats(1e-3, 1e3), min_size=1)
 
 
 def figures(**values: float) -> Any:
-    return SimpleNamespace(**{FIGURES[name].field: np.array([value]) for name, value in values.items()})
+    return SimpleNamespace(**{OBJECTIVES[name].field: np.array([value]) for name, value in values.items()})
 
 
 @given(WEIGHTS)
@@ -36,18 +36,18 @@ def test_shares_sum_to_one_and_what_is_written_reads_as_the_same(weights: dict[s
     assert weighting_of(found.text).text == found.text
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_single_figure_is_that_figure(name: str) -> None:
-    drawn = np.random.default_rng(0).uniform(1.0, 1e6, (len(Metrics._fields), 5))
-    found = Metrics(*drawn)
+    drawn = np.random.default_rng(0).uniform(1.0, 1e6, (len(RunMetrics._fields), 5))
+    found = RunMetrics(*drawn)
     assert weighting_of(name) == weighting_of(f"{name}:7") == alone(name)
-    assert alone(name).cost(found) is getattr(found, FIGURES[name].field)
+    assert alone(name).cost(found) is getattr(found, OBJECTIVES[name].field)
 
 
-@given(WEIGHTS, st.sampled_from(sorted(FIGURES)), st.floats(0.1, 10.0))
+@given(WEIGHTS, st.sampled_from(sorted(OBJECTIVES)), st.floats(0.1, 10.0))
 def test_a_figure_counts_by_its_weight_whatever_its_unit(weights: dict[str, float], name: str, factor: float) -> None:
     weighting = weighting_of(",".join(f"{one}:{weight}" for one, weight in weights.items()))
-    before = dict.fromkeys(FIGURES, 1.0) | {"mean-jct": 7e4, "p99-jct": 3e5, "slowdown": 2.0, "makespan": 1e6}
+    before = dict.fromkeys(OBJECTIVES, 1.0) | {"mean-jct": 7e4, "p99-jct": 3e5, "slowdown": 2.0, "makespan": 1e6}
     after = before | {name: factor * before[name]}
     ratio = float((weighting.cost(figures(**after)) / weighting.cost(figures(**before)))[0])
     assert ratio == pytest.approx(factor ** weighting.weight(name))
@@ -59,7 +59,7 @@ def test_what_is_usual_hangs_on_whether_jobs_arrive_over_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem"),
     [
         ("mean_jct", "there is no objective 'mean_jct'; did you mean 'mean-jct'?"),
         ("slow", "there is no objective 'slow'; did you mean 'slowdown'?"),
@@ -70,10 +70,10 @@ def test_what_is_usual_hangs_on_whether_jobs_arrive_over_time() -> None:
         ("mean-jct:a lot", "'mean-jct:a lot' has no weight"),
     ],
 )
-def test_what_is_no_objective_is_refused(text: str, says: str) -> None:
+def test_what_is_no_objective_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError, match="--objective: ") as caught:
         weighting_of(text)
-    assert says in str(caught.value)
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.needs import Needs
+from longshore.cluster.model.needs import NodeNeeds
 from longshore.cluster.model.workload import Workload, first_jobs, workload_of
 from longshore.cluster.traces.statistics import describe
 from longshore.cluster.workloads.windows import sample_windows, scaled_to_load, with_gpus_cut
@@ -102,6 +102,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 def test_the_first_jobs_keep_their_own_needs() -> None:
-    needs = tuple(Needs((name,)) for name in ("a", "b", "c"))
+    needs = tuple(NodeNeeds((name,)) for name in ("a", "b", "c"))
     jobs = workload_of(("x", "y", "z"), np.ones(3, np.int32), np.ones(3), np.arange(3.0), needs=needs)
     assert first_jobs(jobs, 2).needs == needs[:2]

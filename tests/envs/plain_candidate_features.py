@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.cluster.model.problem import ORDERS
-from longshore.cluster.state.state import CANDIDATES, State
+from longshore.cluster.state.state import MAX_CANDIDATES, State
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
@@ -42,7 +42,7 @@ def plain_candidate_features(batch: Batch, row: int) -> NDArray[np.float32]:
             values[f"{name}_over_base"] = clipped(values[name]) - clipped(described[0][name])
         ratios = _ratios(seen, candidates[number], candidates[0], values["sum_s"], described[0]["sum_s"])
         features += [clipped((values | ratios)[name]) for name in CANDIDATE_FEATURES]
-    features += [0.0] * (len(CANDIDATE_FEATURES) * (CANDIDATES - len(candidates)))
+    features += [0.0] * (len(CANDIDATE_FEATURES) * (MAX_CANDIDATES - len(candidates)))
     return np.array(features, dtype=np.float32)
 
 

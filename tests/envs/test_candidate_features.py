@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.state.state import CANDIDATES
+from longshore.cluster.state.state import MAX_CANDIDATES
 from longshore.envs.batch import AgentView, Batch
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, FEATURE_CLIP
 from tests.deep_cases import wide_case
@@ -20,7 +20,7 @@ from tests.support.budgets import examples
 
 NAMES = [
     *CANDIDATE_GLOBALS,
-    *(f"{name} of candidate {candidate}" for candidate in range(CANDIDATES) for name in CANDIDATE_FEATURES),
+    *(f"{name} of candidate {candidate}" for candidate in range(MAX_CANDIDATES) for name in CANDIDATE_FEATURES),
 ]
 
 
@@ -67,7 +67,7 @@ def test_observations_of_candidates_are_finite_and_within_their_bounds_and_all_a
     for batch in decisions(problem_of(case), case.row, seed):
         assert np.isfinite(batch.observations).all()
         assert (np.abs(batch.observations) <= FEATURE_CLIP).all()
-        table = batch.observations[0, len(CANDIDATE_GLOBALS) :].reshape(CANDIDATES, len(CANDIDATE_FEATURES))
+        table = batch.observations[0, len(CANDIDATE_GLOBALS) :].reshape(MAX_CANDIDATES, len(CANDIDATE_FEATURES))
         assert (batch.masks[0] == (table[:, CANDIDATE_FEATURES.index("exists")] == 1.0)).all()
         assert (table[~batch.masks[0]] == 0.0).all()
         assert batch.masks[0].sum() == batch.sim.state.candidates[0]

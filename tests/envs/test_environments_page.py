@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.state.state import CANDIDATES
+from longshore.cluster.state.state import MAX_CANDIDATES
 from longshore.envs.batch import AgentView, Batch, episode_summaries
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
 from longshore.envs.stepping import REWARDS
@@ -34,6 +34,6 @@ def test_the_page_counts_features_and_names_rewards_and_metrics() -> None:
     assert (
         f"{len(CANDIDATE_GLOBALS)} numbers of the decision as a whole, then {len(CANDIDATE_FEATURES)} for each" in page
     )
-    assert f"`Discrete({CANDIDATES})`" in page
+    assert f"`Discrete({MAX_CANDIDATES})`" in page
     names = [*REWARDS, *episode_summaries(batch, batch.steps * 0)[0]]
     assert [name for name in names if f"`{name}`" not in page] == []

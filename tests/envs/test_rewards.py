@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import pick_at_random
-from longshore.cluster.candidates.offers import DRAWS
+from longshore.cluster.candidates.offers import DRAWS_PER_PLACEMENT
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start
@@ -82,7 +82,7 @@ def random_makespan_s(case: Case, run: int) -> float:
     sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        pick_at_random(sim, 0, run * DRAWS)
+        pick_at_random(sim, 0, run * DRAWS_PER_PLACEMENT)
         start(sim, 0)
     return float(sim.state.now_s[0])
 

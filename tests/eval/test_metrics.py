@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import PACK
-from longshore.cluster.model.outcome import Metrics, Outcome, metrics
+from longshore.cluster.model.outcome import Outcome, RunMetrics, metrics
 from longshore.cluster.model.problem import Scenarios
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
@@ -17,7 +17,7 @@ SCENARIOS, JOBS, NODES, PADS = 6, 24, 4, 3
 Change = Callable[[NDArray[np.generic]], NDArray[np.generic]]
 
 
-def figures(change: Change = lambda values: values) -> Metrics:
+def figures(change: Change = lambda values: values) -> RunMetrics:
     """Return the figures of a few small scenarios with faults, run under `pack`, from changed arrays of their runs."""
     problem = hetero64(SCENARIOS, 0, nodes=NODES, jobs=JOBS)
     sim = simulation_of(problem, rows=SCENARIOS)

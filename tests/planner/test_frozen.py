@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.training_plan import Saving
+from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner.evaluating import evaluate
 from longshore.planner.model import DEFAULT, state_bytes
 from longshore.planner.plan import FoundPlan, PlanLayout
@@ -127,9 +127,9 @@ def with_frozen(profile: ModelProfile, share: float) -> ModelProfile:
     return profile.model_copy(update={"layers": tuple(map(frozen, profile.layers))})
 
 
-@pytest.mark.parametrize("saving", list(Saving))
+@pytest.mark.parametrize("saving", list(MemorySaving))
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_what_is_not_trained_takes_two_bytes_and_no_gradient_or_optimizer(saving: Saving, share: float) -> None:
+def test_what_is_not_trained_takes_two_bytes_and_no_gradient_or_optimizer(saving: MemorySaving, share: float) -> None:
     data, profile = 4, gpt(layers=2)
     found = memory(layers_of(with_frozen(profile, share)), saving, data, 1, 1, copies=False)
     every = sum(it.parameters for it in profile.layers)
@@ -144,7 +144,7 @@ def request(profile: ModelProfile, batch: int = 64, gpus: int = 8) -> PlanReques
 
 
 def planned(profile: ModelProfile) -> FoundPlan:
-    found = evaluate(request(profile), (a100(8),), PlanLayout(8, 1, 1, 8, Saving.none))
+    found = evaluate(request(profile), (a100(8),), PlanLayout(8, 1, 1, 8, MemorySaving.none))
     assert isinstance(found, FoundPlan)
     return found
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.training_plan import Saving
+from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner.evaluating import evaluate
 from longshore.planner.model import (
     DEFAULT,
@@ -70,7 +70,7 @@ def test_a_plan_of_one_stage_takes_what_is_printed(degrees: tuple[int, int, int,
     data, _, tensor, micro_batch = degrees
     runs = one_run(data, 1, tensor, micro_batch, recomputes=recomputes, batch=64)
     request = make_request(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
-    saving = Saving.recompute if recomputes else Saving.none
+    saving = MemorySaving.recompute if recomputes else MemorySaving.none
     plan = evaluate(request, request.pool, PlanLayout(data, 1, tensor, micro_batch, saving))
     assert isinstance(plan, FoundPlan)
     assert plan.step_s == pytest.approx(by_hand(runs), rel=1e-9)
@@ -78,14 +78,14 @@ def test_a_plan_of_one_stage_takes_what_is_printed(degrees: tuple[int, int, int,
 
 def test_balanced_stages_are_no_slower_than_the_formula_of_equal_ones() -> None:
     request = make_request(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
-    plan = evaluate(request, request.pool, PlanLayout(2, 4, 1, 1, Saving.none))
+    plan = evaluate(request, request.pool, PlanLayout(2, 4, 1, 1, MemorySaving.none))
     assert isinstance(plan, FoundPlan)
     assert plan.step_s <= by_hand(one_run(2, 4, 1, 1, recomputes=False, batch=64))
 
 
 def test_parts_of_an_iteration_add_up_and_its_edges_carry_what_the_formulas_say() -> None:
     request = make_request(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
-    plan = evaluate(request, request.pool, PlanLayout(4, 2, 2, 2, Saving.none))
+    plan = evaluate(request, request.pool, PlanLayout(4, 2, 2, 2, MemorySaving.none))
     assert isinstance(plan, FoundPlan)
     worst = max(plan.stages, key=lambda it: it.micro_batch_s)
     inside = plan.times.compute_s + plan.times.tensor_s + plan.times.fixed_s
@@ -100,7 +100,7 @@ def test_memory_of_one_gpu_by_hand() -> None:
     """16 bytes a parameter, 34 s b h a layer, what embedding and head keep; then fragmentation and CUDA."""
     model = gpt()
     request = make_request(model, DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
-    plan = evaluate(request, request.pool, PlanLayout(1, 1, 1, 2, Saving.none))
+    plan = evaluate(request, request.pool, PlanLayout(1, 1, 1, 2, MemorySaving.none))
     assert isinstance(plan, FoundPlan)
     width = 1024 * 2048
     kept = 2 * (24 * 34 * width + 8 * 1024 + 2 * width)
@@ -109,7 +109,7 @@ def test_memory_of_one_gpu_by_hand() -> None:
 
 def test_recomputation_keeps_inputs_and_one_layer() -> None:
     request = make_request(gpt(), DEFAULT, (a100(1),), batch=8, samples=1e5, deadline_s=None)
-    plan = evaluate(request, request.pool, PlanLayout(1, 1, 1, 2, Saving.recompute))
+    plan = evaluate(request, request.pool, PlanLayout(1, 1, 1, 2, MemorySaving.recompute))
     assert isinstance(plan, FoundPlan)
     width = 1024 * 2048
     kept = 2 * (24 * 2 * width + 34 * width + 8 * 1024 + 2 * width)
@@ -118,7 +118,7 @@ def test_recomputation_keeps_inputs_and_one_layer() -> None:
 
 def test_early_stages_of_a_pipeline_keep_more_micro_batches() -> None:
     request = make_request(gpt(layers=8), DEFAULT, (a100(4),), batch=64, samples=1e5, deadline_s=None)
-    plan = evaluate(request, request.pool, PlanLayout(1, 4, 1, 1, Saving.none))
+    plan = evaluate(request, request.pool, PlanLayout(1, 4, 1, 1, MemorySaving.none))
     assert isinstance(plan, FoundPlan)
     width, of_blocks = 1024 * 2048, [0, 0, 0, 0]
     names = [layer.name for layer in gpt(layers=8).layers]
@@ -132,9 +132,14 @@ def test_early_stages_of_a_pipeline_keep_more_micro_batches() -> None:
 
 @pytest.mark.parametrize(
     ("saving", "data", "expected"),
-    [(Saving.none, 8, 16.0), (Saving.zero1, 4, 7.0), (Saving.zero1, 8, 5.5), (Saving.zero3, 8, 2.0)],
+    [
+        (MemorySaving.none, 8, 16.0),
+        (MemorySaving.zero1, 4, 7.0),
+        (MemorySaving.zero1, 8, 5.5),
+        (MemorySaving.zero3, 8, 2.0),
+    ],
 )
-def test_bytes_of_a_parameter(saving: Saving, data: int, expected: float) -> None:
+def test_bytes_of_a_parameter(saving: MemorySaving, data: int, expected: float) -> None:
     assert state_bytes(saving, data) == expected
 
 

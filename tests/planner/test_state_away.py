@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.model.training_plan import Saving
+from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner import search
 from longshore.planner.evaluating import evaluate, may_fit, min_step_s, with_copies
 from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, OFFLOAD_MARGIN_S
@@ -41,7 +41,7 @@ def one_gpu(
     memory_bytes: float, link: float = LINK, room: float = math.inf, *, offload: bool = True
 ) -> FoundPlan | Misfit:
     it = gpu(memory_bytes, link, room)
-    return evaluate(request(blocks(), it, offload=offload), (it,), PlanLayout(1, 1, 1, 1, Saving.none))
+    return evaluate(request(blocks(), it, offload=offload), (it,), PlanLayout(1, 1, 1, 1, MemorySaving.none))
 
 
 def with_overhead(asked_for: float) -> float:
@@ -82,7 +82,7 @@ def test_an_iteration_is_longer_by_what_neither_going_forward_nor_summing_hides(
 
 
 def test_what_is_summed_hides_the_copy_back() -> None:
-    layout = PlanLayout(8, 1, 1, 1, Saving.none)
+    layout = PlanLayout(8, 1, 1, 1, MemorySaving.none)
     it = gpu(with_overhead(WHOLE) * 0.9999, link=1e12)
     found = evaluate(request(blocks(), it), (it,), layout)
     assert isinstance(found, FoundPlan)
@@ -92,7 +92,7 @@ def test_what_is_summed_hides_the_copy_back() -> None:
 
 def test_of_zero_3_the_last_sum_alone_hides_the_copy_back() -> None:
     it = gpu(80e9, link=1e12)
-    found = evaluate(request(blocks(), it), (it,), PlanLayout(2, 1, 1, 1, Saving.zero3))
+    found = evaluate(request(blocks(), it), (it,), PlanLayout(2, 1, 1, 1, MemorySaving.zero3))
     assert isinstance(found, FoundPlan)
     stage = replace(found.stages[0], away_bytes=1e12)  # a second each way
     times = replace(found.times, compute_s=30.0, gradients_s=1.2)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import Connection
 
-from longshore.cluster.files.disk_space import RESERVE, Room
+from longshore.cluster.files.disk_space import RESERVE, DiskSpace
 from longshore.scheduler.store.engines import StoreFullError
 from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all
@@ -247,32 +247,32 @@ def test_a_quota_that_is_used_up_is_reported_as_a_full_disk(tmp_path: Path) -> N
 
 
 def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Path) -> None:
-    room = Room([small], LEAST_BYTES)
+    room = DiskSpace([small], LEAST_BYTES)
     reserve = small / RESERVE
     free = free_bytes(small)
-    room.look()
+    room.check()
     assert reserve.stat().st_blocks * 512 == reserve.stat().st_size == LEAST_BYTES // 4
     assert not room.is_low()
     assert free_bytes(small) == room.free_bytes() == free - LEAST_BYTES // 4
 
     fill(small, LEAST_BYTES - MIB)
-    room.look()
+    room.check()
     assert room.is_low()
     assert reserve.exists()
     fill(small, MIB // 4)
-    room.look()
+    room.check()
     assert not reserve.exists()
     assert not room.release()
-    room.look()
+    room.check()
     (small / "filling").unlink()
-    room.look()
+    room.check()
     assert reserve.exists()
     assert not room.is_low()
 
 
 def test_no_bound_is_no_reserve_and_a_folder_that_is_gone_has_no_room(tmp_path: Path) -> None:
-    room = Room([tmp_path], 0)
-    room.look()
+    room = DiskSpace([tmp_path], 0)
+    room.check()
     assert not room.is_low()
     assert not (tmp_path / RESERVE).exists()
-    assert Room([tmp_path / "gone"], 1).is_low()
+    assert DiskSpace([tmp_path / "gone"], 1).is_low()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.cluster.model.needs import Needs, Offer
+from longshore.cluster.model.needs import NodeNeeds, NodeOffer
 from longshore.scheduler.model.gpu_index import Layout
 
 
@@ -12,5 +12,5 @@ def test_a_node_of_a_type_that_offers_nothing_is_refused() -> None:
 
 
 def test_gpus_of_all_types_count_for_a_job_that_needs_nothing() -> None:
-    layout = Layout(["a", "b"], [2, 3], [0, 1], [Offer("small"), Offer("large")])
-    assert layout.gpus_for(Needs()) == layout.gpus == 5
+    layout = Layout(["a", "b"], [2, 3], [0, 1], [NodeOffer("small"), NodeOffer("large")])
+    assert layout.gpus_for(NodeNeeds()) == layout.gpus == 5

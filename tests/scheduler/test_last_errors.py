@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.processes import MOST, TAIL_BYTES, error_in, last_error
+from longshore.cluster.files.processes import LOG_TAIL_BYTES, MAX_ERROR_CHARACTERS, error_in, last_error
 from tests.support import processes
 
 # As PyTorch tells of the error of a rank.
@@ -53,17 +53,17 @@ def test_a_script_that_cannot_be_begun_is_named(tmp_path: Path, given: str) -> N
 def test_whatever_a_log_holds_a_terminal_may_show_what_is_taken_from_it(text: str) -> None:
     for log in (text, f"Traceback (most recent call last):\n{text}", f"longshore: the ring is lost: {text}"):
         found = error_in(log)
-        assert len(found) <= MOST
+        assert len(found) <= MAX_ERROR_CHARACTERS
         assert found == "" or found.isprintable()
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text("ValueError: long ago\n" + "x\n" * TAIL_BYTES)
+    log.write_text("ValueError: long ago\n" + "x\n" * LOG_TAIL_BYTES)
     assert last_error(str(log)) == ""
     with log.open("a") as output:
         output.write("ValueError: " + "y" * 1000 + "\n")
-    assert last_error(str(log)) == ("ValueError: " + "y" * MOST)[: MOST - 3] + "..."
+    assert last_error(str(log)) == ("ValueError: " + "y" * MAX_ERROR_CHARACTERS)[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
 def test_what_is_no_log_is_not_read(tmp_path: Path) -> None:

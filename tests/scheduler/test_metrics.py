@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from longshore.cluster.files.disk_space import Room
+from longshore.cluster.files.disk_space import DiskSpace
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.health.step_monitor import HEALTH, SlowWord, StepFigures
 from longshore.scheduler.metrics import SchedulerMetrics
@@ -43,7 +43,7 @@ class Watched:
         types = {"a": "slow", "b": "fast"}
         self.figures: dict[str, StepFigures] = {}
         self.metrics = SchedulerMetrics(
-            self.store, layout, types, lambda: True, lambda: self.figures, Room([folder], 1 << 20)
+            self.store, layout, types, lambda: True, lambda: self.figures, DiskSpace([folder], 1 << 20)
         )
         fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
@@ -159,7 +159,7 @@ def test_what_happened_before_a_scheduler_started_is_not_counted(watched: Watche
     watched.start(watched.submit(), 100.0)
 
     later = SchedulerMetrics(
-        watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict, Room([tmp_path], 1 << 20)
+        watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict, DiskSpace([tmp_path], 1 << 20)
     )
 
     assert b"longshore_queue_wait_seconds_count 0.0" in later.scrape()

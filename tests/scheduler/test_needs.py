@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.model.needs import Needs, Offer
+from longshore.cluster.model.needs import NodeNeeds, NodeOffer
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode, encode, to_json
@@ -113,10 +113,10 @@ def test_a_node_suits_a_job_whose_needs_its_type_meets(
 
 
 def test_needs_are_reported_in_plain_words() -> None:
-    assert Needs().words == ""
-    assert Needs(("a100", "h100"), 80e9).words == "of type a100 or h100 with 80 GB"
-    assert Needs((), 0.0, 8.0, 64e9).words == "with 8 CPUs each with 64 GB of host memory each"
-    assert Offer("a100").meets(Needs(("a100",), 80e9, 8.0, 64e9))
+    assert NodeNeeds().words == ""
+    assert NodeNeeds(("a100", "h100"), 80e9).words == "of type a100 or h100 with 80 GB"
+    assert NodeNeeds((), 0.0, 8.0, 64e9).words == "with 8 CPUs each with 64 GB of host memory each"
+    assert NodeOffer("a100").meets(NodeNeeds(("a100",), 80e9, 8.0, 64e9))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.files.disk_space import Room
+from longshore.cluster.files.disk_space import DiskSpace
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.queue.order import may_wait
 from longshore.cluster.state.state import Simulation
@@ -132,7 +132,7 @@ def test_history_is_deleted_also_where_the_disk_cannot_be_looked_at(tmp_path: Pa
     store.write(lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 91 * 86400")))
     store.close()
     service = Service(ServeOptions(SchedulerSettings(folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=url)))
-    service.room = Room([tmp_path / "gone"], 0)
+    service.room = DiskSpace([tmp_path / "gone"], 0)
     service.start()
     until(lambda: not (tmp_path / "attempts" / f"ls-{job}-1").exists())
     service.close()

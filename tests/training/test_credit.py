@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.networks.candidate_run import SampledRuns
-from longshore.cluster.model.outcome import Metrics, bounded_s, weighting_of
+from longshore.cluster.model.outcome import RunMetrics, bounded_s, weighting_of
 from longshore.training.candidates.credit import (
     CreditBaseline,
     JobTimes,
@@ -102,7 +102,7 @@ def test_at_the_beginning_a_run_earns_what_its_objective_is_better_than_the_othe
     jobs = np.full(2 * runs, 4, np.int32)
     times = JobTimes(submit_s + jct_s, submit_s, jobs, work_s)
     nothing = np.zeros(2 * runs)
-    figures = Metrics(*([nothing] * len(Metrics._fields)))._replace(
+    figures = RunMetrics(*([nothing] * len(RunMetrics._fields)))._replace(
         mean_jct_s=jct_s.mean(axis=1), mean_slowdown=(jct_s / np.maximum(work_s, 600.0)).mean(axis=1)
     )
     record = record_of(list(range(2 * runs)), [0.0] * (2 * runs), np.zeros((2 * runs, 1)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.networks.candidates import CandidateNetwork
-from longshore.cluster.state.state import CANDIDATES
+from longshore.cluster.state.state import MAX_CANDIDATES
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training.actor_critic.ppo import falling
 from longshore.training.candidates import distil
@@ -62,8 +62,8 @@ def test_the_rate_of_distillation_falls_from_its_start_by_epoch(epochs: int, mon
     schema = schema_of(
         algorithm="distil", network="candidates", action="candidate", observation="full", waiting=True, node_gpus=(8,)
     )
-    size = CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT
-    rng, counts, values = np.random.default_rng(0), np.full(8, 2, np.int32), np.zeros((8, CANDIDATES), np.float32)
+    size = CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT
+    rng, counts, values = np.random.default_rng(0), np.full(8, 2, np.int32), np.zeros((8, MAX_CANDIDATES), np.float32)
     labels = Labels(
         rng.random((8, size), np.float32), counts, counts, values, values, values[:, 0], np.arange(8, dtype=np.int32)
     )

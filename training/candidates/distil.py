@@ -36,7 +36,7 @@ from ...cluster.model.problem import Problem
 from ...cluster.placing import undo_picks
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.simulator.simulation import outcome_of, simulation_of
-from ...cluster.state.state import CANDIDATES, Simulation
+from ...cluster.state.state import MAX_CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
 from ..initial import initial_network
 from ..presets import DistilParameters
@@ -68,7 +68,7 @@ def joined(parts: Iterable[Labels]) -> Labels:
 
 
 def _none() -> Labels:
-    counts, values = np.zeros(0, np.int32), np.zeros((0, CANDIDATES), np.float32)
+    counts, values = np.zeros(0, np.int32), np.zeros((0, MAX_CANDIDATES), np.float32)
     return Labels(np.zeros((0, OBSERVATION_SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
 
 
@@ -80,8 +80,8 @@ def sound_labels(arrays: Arrays, scenarios: int) -> Labels:
         KeyError: If an array is missing.
     """
     found = records(arrays, "", _none())
-    within("listed", found.listed, 1, CANDIDATES)
-    within("tried", found.tried, 1, CANDIDATES)
+    within("listed", found.listed, 1, MAX_CANDIDATES)
+    within("tried", found.tried, 1, MAX_CANDIDATES)
     within("scenario", found.scenario, 0, scenarios - 1)
     if (found.tried > found.listed).any():
         raise ValueError("tried is more than listed, expected at most as many")
@@ -155,9 +155,9 @@ def _labels(kept: list[tuple[NDArray[np.float32], int, DecisionLabel]], scenario
     observations, listed, labels = zip(*kept, strict=True)
     gains, variances, to_go = zip(*labels, strict=True)
     tried = np.array([gain.size for gain in gains], dtype=np.int32)
-    padded = np.stack([np.pad(gain, (0, CANDIDATES - gain.size)) for gain in gains])
+    padded = np.stack([np.pad(gain, (0, MAX_CANDIDATES - gain.size)) for gain in gains])
     # A few futures are too few for the noise of one decision: without a fault in them it would seem to have none.
-    candidates = np.arange(CANDIDATES)
+    candidates = np.arange(MAX_CANDIDATES)
     error = np.sqrt(np.mean(variances)) * ((candidates > 0) & (candidates < tried[:, None]))
     return Labels(
         np.stack(observations), np.array(listed, dtype=np.int32), tried, padded.astype(np.float32),

@@ -27,10 +27,10 @@ from torch import Tensor
 from ...agents.learned.checkpoint import layout_of
 from ...agents.networks.candidate_run import SampledRuns, sample_runs
 from ...agents.networks.candidates import CandidateNetwork, candidate_weights
-from ...cluster.model.outcome import Metrics, Weighting, alone, bounded_s, metrics, objective_of
+from ...cluster.model.outcome import RunMetrics, Weighting, alone, bounded_s, metrics, objective_of
 from ...cluster.model.problem import Problem
 from ...cluster.simulator.simulation import outcome_of, simulation_of
-from ...cluster.state.state import CANDIDATES, Simulation
+from ...cluster.state.state import MAX_CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..history import ObservedDecision, Stays, read_history
 from ..initial import initial_network
@@ -59,7 +59,7 @@ VALUE_ERROR_SAMPLES = 4096  # decisions of an update that the error of the value
 MAX_BASELINE_SUM = 1e30  # far above any sum that a credit baseline reaches
 CLOSED_LOGIT = -1e9  # of a candidate that is not in the list
 SUMS = ("mean-jct", "slowdown")  # figures that are sums over jobs, so that decisions are credited with them by time
-OBSERVATION_SIZE = CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT
+OBSERVATION_SIZE = CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT
 STATE_FEATURES = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
 
 
@@ -67,7 +67,7 @@ class Collected(NamedTuple):
     """What the runs of an update were like."""
 
     record: SampledRuns  # all decisions
-    figures: Metrics  # of shape (runs,)
+    figures: RunMetrics  # of shape (runs,)
     times: JobTimes  # of their jobs
 
 
@@ -219,7 +219,7 @@ class GroupLearner:
         is_batch = [objective_of(problem.scenarios.submit_s) == "makespan" for problem in self.problems]
         return np.repeat(is_batch, self.groups)
 
-    def _cost(self, figures: Metrics) -> NDArray[np.float64]:
+    def _cost(self, figures: RunMetrics) -> NDArray[np.float64]:
         """Return what is minimised, shape (groups, runs).
 
         It is the makespan, or the mean JCT relative to the group's mean: in hours, groups of long jobs would drown the
@@ -295,7 +295,7 @@ class GroupLearner:
         error = self.network.values(decisions.observations[rows]) - decisions.to_go[rows]
         self.run_folder.logger.record("group/value_error", float(error.square().mean().sqrt()))
 
-    def _record_figures(self, figures: Metrics) -> None:
+    def _record_figures(self, figures: RunMetrics) -> None:
         record = self.run_folder.logger.record
         record("rollout/makespan_h", float(figures.makespan_s.mean()) / 3600.0)
         record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
@@ -358,7 +358,7 @@ class RunCollector:
     def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> Collected:
         """Run a scenario in each row by sampled candidates; return all decisions, the runs' figures and their times."""
 
-        def collect_shard(index: int) -> tuple[SampledRuns, Metrics, JobTimes]:
+        def collect_shard(index: int) -> tuple[SampledRuns, RunMetrics, JobTimes]:
             shard, record = self.shards[index], self._records[index]
             run = scenarios[shard.scenarios]
             record.size[0] = 0
@@ -368,11 +368,11 @@ class RunCollector:
             return record, *_figures(shard, run)
 
         records, figures, times = zip(*self.pool.map(collect_shard, range(len(self.shards))), strict=True)
-        together = Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
+        together = RunMetrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
         return Collected(_joined(records), together, joined_job_times(times))
 
 
-def _figures(shard: Shard, run: NDArray[np.int64]) -> tuple[Metrics, JobTimes]:
+def _figures(shard: Shard, run: NDArray[np.int64]) -> tuple[RunMetrics, JobTimes]:
     scenarios, gpus = shard.problem.scenarios, shard.problem.cluster.gpu_node.size
     outcome, jobs, submit_s = outcome_of(shard.sim), scenarios.jobs[run], scenarios.submit_s[run]
     work_s = scenarios.work_s[run]
@@ -383,7 +383,7 @@ def _figures(shard: Shard, run: NDArray[np.int64]) -> tuple[Metrics, JobTimes]:
 def _empty_record(decisions: int) -> SampledRuns:
     return SampledRuns(
         observations=np.zeros((decisions, OBSERVATION_SIZE), np.float32),
-        logits=np.zeros((decisions, CANDIDATES), np.float32),
+        logits=np.zeros((decisions, MAX_CANDIDATES), np.float32),
         candidates=np.zeros(decisions, np.int32),
         chosen=np.zeros(decisions, np.int64),
         log_probability=np.zeros(decisions, np.float32),
@@ -439,7 +439,7 @@ def relative(values: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
     return over
 
 
-def relative_cost(shares: Mapping[str, float], figures: Metrics, runs: int) -> NDArray[np.float64]:
+def relative_cost(shares: Mapping[str, float], figures: RunMetrics, runs: int) -> NDArray[np.float64]:
     """Return the weighted sum of figures that are relative to the group's mean, shape (groups, runs).
 
     Close to that mean it differs by as much as the weighted geometric mean does.
@@ -460,7 +460,7 @@ def shares_of(weighting: Weighting) -> dict[str, float]:
     return {term.name: weighting.weight(term.name) for term in weighting.terms}
 
 
-def job_weights(weighting: Weighting, times: JobTimes, figures: Metrics, runs: int) -> NDArray[np.float64]:
+def job_weights(weighting: Weighting, times: JobTimes, figures: RunMetrics, runs: int) -> NDArray[np.float64]:
     """Return what a second of each job in the system weighs, over what it weighs in the relative mean JCT.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....cluster.files.durable import is_there, read_whole
-from ....cluster.files.errors import BackendError, words_of
+from ....cluster.files.errors import BackendError, error_line
 from ....cluster.model.placement import Placement, Share
 from ...model.job import is_job_id
 from ..protocol import Attempt, RefusedError, refuse_placement, refuse_texts
@@ -137,7 +137,7 @@ def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
             except (ValueError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_FILE_OF_OURS:
                     raise
-                log.error("%s: its %s cannot be read: %s", name, SPEC_FILE, words_of(error))
+                log.error("%s: its %s cannot be read: %s", name, SPEC_FILE, error_line(error))
                 found[name] = (_named(name), ())
     return found
 

@@ -13,7 +13,7 @@ from ..cluster.files.paths import check_present_folder
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..cluster.kernels.ahead import Stand as Compiled
+    from ..cluster.kernels.ahead import CompileProgress
     from ..training.run_folder import Progress as Stand
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
@@ -159,7 +159,7 @@ def compile_all(rehearsals: Iterable[str], processes: int | None = None) -> bool
 
 
 @contextmanager
-def _compiling_progress() -> Iterator[Callable[["Compiled"], None]]:
+def _compiling_progress() -> Iterator[Callable[["CompileProgress"], None]]:
     """Show how much is compiled: a bar, or a line now and then where standard error is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -59,7 +59,7 @@ def download_trace(
     typer.echo(f"licence: {trace.licence}")
     typer.echo(f"from: https://github.com/{trace.repository}, {trace.path} at {trace.commit}")
     with download_progress(trace.name) as show:
-        new = download(trace, target, mirror=mirror or MIRROR, timeout_s=timeout, tell=show)
+        new = download(trace, target, mirror=mirror or MIRROR, timeout_s=timeout, report=show)
     typer.echo(f"{target}: {'downloaded' if new else 'already there'}, SHA-256 checked")
     _list_files(trace, target)
 

@@ -25,17 +25,17 @@ from ..cluster.files.errors import BackendError
 from ..cluster.kernels.structures import push, remove
 from ..cluster.model.placement import Placement
 from ..cluster.placing import begin_picks, take_gpu
-from ..cluster.simulator.endings import finish_held, go_on, settle, stop_after_fault
+from ..cluster.simulator.endings import continue_after_switch, count_progress, finish_held, stop_after_fault
 from ..cluster.simulator.engine import (
-    begin_moment,
-    change_sources,
-    live_through,
-    next_time_s,
+    change_due_sources,
+    handle_events,
+    move_clock,
+    next_event_s,
     reset,
     start,
     submit_due,
 )
-from ..cluster.simulator.faults import has_living
+from ..cluster.simulator.faults import has_live_member
 from ..cluster.simulator.seats import average_s, compute_s
 from ..cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ..cluster.state.state import Simulation
@@ -110,7 +110,7 @@ PROGRESS = {"step": 1.0}  # a simulated job never stands still
 
 
 class SimulatedBackend(Backend):
-    """Runs attempts in a simulation, whose clock moves only by `live_through`.
+    """Runs attempts in a simulation, whose clock moves only by `handle_events`.
 
     Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now. By
     rules that switch, an attempt with seats has a ring, whose empty seats the scheduler fills.
@@ -148,19 +148,19 @@ class SimulatedBackend(Backend):
     def next_s(self) -> float:
         """Return the time of the next event, inf for none."""
         self._continue_rings()
-        return float(next_time_s(self.sim, ROW))
+        return float(next_event_s(self.sim, ROW))
 
     def live_through(self, time_s: float) -> None:
         """Process all events of the next moment."""
         sim = self.sim
         if not sim.rules.switching:
-            live_through(sim, ROW, time_s)
+            handle_events(sim, ROW, time_s)
             return
         self._continue_rings()
-        begin_moment(sim, ROW, time_s)
+        move_clock(sim, ROW, time_s)
         self._end_held()
         if sim.state.finished[ROW] < sim.scenarios.jobs[sim.state.scenario[ROW]]:
-            change_sources(sim, ROW)
+            change_due_sources(sim, ROW)
             self._end_held()
             submit_due(sim, ROW)
 
@@ -349,11 +349,11 @@ class SimulatedBackend(Backend):
         Source: SPEC F5 to F10; the simulator's side is `heed` of cluster/simulator/faults.py.
         """
         ring, sim = self._present.get(job), self.sim
-        if ring is None or not has_living(sim, ROW, job):
+        if ring is None or not has_live_member(sim, ROW, job):
             return False
         state = sim.state
         ring.before_s = float(average_s(sim, ROW, job))
-        settle(sim, ROW, job, state.struck_s[ROW, job], held_gpus(sim, ROW, job))
+        count_progress(sim, ROW, job, state.struck_s[ROW, job], held_gpus(sim, ROW, job))
         for gpu, rank in self._members(ring):
             if state.died[ROW, gpu] == 1:
                 state.died[ROW, gpu] = 0
@@ -382,14 +382,14 @@ class SimulatedBackend(Backend):
             if ring.asks:
                 self.give_up_seats(ring)
             if ring.held:
-                settle(self.sim, ROW, ring.job, self.sim.state.now_s[ROW], ring.held)
+                count_progress(self.sim, ROW, ring.job, self.sim.state.now_s[ROW], ring.held)
                 ring.held = 0
                 self._form(ring)
 
     def _form(self, ring: _Ring) -> None:
         """Let a ring continue with the GPUs that it holds."""
         ring.asks = False
-        go_on(self.sim, ROW, ring.job)
+        continue_after_switch(self.sim, ROW, ring.job)
         self._notify(ring)
         self.formed(ring.job)
 

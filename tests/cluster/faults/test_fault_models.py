@@ -113,7 +113,7 @@ def test_lemons_are_as_many_and_as_bad_as_in_the_trace() -> None:
     bad = of_node > 2e-7
     assert np.isclose(bad.mean(), 0.05, atol=4 * math.sqrt(0.05 * 0.95 / 4000))
     assert np.isclose(of_node[bad][0] / of_node[~bad][0], 6.17)
-    # With exactly 5 % of lemons the share of faults would be 24.5 %; the total stays what the hazards say.
+    # With exactly 5 % of lemons the share of faults would be 24.5 %; the total stays that of the hazards.
     assert np.isclose(0.05 * of_node[bad][0] / (0.05 * of_node[bad][0] + 0.95 * of_node[~bad][0]), 0.245, atol=1e-3)
     assert np.isclose(0.05 * of_node[bad][0] + 0.95 * of_node[~bad][0], 2e-7)
 

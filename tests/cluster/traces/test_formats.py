@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.cluster.model.needs import Needs
+from longshore.cluster.model.needs import NodeNeeds
 from longshore.cluster.model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload
 from longshore.cluster.traces.read import detect_format, read_trace
 from longshore.cluster.traces.statistics import write_trace
@@ -131,16 +131,16 @@ def test_users_and_names_are_read_where_a_format_has_them(tmp_path: Path, name: 
 
 MIB = 2.0**20
 NEEDED = {
-    "acme": (KALOS, [Needs(cpus_per_gpu=15.0)]),
-    "helios": (EXAMPLES["helios"][0], [Needs(cpus_per_gpu=2.0), Needs(cpus_per_gpu=0.5)]),
+    "acme": (KALOS, [NodeNeeds(cpus_per_gpu=15.0)]),
+    "helios": (EXAMPLES["helios"][0], [NodeNeeds(cpus_per_gpu=2.0), NodeNeeds(cpus_per_gpu=0.5)]),
     "openb": (
         EXAMPLES["openb"][0].replace("p3,1,1,4,1000,,", "p3,32000,65536,4,1000,V100M16|V100M32,"),
-        [Needs((), 0.0, 0.001, MIB), Needs(("V100M16", "V100M32"), 0.0, 8.0, 16384 * MIB)],
+        [NodeNeeds((), 0.0, 0.001, MIB), NodeNeeds(("V100M16", "V100M32"), 0.0, 8.0, 16384 * MIB)],
     ),
     "longshore": (
         "gpus,work_s,submit_s,gpu_types,gpu_memory_bytes,cpus_per_gpu,host_memory_bytes_per_gpu\n"
         "1,5,0,,,,\n2,5,1, a100 | h100 ,80e9,4,16e9\n",
-        [Needs(), Needs(("a100", "h100"), 80e9, 4.0, 16e9)],
+        [NodeNeeds(), NodeNeeds(("a100", "h100"), 80e9, 4.0, 16e9)],
     ),
 }  # what whole jobs ask for, divided by their GPUs
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.workload import Iteration, Plan
+from longshore.cluster.model.workload import Iteration, JobPlan
 from longshore.cluster.traces.plan_cells import cell_of, plans_in
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import write_trace
@@ -17,12 +17,12 @@ ITERATIONS = st.builds(
     Iteration, st.integers(1, 64), st.integers(1, 64), st.integers(1, 8), st.floats(1e-6, 1e6),
     st.just(0.0) | st.floats(1e-9, 1e6), BYTES, BYTES, BYTES,
 )  # fmt: skip
-PLANS = st.lists(st.builds(Plan, ITERATIONS, st.floats(1e-6, 1e9), BYTES, BYTES), max_size=5).map(tuple)
+PLANS = st.lists(st.builds(JobPlan, ITERATIONS, st.floats(1e-6, 1e9), BYTES, BYTES), max_size=5).map(tuple)
 HEAD = "id,gpus,work_s,submit_s,plans\n"
 
 
 @given(PLANS)
-def test_plans_are_read_back_to_the_last_bit(plans: tuple[Plan, ...]) -> None:
+def test_plans_are_read_back_to_the_last_bit(plans: tuple[JobPlan, ...]) -> None:
     assert plans_in(cell_of(plans)) == plans
 
 

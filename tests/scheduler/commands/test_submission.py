@@ -29,7 +29,7 @@ REFUSED = [
     (["train.py"], "'train.py' is a program, no job file; to run it: longshore submit -- python train.py"),
     (["run.sh"], "longshore submit -- sh run.sh; docs/migrate.md"),
     (["script"], "'script' is a program, no job file; to run it: longshore submit -- "),
-    (["empty.yaml"], "empty.yaml: the file is empty; docs/scheduler.md#job-files says what it holds"),
+    (["empty.yaml"], "empty.yaml: the file is empty; docs/scheduler.md#job-files describes what it holds"),
     (["notes.txt"], "notes.txt:1: the file does not hold keys and values"),
     (["broken.yaml"], "broken.yaml:2: not YAML"),
     (["wrong.yaml"], "wrong.yaml:1:gpus: 'many' cannot be used; it should be a whole number from 1 to 1000000"),

@@ -14,7 +14,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "LONGSHORE_MIRROR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("longshore.cluster.traces.download.PAUSE_S", 0.0)
+    monkeypatch.setattr("longshore.cluster.traces.download.RETRY_PAUSE_S", 0.0)
     return tmp_path
 
 

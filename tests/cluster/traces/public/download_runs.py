@@ -49,7 +49,7 @@ def left() -> set[str]:
 def refused(done: Done) -> str:
     """Return the message of a download that failed with one line."""
     assert done.status == 2, done
-    said = [line for line in done.err.splitlines() if line.startswith("longshore: ")]
-    assert len(said) == 1, done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("longshore: ")]
+    assert len(lines) == 1, done.err
     assert "Traceback" not in done.err
-    return said[0]
+    return lines[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.traces.download import TRIES
+from longshore.cluster.traces.download import MAX_FRUITLESS_TRIES
 from tests.cluster.traces.public.download_runs import CSV, Download, left, refused
 from tests.command_line import Command, Done
 from tests.support import processes
@@ -76,7 +76,7 @@ def test_a_server_that_cannot_go_on_begins_anew(download: Download) -> None:
 
 def test_a_server_that_always_breaks_at_one_byte_is_given_up(download: Download) -> None:
     refused(download(ways=["cut-no-range:5000"]))
-    assert len(download.server.asked) == 1 + TRIES
+    assert len(download.server.asked) == 1 + MAX_FRUITLESS_TRIES
     assert not Path("small.csv").exists()
 
 
@@ -131,7 +131,7 @@ def test_a_body_without_a_length_is_taken(download: Download, size_bytes: int | 
 
 
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("way", "problem"),
     [
         ("404", "404"),
         ("403", "403"),
@@ -148,9 +148,9 @@ def test_a_body_without_a_length_is_taken(download: Download, size_bytes: int | 
         ("hang", "nothing for 0.2 s"),
     ],
 )
-def test_a_server_that_misbehaves_is_one_line(download: Download, way: str, told: str) -> None:
+def test_a_server_that_misbehaves_is_one_line(download: Download, way: str, problem: str) -> None:
     message = refused(download(ways=[way], timeout=0.2))
-    assert told in message.lower()
+    assert problem in message.lower()
     assert not Path("small.csv").exists()
 
 

@@ -1,4 +1,4 @@
-"""A server of files over HTTP that misbehaves as it is told, one way for each request."""
+"""A server of files over HTTP that misbehaves in one given way for each request."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ class Answers:
     """What the server does: `ways` for its first requests, the last of them for all others.
 
     Ways are `whole`, `cut:N` (the connection ends after N bytes of the body), `whole-no-range`, `cut-no-range:N`,
-    `hang` (nothing comes), `hang:N` (nothing more comes after N bytes), `wrong-part`, `unsized` (no length is told),
+    `hang` (nothing comes), `hang:N` (nothing more comes after N bytes), `wrong-part`, `unsized` (no length is sent),
     `endless`, `packed`, `garbage`, `redirect:URL` and a status, such as `404`.
     """
 
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(answers, *way.partition(":")[::2])
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, answers: Answers, way: str, more: str) -> None:
         if way.isdecimal():
