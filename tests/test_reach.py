@@ -13,7 +13,7 @@ from benchmarks import reach
 from tests.checkout import ROOT
 
 PART_OF_KERNELS = (
-    "cluster/kernels/structures.py:push", "cluster/simulator/event_log.py:_compiled",
+    "cluster/kernels/structures.py:push", "cluster/simulator/event_log.py:_poll_in_kernel",
     "cluster/kernels/pointer_table.py:_read",
     "cluster/kernels/compiled.py:_leaf", "cluster/model/problem.py:passes", "agents/heuristics.py:_usable",
     "cluster/simulator/engine.py:advance",

@@ -102,7 +102,7 @@ def test_a_problem_is_made_of_a_trace_and_a_cluster(tmp_path: Path, caplog: pyte
     assert (problem.rules.order, problem.rules.waiting) == (ORDERS["shortest"], True)
     assert problem.scenarios.jobs.tolist() == [WINDOW_JOBS] * 5
     assert problem.scenarios.gpus.max() == 4
-    assert "ask more than 4 GPUs" in caplog.text
+    assert "more than 4 GPUs" in caplog.text
     later = problem_of(trace, windows=5, part=(0.7, 1.0))
     assert not set(np.unique(windows(problem))) & set(np.unique(windows(later)))
     assert np.array_equal(windows(problem_of(trace, windows=5, seed=3)), windows(problem_of(trace, windows=5, seed=3)))
