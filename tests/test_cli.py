@@ -253,7 +253,7 @@ def test_a_trace_is_converted_sampled_and_inspected(longshore: Command, folder: 
     assert longshore("trace", "sample", converted, window, "--jobs", 2, "--seed", 1).status == 0
     shown = longshore("trace", "inspect", window, "--gpus", 8).out
     assert [line.split()[0] for line in shown.splitlines()][:2] == ["format", "jobs"]
-    assert "2 (0 rows left out)" in shown
+    assert "2 (0 rows dropped)" in shown
 
 
 def test_policies_are_listed_also_when_one_of_them_is_broken(

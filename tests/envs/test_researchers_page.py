@@ -28,7 +28,7 @@ def test_a_network_of_ones_own_is_trained_in_forty_lines(
     exec(compile(less, "research.py", "exec"), {"__name__": "research"})
     assert (tmp_path / "model.zip").is_file()
     assert "of the makespan of" in capsys.readouterr().out
-    (imports,) = re.findall(r"^ {4}longshore (policies import .*)$", PAGE, re.MULTILINE)
+    (imports,) = re.findall(r"^ {4}longshore (policy import .*)$", PAGE, re.MULTILINE)
     refused = longshore(*imports.split())
     assert (refused.status, "SB3Policy(model)" in refused.err) == (2, True)
     plain = re.sub(r"    policy_kwargs=.*\n", "", less)

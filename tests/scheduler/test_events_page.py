@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 from longshore.scheduler.api.models import EventPage
-from longshore.scheduler.control import job_errors, node_checks
-from longshore.scheduler.control import unknown_attempts as unknown_attempts
+from longshore.scheduler.control import job_errors, node_checks, unknown_attempts
 from longshore.scheduler.health import step_monitor
 from longshore.scheduler.store import attempts, jobs, nodes, rings
 from longshore.scheduler.store.events import EventRow
@@ -28,7 +27,7 @@ def rows_of(heading: str) -> list[list[str]]:
 
 
 def names_in(cell: str) -> list[str]:
-    return re.findall(r"`(\w+)`", cell)
+    return re.findall(r"`([\w-]+)`", cell)
 
 
 def test_the_page_has_every_kind_of_event_and_no_other() -> None:
@@ -41,7 +40,7 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
     written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
     named = {
         "CHANGE", "WISH", "PRIORITY", "CONTACT", "CLEANUP", "LAUNCH", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
-        "ERROR", "STRANGER", "QUARANTINE", "PREFLIGHT", "SEAT", "RING",
+        "ERROR_EVENT", "UNKNOWN_EVENT", "QUARANTINE", "PREFLIGHT_EVENT", "SEAT_EVENT", "RING_EVENT",
     }  # fmt: skip
 
     assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in
