@@ -136,7 +136,7 @@ def test_a_place_that_may_not_be_looked_into_is_one_line(here: Path, words: list
         problem = refused(*words)
 
     # The first is what the command line says by itself; it asks for the rights of who started root's process.
-    assert re.search(r"path 'closed' is not readable|^\S*closed\S* cannot be (looked at|written): Permission", problem)
+    assert re.search(r"path 'closed' is not readable|^\S*closed\S* cannot be (read|written): Permission", problem)
 
 
 @pytest.mark.parametrize(

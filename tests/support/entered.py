@@ -6,6 +6,8 @@ without a word. Kernels run as plain Python, and count too.
 
 import ast
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,16 +65,22 @@ class Tracked:
         """Return what a process needs to run the copy."""
         return {"PYTHONPATH": str(self.sources), "NUMBA_DISABLE_JIT": "1"}
 
-    def begin(self) -> None:
-        """Let the story begin; a process is part of one story only, as it notes each file once."""
+    @contextmanager
+    def story(self) -> Iterator[list[Entry]]:
+        """Note what is entered meanwhile; yield a list that has it afterwards.
+
+        A process is part of one story only, as it notes each file once.
+        """
+        entries: list[Entry] = []
         self._target.unlink(missing_ok=True)
         self._begun.touch()
-
-    def end(self) -> list[Entry]:
-        """Let it end; return what has been entered since its begin."""
-        self._begun.unlink()
-        lines = self._target.read_text(encoding="utf-8").splitlines() if self._target.exists() else []
-        return [Entry(int(process), thread, file) for process, thread, file in (line.split("\t") for line in lines)]
+        try:
+            yield entries
+        finally:
+            self._begun.unlink()
+            for line in self._target.read_text(encoding="utf-8").splitlines() if self._target.exists() else ():
+                process, thread, file = line.split("\t")
+                entries.append(Entry(int(process), thread, file))
 
     def _noting(self, text: str, name: str) -> str:
         """Return a module that notes its name when one of its functions is entered."""
