@@ -51,7 +51,7 @@ class Row(NamedTuple):
     worse_in: str  # share of scenarios
 
 
-class TableColumn(NamedTuple):
+class ComparisonColumn(NamedTuple):
     """A column for the terminal."""
 
     title: str
@@ -184,27 +184,29 @@ def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
     return [*parts, *differences]
 
 
-def _mean_columns(comparison: Comparison) -> list[TableColumn]:
+def _mean_columns(comparison: Comparison) -> list[ComparisonColumn]:
     """Return the columns of figures, then those that compare the objective with the best heuristic."""
     listed = rows(comparison)
     columns = [
-        TableColumn(title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed])
+        ComparisonColumn(
+            title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed]
+        )
         for metric, (title, unit) in enumerate(titles(comparison))
     ]
     styles = [VERDICT_STYLES[row.versus.verdict] for row in listed]
     texts = ([row.versus.text for row in listed], [row.interval for row in listed], [row.worse_in for row in listed])
     colours = (styles, styles, [""] * len(listed))
     columns += [
-        TableColumn(title, second, list(zip(text, colour, strict=True)))
+        ComparisonColumn(title, second, list(zip(text, colour, strict=True)))
         for (title, second), text, colour in zip(versus_titles(comparison), texts, colours, strict=True)
     ]
     return columns
 
 
-def _difference_columns(comparison: Comparison) -> list[TableColumn]:
+def _difference_columns(comparison: Comparison) -> list[ComparisonColumn]:
     """Return the difference to the best heuristic in per cent for each metric."""
     return [
-        TableColumn(
+        ComparisonColumn(
             metric.title,
             f"{metric.better} best",
             [_difference(comparison, policy, index) for policy in range(len(comparison.policies))],
@@ -223,13 +225,13 @@ def _difference(comparison: Comparison, policy: int, metric: int) -> tuple[str, 
     return text, VERDICT_STYLES[verdict(comparison, policy, metric)]
 
 
-def _parts(comparison: Comparison, columns: list[TableColumn], width: int) -> Iterator["Table"]:
+def _parts(comparison: Comparison, columns: list[ComparisonColumn], width: int) -> Iterator["Table"]:
     """Yield tables, each of the columns that fit."""
     from rich.console import Console
     from rich.measure import Measurement
 
     endless = Console(width=10_000)
-    shown: list[TableColumn] = []
+    shown: list[ComparisonColumn] = []
     for column in columns:
         table = _table(comparison, [*shown, column])
         if shown and Measurement.get(endless, endless.options, table).maximum > width:
@@ -239,7 +241,7 @@ def _parts(comparison: Comparison, columns: list[TableColumn], width: int) -> It
     yield _table(comparison, shown)
 
 
-def _table(comparison: Comparison, columns: list[TableColumn]) -> "Table":
+def _table(comparison: Comparison, columns: list[ComparisonColumn]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text

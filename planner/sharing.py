@@ -71,7 +71,7 @@ class SharedDevice:
 
 
 FIRST_CONNECTION_S = 60.0  # in which the first sub-task has to connect
-MAX_LINE_BYTES = 200
+MAX_REQUEST_LINE_BYTES = 200
 
 
 def name_of(job: str, device: int) -> str:
@@ -127,7 +127,11 @@ class Arbiter:
             received = b""
         *lines, rest = (self._received[connection] + received).split(b"\n")
         self._received[connection] = rest
-        if not received or len(rest) > MAX_LINE_BYTES or not all(self._process(connection, line) for line in lines):
+        if (
+            not received
+            or len(rest) > MAX_REQUEST_LINE_BYTES
+            or not all(self._process(connection, line) for line in lines)
+        ):
             self._drop(connection)
 
     def _process(self, connection: socket.socket, line: bytes) -> bool:

@@ -141,7 +141,7 @@ class GpuReader(Protocol):
 
 
 KMSG = Path("/dev/kmsg")
-MAX_LOG_BYTES = 16 << 20  # that are read; the kernel keeps much less
+MAX_KERNEL_LOG_BYTES = 16 << 20  # that are read; the kernel keeps much less
 RECORD_BYTES = 8192
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b")
 
@@ -177,7 +177,7 @@ def read_log(path: Path) -> list[str] | None:
 def _lines(file: int) -> Iterator[str]:
     """Yield lines until there are no more; each read of /dev/kmsg returns one record."""
     rest, taken = b"", 0
-    while taken < MAX_LOG_BYTES:
+    while taken < MAX_KERNEL_LOG_BYTES:
         try:
             part = os.read(file, RECORD_BYTES)
         except BlockingIOError:

@@ -21,7 +21,7 @@ from ..cluster.files.errors import BackendError
 from ..cluster.files.plugins import is_ours, registered
 from .check import CheckFinding
 from .context import NodeSetup
-from .warm_worker import MAX_MESSAGE_BYTES, CheckReply, CheckRequest, Target, read_reply, serve_node
+from .warm_worker import MAX_CHECK_MESSAGE_BYTES, CheckReply, CheckRequest, Target, read_reply, serve_node
 
 MAX_GROUPS = 20  # that a process joins; each leaks some descriptors and threads
 WARM_S = 120.0  # far more than loading PyTorch takes, eight at a time on two busy cores
@@ -99,7 +99,7 @@ class LocalNode:
             raise BackendError("its process has not started")
         try:
             if self._connection.poll():
-                return read_reply(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
+                return read_reply(self._connection.recv_bytes(MAX_CHECK_MESSAGE_BYTES))
         except (EOFError, OSError) as error:
             raise BackendError("its process has ended") from error
         if self.is_gone():

@@ -19,7 +19,7 @@ from ..cluster.files.output_file import readable
 from .check import Check, CheckedJob, CheckFinding, CheckOutcome, all_checks, find_check, incomplete
 from .context import CheckGroup, CheckScope, Context, NodeSetup, open_context
 
-MAX_MESSAGE_BYTES = 1 << 20  # of a message
+MAX_CHECK_MESSAGE_BYTES = 1 << 20  # of a message
 MAX_FINDINGS, MAX_FINDING_CHARS = 1000, 1000
 Text = Annotated[str, Field(max_length=MAX_FINDING_CHARS)]
 
@@ -102,7 +102,7 @@ def serve(connection: Connection, context: Context) -> None:
     connection.send_bytes(reply_of(0, [], 0.0))
     while True:
         try:
-            request = CheckRequest.model_validate_json(connection.recv_bytes(MAX_MESSAGE_BYTES))
+            request = CheckRequest.model_validate_json(connection.recv_bytes(MAX_CHECK_MESSAGE_BYTES))
         except (EOFError, ConnectionError):
             return
         begin_s = time.perf_counter()

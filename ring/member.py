@@ -40,7 +40,7 @@ from .state import (
 )
 from .wire import ADDRESS, GONE_STATUS, MEMBER, SECRET, MemberReady, RingLayout
 
-REPORT_S = 0.1  # between two steps that are reported (docs/steps.md)
+STEP_REPORT_S = 0.1  # between two steps that are reported (docs/steps.md)
 MAX_REPORT_STEPS = 1024
 TRIAL_S = 1.0  # between two trial steps of a relieved member, and at least as long as one takes
 
@@ -48,7 +48,7 @@ TRIAL_S = 1.0  # between two trial steps of a relieved member, and at least as l
 def report_interval(step_s: float) -> int:
     """Return the steps between two reports: a power of 2, so that members of unequal speed report the same ones."""
     steps = 1
-    while 0.0 < steps * step_s < REPORT_S and steps < MAX_REPORT_STEPS:
+    while 0.0 < steps * step_s < STEP_REPORT_S and steps < MAX_REPORT_STEPS:
         steps *= 2
     return steps
 
@@ -277,10 +277,10 @@ class Ring:
 
 
 BEGIN_AGAIN = "name another folder to begin again"
-KEPT_CHECKPOINTS = 3  # the newest ones are not removed
+KEPT_RING_CHECKPOINTS = 3  # the newest ones are not removed
 _NAME_PATTERN = r"step-\d+-g\d+-m\d+\.pt"
-_CHECKPOINT_NAME = re.compile(_NAME_PATTERN)
-_DRAFT_NAME = re.compile(rf"\.{_NAME_PATTERN}\.draft")
+_RING_CHECKPOINT_NAME = re.compile(_NAME_PATTERN)
+_RING_DRAFT_NAME = re.compile(rf"\.{_NAME_PATTERN}\.draft")
 
 
 def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], mark: str) -> Path | None:
@@ -316,10 +316,10 @@ def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], 
             return None
         end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
     draft.rename(path)
-    drafts = _files(folder, ".step-*.pt.draft", _DRAFT_NAME)
+    drafts = _files(folder, ".step-*.pt.draft", _RING_DRAFT_NAME)
     # Of members that were killed while they wrote: no process writes one of an earlier step any more.
     left = [draft for draft in drafts if _order(draft) < _order(path)]
-    for old in (*_files(folder, "step-*.pt", _CHECKPOINT_NAME)[:-KEPT_CHECKPOINTS], *left):
+    for old in (*_files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)[:-KEPT_RING_CHECKPOINTS], *left):
         old.unlink(missing_ok=True)
     return path
 
@@ -357,7 +357,7 @@ class NewestCheckpoint(NamedTuple):
 
 def find_newest(folder: Path) -> NewestCheckpoint | None:
     """Return the newest checkpoint of a folder, None if there is none."""
-    found = _files(folder, "step-*.pt", _CHECKPOINT_NAME)
+    found = _files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)
     return NewestCheckpoint(found[-1], found[-2] if len(found) > 1 else None) if found else None
 
 

@@ -27,14 +27,14 @@ CHECKPOINT, ATTEMPT = "LONGSHORE_CHECKPOINT", "LONGSHORE_ATTEMPT"
 KEPT_CHECKPOINTS = 2  # newest ones, that are not removed
 NAME_ANOTHER_FOLDER = "name another folder to start from the beginning"
 MEASURED_STEPS = 3  # first steps, which measure how many steps the interval has
-_ATTEMPT_NAME = re.compile(r"ls-(?P<job>[0-9a-zA-Z]{1,60})-(?P<number>[0-9]{1,9})")
+_ATTEMPT_VARIABLE = re.compile(r"ls-(?P<job>[0-9a-zA-Z]{1,60})-(?P<number>[0-9]{1,9})")
 _CHECKPOINT_NAME = re.compile(r"step-\d{9,}-a\d+")
 _DRAFT_NAME = re.compile(r"\.step-\d{9,}-a\d+\.draft")
 
 
 def folder_of_job(folder: Path) -> tuple[Path, int]:
     """Return the folder of this process's job in a folder, and the number of its attempt; 0 without a job."""
-    found = _ATTEMPT_NAME.fullmatch(os.environ.get(ATTEMPT, ""))
+    found = _ATTEMPT_VARIABLE.fullmatch(os.environ.get(ATTEMPT, ""))
     return (folder, 0) if found is None else (folder / found["job"], int(found["number"]))
 
 

@@ -226,7 +226,7 @@ class OrderPage(BaseModel):
     level: int
 
 
-class CheckOutcome(ExactTypes):
+class NewCheckOutcome(ExactTypes):
     """Outcome of an agent's checks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -258,17 +258,17 @@ class LeasePage(BaseModel):
     lease_s: float | None  # for which processes of attempts may live there; none where no leases are granted
     token: int  # of who grants it: the agent heeds none of a lower one
     kill: tuple[str, ...]  # attempts that must not live there
-    checks: tuple[OrderPage, ...]  # that the agent is to run, until it has told of their outcome
+    checks: tuple[OrderPage, ...]  # that the agent is to run, until it has reported their outcome
     port_probes: tuple[PortProbePage, ...]  # ports of others that it is to probe, until it has reported the results
 
 
 @router.post("/v1/nodes/{node}/report", responses=NODE_PROBLEMS)
-def report(node: Node, told: NodeReport, service: ServiceDep, caller: Reporter, request: Request) -> LeasePage:
+def report(node: Node, body: NodeReport, service: ServiceDep, caller: Reporter, request: Request) -> LeasePage:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     _check_own(node, service, caller)
-    granted = service.control.take_report(node, told, request.client.host if request.client else "")
-    orders = service.checks.orders.fetch(node, able=told.checks)
-    port_probes = service.control.monitor.witnesses.fetch(node) if told.agent_port else ()
+    granted = service.control.take_report(node, body, request.client.host if request.client else "")
+    orders = service.checks.orders.fetch(node, able=body.checks)
+    port_probes = service.control.monitor.witnesses.fetch(node) if body.agent_port else ()
     return LeasePage(
         **granted._asdict(), checks=tuple(OrderPage(**each._asdict()) for each in orders),
         port_probes=tuple(PortProbePage(id=each.id, **each.probe._asdict()) for each in port_probes),
@@ -276,7 +276,9 @@ def report(node: Node, told: NodeReport, service: ServiceDep, caller: Reporter, 
 
 
 @router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NODE_PROBLEMS)
-def check_outcome(node: Node, order: OrderId, outcome: CheckOutcome, service: ServiceDep, caller: Reporter) -> Response:
+def check_outcome(
+    node: Node, order: OrderId, outcome: NewCheckOutcome, service: ServiceDep, caller: Reporter
+) -> Response:
     """Take the outcome of an agent's checks; ignored if it is no longer expected."""
     _check_own(node, service, caller)
     service.checks.orders.record_outcome(node, order, OrderOutcome(outcome.passed, outcome.evidence))
@@ -284,10 +286,10 @@ def check_outcome(node: Node, order: OrderId, outcome: CheckOutcome, service: Se
 
 
 @router.post("/v1/nodes/{node}/port-probes", status_code=204, responses=NODE_PROBLEMS)
-def record_port_probes(node: Node, told: NewPortProbes, service: ServiceDep, caller: Reporter) -> Response:
+def record_port_probes(node: Node, body: NewPortProbes, service: ServiceDep, caller: Reporter) -> Response:
     """Record the results of a node's probes of other agents' ports; unexpected ones are ignored."""
     _check_own(node, service, caller)
-    service.control.record_port_probes(node, told.results)
+    service.control.record_port_probes(node, body.results)
     return Response(status_code=204)
 
 

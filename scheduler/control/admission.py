@@ -17,7 +17,7 @@ from ...cluster.files.errors import BackendError, error_line
 from ..backends.protocol import Backend, ExternalJob
 from ..mirror.cluster_mirror import ClusterMirror
 from ..model.job import JobRow
-from ..model.job_spec import MIN_ESTIMATE_S, YEAR_S, External, RetrySpec, Shape, StoredJob
+from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, External, RetrySpec, Shape, StoredJob
 from ..model.states import FINAL, Desired, JobState
 from ..rules.jobs import JobDo, JobStep, QueueFacts, Quota, next_job_step
 from ..rules.retry import ExitClass
@@ -250,7 +250,7 @@ def new_job_of(held: ExternalJob) -> NewJob:
         "shape": Shape(nodes=held.nodes, gpus_per_node=held.gpus // held.nodes),
     }  # fmt: skip
     if held.estimate_s is not None:
-        given["estimate_s"] = max(MIN_ESTIMATE_S, min(held.estimate_s, YEAR_S))
+        given["estimate_s"] = max(MIN_JOB_ESTIMATE_S, min(held.estimate_s, YEAR_S))
     spec = StoredJob.model_validate(given)
     content = spec.model_dump(mode="json")
     return NewJob(

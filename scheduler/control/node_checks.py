@@ -134,7 +134,7 @@ _NOT_PASSED = {When.START: UNFIT, When.SEAT: "the checks before its seat did not
 _ELSEWHERE = {When.START: "it is tried elsewhere", When.SEAT: "another one is tried"}
 
 
-class _CheckRound(NamedTuple):
+class _BegunRound(NamedTuple):
     """A round that was begun."""
 
     job: str
@@ -174,7 +174,7 @@ class NodeChecks:
         self._link_bytes_per_s, self._scratch = link_bytes_per_s, scratch
         self.checked: frozenset[str] = frozenset()
         self._fence: int | None = None
-        self._begun: dict[str, _CheckRound] = {}  # by the name of the round
+        self._begun: dict[str, _BegunRound] = {}  # by the name of the round
         self._passed: dict[str, float] = {}  # when, by the name of the attempt
         self._unfit: dict[str, _Unfit] = {}  # likewise
         self._seats: dict[tuple[str, str], CheckStatus] = {}  # by job, and name of the round
@@ -248,7 +248,7 @@ class NodeChecks:
             self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
             self.checked |= {row.job_id}
         of_job = frozenset({JOB_SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
-        begun = _CheckRound(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
+        begun = _BegunRound(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
         self._begin(_round_name(name, begun.when.value), begun, job)
 
     def seat_status(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
@@ -265,7 +265,7 @@ class NodeChecks:
             return found
         self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
         if round_name not in self._begun:
-            self._begin(round_name, _CheckRound(row.job_id, row.number, name, When.SEAT, (share,)), job)
+            self._begin(round_name, _BegunRound(row.job_id, row.number, name, When.SEAT, (share,)), job)
         return CheckStatus(Checks.RUN)
 
     def why_no_seat_checks(self, job: str) -> str:
@@ -273,14 +273,14 @@ class NodeChecks:
         left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
         return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
 
-    def _begin(self, round_name: str, begun: _CheckRound, job: JobRow) -> None:
+    def _begin(self, round_name: str, begun: _BegunRound, job: JobRow) -> None:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
             nodes = (share.node for share in begun.placement)
             if self._rounds.begin(round_name, nodes, self._work(begun, stored_or_usual(job.spec))):
                 self._begun[round_name] = begun
 
-    def _work(self, begun: _CheckRound, spec: StoredJob) -> Work:
+    def _work(self, begun: _BegunRound, spec: StoredJob) -> Work:
         """Return what a round does."""
         workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
         scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
@@ -362,7 +362,7 @@ class NodeChecks:
             store.write(write)
             jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
 
-    def _event(self, begun: _CheckRound, ended: FinishedRound, now_s: float) -> NewEvent | None:
+    def _event(self, begun: _BegunRound, ended: FinishedRound, now_s: float) -> NewEvent | None:
         """Return the event of a round, None for a successful cleanup."""
         report = ended.report
         is_end = begun.when is When.END
@@ -379,7 +379,7 @@ class NodeChecks:
             cause=cause, data=data
         )  # fmt: skip
 
-    def _note(self, name: str, begun: _CheckRound, ended: FinishedRound) -> None:
+    def _note(self, name: str, begun: _BegunRound, ended: FinishedRound) -> None:
         """Note the consequences of a round for its attempt."""
         if begun.when is When.END:
             self._clean.add(begun.attempt)
@@ -399,7 +399,7 @@ class NodeChecks:
         else:
             self._unfit[begun.attempt] = unfit
 
-    def _judge(self, begun: _CheckRound, ended: FinishedRound) -> _Unfit | None:
+    def _judge(self, begun: _BegunRound, ended: FinishedRound) -> _Unfit | None:
         """Return why the nodes of a round are not fit, and how long the job waits then; None if they are fit."""
         if ended.report is None:
             return self._give_up(begun, (ended.problem,))
@@ -415,7 +415,7 @@ class NodeChecks:
             return _Unfit(cause + "; ".join(lines_of(ended.report)), 0.0)
         return self._give_up(begun, step.diagnostics)
 
-    def _give_up(self, begun: _CheckRound, diagnostics: Sequence[str]) -> _Unfit:
+    def _give_up(self, begun: _BegunRound, diagnostics: Sequence[str]) -> _Unfit:
         """Let a job wait after its tries are used up, with all findings."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1

@@ -17,7 +17,15 @@ from ..mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spr
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, ReservationRow, Tries
-from ..model.job_spec import MIN_ESTIMATE_S, StoredJob, has_needs, is_shaped, is_switching, stored_job, stored_or_usual
+from ..model.job_spec import (
+    MIN_JOB_ESTIMATE_S,
+    StoredJob,
+    has_needs,
+    is_shaped,
+    is_switching,
+    stored_job,
+    stored_or_usual,
+)
 from ..model.states import OPEN_ATTEMPTS
 from ..rules.jobs import Quota, may_enter
 from ..store.attempts import AttemptRow
@@ -61,7 +69,7 @@ def rank_of(row: JobRow) -> int:
 
 def estimate_of(row: JobRow) -> float:
     """Return how long a job is expected to run on the reference placement, in seconds."""
-    return _within(row.estimate_s, MIN_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
+    return _within(row.estimate_s, MIN_JOB_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
 
 
 def shape_of(row: JobRow) -> PlacementShape | None:
@@ -109,7 +117,7 @@ def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRec
 def _times(row: JobRow) -> tuple[float, float, float]:
     """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
     return (
-        _within(row.guess_s, MIN_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
+        _within(row.guess_s, MIN_JOB_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
         _within(row.entered_s, 0.0, MAX_TIME_S, 0.0),
         _within(row.saved_s, 0.0, MAX_SAVED_S, 0.0),
     )

@@ -46,7 +46,7 @@ from .state_cache import Parts, StateCache
 
 HOUR_S = 3600.0
 MIN_GPUS_PER_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
-NO_GPU = SeatChoice(-1, ())
+NO_SEAT_CHOICE = SeatChoice(-1, ())
 Seat = tuple[
     SeatRequest, EmptySeat, int
 ]  # the last request of the coordinator, the seat, and the ring's seats once it is filled
@@ -82,7 +82,7 @@ def choose_gpu(
     job = cache.table.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
     if why := _why_no_more(parts, ring, spec.seats, now_s):
-        return SeatSearch(NO_GPU, why)
+        return SeatSearch(NO_SEAT_CHOICE, why)
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(gpu.node, gpu.gpu): gpu.since_s for gpu in gpus if gpu.healthy}
@@ -93,7 +93,7 @@ def choose_gpu(
     around = RingJob(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_of(around, *seat, records)
     if not free.gpus.size or not inside.nodes:
-        return SeatSearch(NO_GPU, "no free GPU suits it")
+        return SeatSearch(NO_SEAT_CHOICE, "no free GPU suits it")
     choosing = _Choosing(parts, cache.mirror, inside, free, grows=grows)
     ring.probing = probing_for(ring.probing, seat[0].generation, seat[1], choosing.pairs, grows=grows)
     return None if is_open(parts.monitor.links, ring.probing, parts.wake) else choosing.found()
@@ -133,10 +133,12 @@ class _Choosing:
         """Return who takes the seat."""
         links = self._links()
         if len(links.broken) == self._free.gpus.size:
-            return SeatSearch(NO_GPU, "; ".join([it.words for it in links.broken.values()][:MAX_MEASURED_CANDIDATES]))
+            return SeatSearch(
+                NO_SEAT_CHOICE, "; ".join([it.words for it in links.broken.values()][:MAX_MEASURED_CANDIDATES])
+            )
         fit = self._fit(links)
         if not fit.gpus.size:
-            return SeatSearch(NO_GPU, "it would be faster with no free GPU")
+            return SeatSearch(NO_SEAT_CHOICE, "it would be faster with no free GPU")
         choice = choose_for(self._cluster, self._ring, fit, self._formula, links.seen.measured)
         return SeatSearch(choice, "" if choice.gpu >= 0 else "no free GPU suits it", links)
 

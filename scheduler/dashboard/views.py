@@ -38,7 +38,7 @@ from ..store.queries import (
 
 ACTIVE_STATES = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 WAITING_STATES = (JobState.QUEUED, JobState.HELD)
-MAX_TABLE_ROWS = 50  # of each table
+MAX_JOB_ROWS = 50  # of each table
 GPU_LETTERS = {
     GpuState.FREE: "", GpuState.STARTING: "S", GpuState.RUNNING: "R", GpuState.DRAINING: "D",
     GpuState.OUT: "X",
@@ -115,7 +115,7 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
             gpus[block.state] += block.gpus
     total = gpus.total()
     size = "roomy" if total <= ROOMY else "medium" if total <= MEDIUM else "dense"
-    active, waiting = jobs_in(tx, ACTIVE_STATES, MAX_TABLE_ROWS), jobs_in(tx, WAITING_STATES, MAX_TABLE_ROWS)
+    active, waiting = jobs_in(tx, ACTIVE_STATES, MAX_JOB_ROWS), jobs_in(tx, WAITING_STATES, MAX_JOB_ROWS)
     return ClusterView(nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_entries(tx))
 
 

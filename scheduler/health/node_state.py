@@ -66,7 +66,7 @@ def _seen(row: NodeRow, now_s: float) -> str:
 
 SAMPLE_EVERY_S = 15.0  # between two samples
 SAMPLES_KEPT_S = 24 * 3600.0
-MAX_SAMPLES = int(SAMPLES_KEPT_S / SAMPLE_EVERY_S)  # samples
+MAX_USE_SAMPLES = int(SAMPLES_KEPT_S / SAMPLE_EVERY_S)  # samples
 FRESH_REPORT_S = 120.0  # older reports do not count
 
 
@@ -82,7 +82,7 @@ class Usage:
     """The samples of the last day. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[UseSample] = deque(maxlen=MAX_USE_SAMPLES)
         self._lock = threading.Lock()
         self.taken = 0  # samples since the start
 

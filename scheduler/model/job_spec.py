@@ -27,10 +27,10 @@ VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 YEAR_S = 366 * 86400.0
 # With these, and those of cluster files, every run time that can come of a job is finite and above 0. A millisecond is
 # shorter than the scheduler's resolution; compute_s is bounded as in traces (docs/formats.md).
-MIN_ESTIMATE_S = 1e-3
+MIN_JOB_ESTIMATE_S = 1e-3
 MIN_COMPUTE_S, MAX_COMPUTE_S = 1e-6, 86400.0
 MAX_PARAMETER_BYTES = 1e15
-Seconds = Annotated[float, Field(ge=MIN_ESTIMATE_S, le=YEAR_S)]
+Seconds = Annotated[float, Field(ge=MIN_JOB_ESTIMATE_S, le=YEAR_S)]
 Text = Annotated[  # what a process can be given
     str,
     Field(
@@ -41,7 +41,7 @@ Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
 JOB_NAME_RULE = "1 to 40 small letters, digits and -, the first and the last no -."
 MODEL_WORDS = "Text of at most 200 characters of ASCII that can be printed."
 IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
-MAX_JOB_GPUS = 1_000_000
+MAX_SUBMITTED_GPUS = 1_000_000
 PLAN_VARIABLE = "LONGSHORE_PLAN"  # by which ranks get it
 MAX_PLAN_BYTES = 100_000  # of a plan: its ranks get it in their environment, which holds 128 KiB at most
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
@@ -116,8 +116,8 @@ class Shape(_SpecSection):
 
     @model_validator(mode="after")
     def _bound(self) -> "Shape":
-        if self.gpus > MAX_JOB_GPUS:
-            raise ValueError(f"that is {self.gpus} GPUs in all; a job has at most {MAX_JOB_GPUS}")
+        if self.gpus > MAX_SUBMITTED_GPUS:
+            raise ValueError(f"that is {self.gpus} GPUs in all; a job has at most {MAX_SUBMITTED_GPUS}")
         return self
 
 
@@ -149,7 +149,7 @@ class JobFile(_SpecSection):
 
     version: Literal[1] = 1
     name: str = Field("job", pattern=JOB_NAME_PATTERN, description=JOB_NAME_RULE)
-    gpus: int = Field(1, ge=1, le=MAX_JOB_GPUS)
+    gpus: int = Field(1, ge=1, le=MAX_SUBMITTED_GPUS)
     shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be omitted then
     needs: JobNeeds | None = Field(None, exclude_if=_is_none)  # by default it runs on any node
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, 
 
 from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_s
 from ..model.job import JobRow
-from ..model.job_spec import MIN_ESTIMATE_S, YEAR_S, JobFile
+from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, JobFile
 from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState
 from ..rules.jobs import WaitingJob
 from .attempts import SAVED
@@ -322,7 +322,7 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
             continue
         works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= MIN_COUNTED_RUN_S]
         if works_s:
-            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), MIN_ESTIMATE_S), YEAR_S)
+            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), MIN_JOB_ESTIMATE_S), YEAR_S)
             spec = {**new.spec, "estimate_s": estimate_s}
             return new._replace(
                 spec=spec, estimate_s=estimate_s, estimate_from=alike.value, estimate_jobs=len(works_s)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from longshore.cluster.placing import MAX_SLOWDOWN, MIN_SLOWDOWN, slowdown_of
 from longshore.cluster.presets.cluster_file import LEAST_SPEED, MOST_SPEED
-from longshore.scheduler.model.job_spec import MAX_COMPUTE_S, MAX_PARAMETER_BYTES, MIN_COMPUTE_S, MIN_ESTIMATE_S, YEAR_S
+from longshore.scheduler.model.job_spec import (
+    MAX_COMPUTE_S,
+    MAX_PARAMETER_BYTES,
+    MIN_COMPUTE_S,
+    MIN_JOB_ESTIMATE_S,
+    YEAR_S,
+)
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 
@@ -43,7 +49,7 @@ def slowdown(
 @given(
     st.booleans(), st.floats(MIN_COMPUTE_S, MAX_COMPUTE_S), st.floats(0.0, MAX_PARAMETER_BYTES),
     st.integers(1, 1_000_000), st.integers(1, 1_000_000), st.floats(LEAST_SPEED, MOST_SPEED), BANDWIDTHS, BANDWIDTHS,
-    st.floats(0.0, 1e30), st.floats(MIN_ESTIMATE_S, YEAR_S),
+    st.floats(0.0, 1e30), st.floats(MIN_JOB_ESTIMATE_S, YEAR_S),
 )  # fmt: skip
 def test_no_job_file_on_any_cluster_file_gives_a_run_time_that_is_none(
     ring: bool, compute_s: float, parameter_bytes: float, gpus: int, nodes: int, speed: float, link: float,  # noqa: FBT001

@@ -263,8 +263,8 @@ class ObjectView(Generic[ObjectT]):
                     else logging.WARNING
                 )
                 is_bug = not isinstance(error, BackendError)
-                if told := self._repeats.message(self._stale_reason, time.monotonic()):
-                    log.log(level, "%s are listed anew: %s", self._kind, told, exc_info=is_bug)
+                if message := self._repeats.message(self._stale_reason, time.monotonic()):
+                    log.log(level, "%s are listed anew: %s", self._kind, message, exc_info=is_bug)
                 self._ends.wait(pause_s)
                 pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)
 

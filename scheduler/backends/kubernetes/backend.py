@@ -36,7 +36,7 @@ from .settings import KubernetesSettings, blocking_taint
 
 log = logging.getLogger(__name__)
 
-_ATTEMPT_NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
+_POD_GROUP_NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
 
 
 class KubernetesBackend(Backend):
@@ -283,7 +283,7 @@ class KubernetesBackend(Backend):
 
 
 def _check_name(name: str) -> None:
-    if not _ATTEMPT_NAME.fullmatch(name):
+    if not _POD_GROUP_NAME.fullmatch(name):
         raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 56 of a-z, 0-9 and -, no - at the end")
 
 

@@ -16,7 +16,7 @@ from ..protocol import NoLogError, StepLines
 from .ranks import decode, log_name, read_log, saved_name, steps_name
 from .supervision import SPEC_BYTES
 
-_ATTEMPT_NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
+_ATTEMPT_FOLDER = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
 
 
@@ -51,7 +51,7 @@ class Folders:
         Raises:
             BackendError: If that is no name of an attempt.
         """
-        if not _ATTEMPT_NAME.fullmatch(name):
+        if not _ATTEMPT_FOLDER.fullmatch(name):
             raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
         return self._attempts / name
 
@@ -66,7 +66,7 @@ class Folders:
         with as_backend_error("attempts"), os.scandir(self._attempts) as entries:
             return sorted(
                 entry.name for entry in entries
-                if _ATTEMPT_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+                if _ATTEMPT_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
                 and _may_hold(entry.path, file)
             )  # fmt: skip
 

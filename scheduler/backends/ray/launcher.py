@@ -1,8 +1,8 @@
 """The driver that starts attempts on a Ray cluster and holds their GPUs there. Standard library and Ray only.
 
 One runs for each scheduler, as a job of Ray. All its state is in files: a new one continues where another was killed,
-and if there are two of them for a while, the claim of each attempt lets one start it. `HeldGpus` holds the GPUs of one
-attempt in Ray, from before its claim until nothing of it is left.
+and if there are two of them for a while, the claim of each attempt lets one start it. `GpuHolders` holds the GPUs of
+one attempt in Ray, from before its claim until nothing of it is left.
 """
 
 import json
@@ -203,7 +203,7 @@ _MAX_CLAIM_BYTES = 1 << 16
 _NODE_FAULT = "node fault: "  # prefix of reasons that are the cluster's fault (model/states.py)
 
 
-class HeldGpus:
+class GpuHolders:
     """An attempt, with its request to Ray.
 
     Args:
@@ -344,7 +344,7 @@ def launch_all(folder: str) -> int:
         OSError: If it cannot be used.
     """
     cluster = RayCluster()
-    held: dict[str, HeldGpus] = {}
+    held: dict[str, GpuHolders] = {}
     rest_until_s: dict[str, float] = {}
     while True:
         os.utime(f"{folder}/{ALIVE}")
@@ -361,13 +361,13 @@ def launch_all(folder: str) -> int:
         time.sleep(_CLAIMS_EVERY_S)
 
 
-def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, HeldGpus]) -> None:
+def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, GpuHolders]) -> None:
     entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
         if not (path / "spec.json").exists():  # It is over and was forgotten.
             entry.unlink(missing_ok=True)
             return
-        held[name] = HeldGpus(cluster, str(path))
+        held[name] = GpuHolders(cluster, str(path))
     # It is removed only once Ray's resources are free: after an error all is tried again.
     if held[name].tend() and held[name].free():
         del held[name]

@@ -70,7 +70,7 @@ def _write(folder: int, attempt: str, content: dict[str, object]) -> bool:
 
 
 STARTED_BEFORE = 76  # exit code of a second start
-STOPPED_BY = "stopped by "
+STOPPED_BY_PREFIX = "stopped by "
 MISPLACED = "misplaced: "
 
 _BEAT_S = 2.0  # between two updates of its marker
@@ -139,7 +139,7 @@ def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int
     adopt_orphans()
     if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt, guard)):
         return STARTED_BEFORE
-    requests = SharedStopRequests(folder, own, spec.attempt, STOPPED_BY + grant.by)
+    requests = SharedStopRequests(folder, own, spec.attempt, STOPPED_BY_PREFIX + grant.by)
     ended_well = _supervise(spec, grant, claimed["address"], requests, own, part_path)
     return 0 if claimed["parts"] > 1 else int(not ended_well)
 

@@ -12,7 +12,7 @@ from ....cluster.files.durable import is_there, open_folder
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.folders import read_progress
 from ..local.reading import Ends, Exited, Marker, Ranks, rank_ends, read_marker
-from .node import MISPLACED, STOPPED_BY, read_stop
+from .node import MISPLACED, STOPPED_BY_PREFIX, read_stop
 from .sweep import SWITCHED_OFF
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
@@ -126,7 +126,7 @@ def _end_of(records: AttemptRecords, ranks: int) -> Status:
         by, words = EndedBy.NONE, f"only {len(ends)} of {ranks} ranks ran; {reason}"
     elif words.startswith(MISPLACED):
         by = EndedBy.NODE_FAULT  # The job did nothing wrong.
-    elif not words.startswith(STOPPED_BY):
+    elif not words.startswith(STOPPED_BY_PREFIX):
         return Status(Run.EXITED, ends, by, words, started_s, progress)
     # Ranks that got SIGTERM may have ended with 0: that is no proof that they were done.
     return Status(Run.LOST, ends, by, words, started_s, progress)

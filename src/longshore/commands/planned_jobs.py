@@ -33,7 +33,7 @@ from ..scheduler.model.job_spec import (
     MAX_COMPUTE_S,
     MAX_PARAMETER_BYTES,
     MIN_COMPUTE_S,
-    MIN_ESTIMATE_S,
+    MIN_JOB_ESTIMATE_S,
     YEAR_S,
     JobFile,
 )
@@ -336,7 +336,7 @@ def _figures(question: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cl
     compute_s = (plan.step_s - plan.times.gradients_s) * speed
     found: dict[str, Any] = {
         "model": "".join(each if " " <= each <= "~" else "?" for each in question.profile.name)[:200],
-        "estimate_s": min(max(plan.total_s * speed, MIN_ESTIMATE_S), YEAR_S),
+        "estimate_s": min(max(plan.total_s * speed, MIN_JOB_ESTIMATE_S), YEAR_S),
         "compute_s": min(max(compute_s, MIN_COMPUTE_S), MAX_COMPUTE_S),
         "parameter_bytes": min(
             max(max(each.ring_bytes, each.next_bytes) for each in planned.stages), MAX_PARAMETER_BYTES

@@ -5,7 +5,7 @@ import pytest
 from longshore.scheduler.health.liveness import AgentReport, GpuReport, NodeReport
 from longshore.scheduler.health.node_state import (
     FRESH_REPORT_S,
-    MAX_SAMPLES,
+    MAX_USE_SAMPLES,
     SAMPLE_EVERY_S,
     Usage,
     UseSample,
@@ -44,13 +44,13 @@ def test_a_cluster_without_gpus_uses_none() -> None:
 
 def test_no_more_than_a_day_is_kept() -> None:
     usage = Usage()
-    for number in range(MAX_SAMPLES + 10):
+    for number in range(MAX_USE_SAMPLES + 10):
         assert usage.is_due(number * SAMPLE_EVERY_S)
         usage.take(UseSample(number * SAMPLE_EVERY_S, 0.0, None))
     assert (len(usage.samples()), usage.samples()[0].at_s, usage.taken) == (
-        MAX_SAMPLES,
+        MAX_USE_SAMPLES,
         10 * SAMPLE_EVERY_S,
-        MAX_SAMPLES + 10,
+        MAX_USE_SAMPLES + 10,
     )
     assert not usage.is_due(usage.samples()[-1].at_s + 0.5 * SAMPLE_EVERY_S)
 

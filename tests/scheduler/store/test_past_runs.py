@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert
 
 from longshore.cluster.workloads.estimates import Alike, histories
 from longshore.scheduler.model.job import estimate_words
-from longshore.scheduler.model.job_spec import MIN_ESTIMATE_S, YEAR_S
+from longshore.scheduler.model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store import queries
 from longshore.scheduler.store.jobs import GIVEN, UNKNOWN, NewJob, insert_job
@@ -131,7 +131,7 @@ def test_jobs_that_never_ran_do_not_count(store: Store) -> None:
 @pytest.mark.parametrize("ran_s", [1e-4, 1e12])
 def test_an_estimate_is_one_that_a_job_file_could_give(store: Store, ran_s: float) -> None:
     got = found(store, [Past("ada", "bert", 4, ran_s, slowdown=1e-9 if ran_s > 1 else 1.0)])
-    assert MIN_ESTIMATE_S <= got.estimate_s <= YEAR_S
+    assert MIN_JOB_ESTIMATE_S <= got.estimate_s <= YEAR_S
 
 
 def test_the_name_that_jobs_have_without_one_says_nothing(store: Store) -> None:
