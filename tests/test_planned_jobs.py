@@ -365,4 +365,4 @@ def test_it_is_said_that_other_plans_may_fit_without_a_ring(large: Served, folde
     (folder / "job.yaml").write_text(LONG + "failover: switch\n")
     done = large.call("submit", str(folder / "job.yaml"), check=False)
     assert done.returncode == 2
-    assert "With `failover: switch` only data-parallel plans without ZeRO are looked at" in done.stderr
+    assert "With `failover: switch` only data-parallel plans without ZeRO are considered" in done.stderr

@@ -25,10 +25,10 @@ NAMED, BARE = "nn.Linear(8, 8)", "torch.zeros(4, 8)"
 WRONG = {
     "raises": (
         f"{BUILD}raise KeyError('lost')",
-        "build: KeyError: 'lost' (line 4 of train.py), with weights and without; mend it, or give a table",
+        "build: KeyError: 'lost' (line 4 of train.py), with weights and without; correct it, or give a table",
     ),
     "exits": (f"{BUILD}sys.exit(3)", "build: the file ended the process with status 3"),
-    "exits hard": (f"{BUILD}os._exit(7)", "its process ended with status 7 and no answer"),
+    "exits hard": (f"{BUILD}os._exit(7)", "its process ended with status 7 and no reply"),
     "exits at import": ("raise SystemExit('bye')", "the file ended the process with status bye"),
     "is killed": (f"{BUILD}os.kill(os.getpid(), 9)", "its process was killed"),
     "crashes": (f"{BUILD}os.kill(os.getpid(), 11)", "its process ended with SIGSEGV"),
@@ -42,7 +42,7 @@ WRONG = {
         "class Odd(nn.Linear):\n    def forward(self, x):\n        return self.lost(x)\n".join(
             ("import torch\nfrom torch import nn\n", "def build():\n    return Odd(8, 8), torch.zeros(4, 8)")
         ),
-        "AttributeError: 'Odd' object has no attribute 'lost' (line 5 of train.py), with weights and without; mend it",
+        "AttributeError: 'Odd' object has no attribute 'lost' (line 5 of train.py), with weights and without",
     ),
     "is no Python": ("def build(:", "build: it raised SyntaxError"),
     "has no such function": ("x = 1", "there is no function 'build'; define it"),
@@ -78,7 +78,7 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     text = f"{BUILD}import subprocess\n    started = subprocess.Popen(['sleep', '600'])\n"
     text += f"    open({str(child)!r}, 'w').write(str(started.pid))\n    time.sleep(600)"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"build was not profiled after .* s; let it build the model alone"):
+    with pytest.raises(InputError, match=r"build was not profiled after .* s; let it only build the model"):
         profile(f"{path}:build", ProfilingLimits(time_s=15.0))
     pid, until = int(child.read_text()), time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
@@ -91,7 +91,9 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
 def test_a_profile_ends_with_its_parent(tmp_path: Path, number: int) -> None:
     path, child = tmp_path / "train.py", tmp_path / "child"
     path.write_text(f"{BUILD}open({str(child)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
-    code = "import sys; from longshore.planner.profile.profiling import Limits, profile; profile(sys.argv[1], Limits())"
+    code = (
+        "import sys; from longshore.planner.profile import profiling as p; p.profile(sys.argv[1], p.ProfilingLimits())"
+    )
     with processes.start([sys.executable, "-c", code, str(path)], stderr=processes.DEVNULL) as asking:
         while not (child.exists() and child.read_text()):
             assert asking.poll() is None

@@ -137,7 +137,7 @@ def without_processes(apart: list[str], line: list[str], folder: Path) -> "proce
 
 @pytest.mark.full
 @APART
-@pytest.mark.parametrize("command", ["serve --as-root --port PORT", "agent --node n --fence"])
+@pytest.mark.parametrize("command", ["serve --as-root --port PORT", "node agent --node n --fence"])
 def test_where_no_process_can_be_seen_it_is_said(apart: list[str], command: str, tmp_path: Path) -> None:
     words = command.replace("PORT", str(free_port())).split()
     done = without_processes(apart, [*LONGSHORE, *words], tmp_path)

@@ -46,7 +46,7 @@ PLACES = [
     *(Place(attempt_driver, name) for name in ("_view", "_step", "_launch", "attempt_of", "_change_both",
     "stored_job")),
     *(Place(attempt_driver, name) for name in ("_release", "read_last_report", "_outcome")),
-    *(Place(StepMonitor, name, EITHER) for name in ("_begin", "_look_at")),
+    *(Place(StepMonitor, name, EITHER) for name in ("_begin", "_follow")),
     Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_rows", "register")),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
     *(Place(cache, name) for name in ("opened_job", "opened_attempt")),

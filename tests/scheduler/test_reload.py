@@ -97,7 +97,7 @@ def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing
     assert served.decide().version == digest(newer)
     assert served.placer.rollover is not None
     assert "is no checkpoint or is damaged" in served.placer.rollover.last_refusal
-    assert "goes on with version" in caplog.text
+    assert "stays at version" in caplog.text
     remarks = [line for line in caplog.text.splitlines() if "it was trained under" in line]
     assert len(remarks) == 1  # of the newer version; that of the first one came before this test
     assert all("estimates exact (here estimates users)" in remark for remark in remarks)

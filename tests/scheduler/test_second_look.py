@@ -123,7 +123,9 @@ def test_an_agent_that_was_killed_is_dead_once_all_are_refused_and_alive_once_it
 def test_an_agent_that_stands_still_is_not_dead(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     watched.send(A, signal.SIGSTOP)
-    page = watched.becomes(A, "unreachable", "is let in and told nothing", "so its machine lives, and its agent stands")
+    page = watched.becomes(
+        A, "unreachable", "is connected and gets nothing", "so its machine lives, and its agent hangs"
+    )
     assert page["verdict"] == "stuck"
     watched.send(A, signal.SIGCONT)
     watched.becomes(A, "alive")
@@ -134,7 +136,7 @@ def test_an_agent_that_stands_still_is_not_dead(watched: Watched) -> None:
 def test_an_agent_that_is_killed_after_it_stood_still_is_dead(watched: Watched) -> None:
     watched.start_agents(A, B, C)
     watched.send(A, signal.SIGSTOP)
-    watched.becomes(A, "unreachable", "is let in and told nothing")
+    watched.becomes(A, "unreachable", "is connected and gets nothing")
     watched.send(A, signal.SIGKILL)
     watched.becomes(A, "dead", "fast: ")
 
@@ -143,7 +145,7 @@ def test_an_agent_that_is_killed_after_it_stood_still_is_dead(watched: Watched) 
 def test_an_agent_all_alone_is_dead_by_the_word_of_the_scheduler(watched: Watched) -> None:
     watched.start_agents(A)
     watched.send(A, signal.SIGKILL)
-    watched.becomes(A, "dead", "fast: ", "the scheduler is refused, no other agent can look")
+    watched.becomes(A, "dead", "fast: ", "the scheduler is refused, no other agent can probe it")
 
 
 @pytest.mark.full
@@ -154,7 +156,7 @@ def test_who_takes_the_port_of_an_agent_that_died_is_not_taken_for_it(watched: W
     until(lambda: len(watched.page(A)["witnesses"]) == 3)
     watched.send(A, signal.SIGKILL)
     stranger = AgentPort("another node", "", port)
-    page = watched.becomes(A, "unreachable", "finds somebody else at its port")
+    page = watched.becomes(A, "unreachable", "finds another program at its port")
     assert page["verdict"] == ""
     stranger.close()
     watched.becomes(A, "dead", "fast: ")

@@ -309,10 +309,10 @@ def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> No
     )
     configured.environment["LONGSHORE_TOKEN"] = f"{bob[:-4]}none"
     told = here(configured, "node", "list")
-    assert told.err.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
+    assert told.err.startswith("longshore: the token is unknown; set LONGSHORE_TOKEN to a valid one")
     del configured.environment["LONGSHORE_TOKEN"]
     away = (configured.folder / "there" / "token").rename(configured.folder / "away")
     told = here(configured, "node", "list")
     away.rename(configured.folder / "there" / "token")  # the scheduler is another test's, too
-    assert told.err.startswith("longshore: this scheduler asks for a token")
+    assert told.err.startswith("longshore: this scheduler needs a token")
     assert "in the file `token` of its folder" in told.err

@@ -130,10 +130,10 @@ def unused(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        ({}, ("--offload", "auto"), "--offload: this is not done in a ring"),
-        ({}, ("--ranks-per-device", "2"), "--ranks-per-device: this is not done in a ring"),
-        ({}, ("--schedule", "gpipe"), "--schedule: this is not done in a ring"),
-        ({}, ("--json", "x.json"), "--json: this is not done in a ring"),
+        ({}, ("--offload", "auto"), "--offload: a ring does not have this option"),
+        ({}, ("--ranks-per-device", "2"), "--ranks-per-device: a ring does not have this option"),
+        ({}, ("--schedule", "gpipe"), "--schedule: a ring does not have this option"),
+        ({}, ("--json", "x.json"), "--json: a ring does not have this option"),
         (
             {"pipeline": 2, "stages": [{"layers": ["words"]}, {"layers": ["head"]}]}, (),
             "only the replicas of a data-parallel plan have seats",

@@ -142,7 +142,7 @@ def test_a_shape_says_how_many_gpus(api: httpx.Client) -> None:
         (
             {"shape": {"nodes": 1, "gpus_per_node": 5}},
             422,
-            "1 node with 5 GPUs, and 0 nodes have so many",
+            "1 node with 5 GPUs, and 0 nodes have that many",
         ),
     ],
 )

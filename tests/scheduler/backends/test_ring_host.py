@@ -137,7 +137,7 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
     async def kill(host: Host) -> None:
         await all_run(host)
         monkeypatch.setattr(launcher, "start_tool", start)
-        monkeypatch.setattr(launcher, "TRIES", 3)
+        monkeypatch.setattr(launcher, "MAX_RESTARTS", 3)
         os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
 
     status, host = run_host(tmp_path, "sleep 1000", kill)
@@ -147,8 +147,8 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
 
 @pytest.mark.full
 def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "SILENT_S", 2.0)
-    monkeypatch.setattr(launcher, "ASK_S", 0.5)
+    monkeypatch.setattr(launcher, "MAX_UNANSWERED_S", 2.0)
+    monkeypatch.setattr(launcher, "COORDINATOR_PROBE_S", 0.5)
 
     async def stop(host: Host) -> None:
         await all_run(host)

@@ -309,7 +309,7 @@ def test_a_token_lets_a_browser_in_and_it_can_leave_again(guarded: Served, brows
 
     page.get_by_label("Token").fill("ls_wrong")
     page.get_by_role("button", name="Enter").click()
-    expect(page.get_by_role("alert")).to_contain_text("is not known")
+    expect(page.get_by_role("alert")).to_contain_text("is unknown")
     assert ["401" in text for text in it.complaints] == [True]  # what the console says of the refusal
     it.complaints.clear()
 
