@@ -205,7 +205,7 @@ def _class_of(sim: Simulation, row: int, number: int) -> tuple[int, int, float]:
 
 @kernel
 def _may_be_offered(sim: Simulation, row: int, job: int, nodes: int, hole: int, slowest: float, fastest: float) -> bool:
-    """Return whether a set of so many nodes could be among the offers, whatever its nodes are but for their speeds."""
+    """Return whether a set of that many nodes could be among the offers, going by the speeds of its nodes alone."""
     scratch, scenario = sim.scratch, sim.state.scenario[row]
     slowdown = slowdown_of(sim, scenario, job, nodes, slowest, math.inf, math.inf, math.inf, 0)
     least_s = expected_run_s(sim, row, job, slowdown)

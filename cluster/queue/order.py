@@ -150,7 +150,7 @@ def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, held: int) 
 
 @kernel
 def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
-    """Return whether the current job, started on its picks with this slowdown, delays nobody."""
+    """Return whether the current job, started on its picks with this slowdown, delays no other job."""
     job = sim.state.current[row]
     held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
     return delays_no_job(sim, row, job, expected_run_s(sim, row, job, slowdown), held)

@@ -137,7 +137,7 @@ def holds_on(sim: Simulation) -> bool:
 
 @kernel
 def is_struck(sim: Simulation, row: int, job: int) -> bool:
-    """Return whether a running job stands still after a fault on which nobody has acted yet."""
+    """Return whether a running job stands still after a fault that is not handled yet."""
     return holds_on(sim) and sim.state.struck_s[row, job] >= 0.0
 
 

@@ -38,12 +38,12 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
     }
 
 
-Told = dict[tuple[int, str], list[dict[str, Any]]]
+SharedRunReport = dict[tuple[int, str], list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize("at", range(len(DEGREES)))
 @pytest.mark.parametrize("way", ["offload", "shared", "both"])
-def test_what_is_learned_is_the_same(at: int, way: str, reported: Told) -> None:
+def test_what_is_learned_is_the_same(at: int, way: str, reported: SharedRunReport) -> None:
     for plain, other in zip(reported[at, "plain"], reported[at, way], strict=True):
         if DEGREES[at][0] <= 2 or way == "offload":
             assert (plain["losses"], plain["weights"]) == (other["losses"], other["weights"])
@@ -55,13 +55,13 @@ def test_what_is_learned_is_the_same(at: int, way: str, reported: Told) -> None:
 
 @pytest.mark.parametrize("at", range(len(DEGREES)))
 @pytest.mark.parametrize("way", ["offload", "both"])
-def test_the_state_of_every_rank_was_out(at: int, way: str, reported: Told) -> None:
+def test_the_state_of_every_rank_was_out(at: int, way: str, reported: SharedRunReport) -> None:
     for rank in reported[at, way]:
         assert [it["what"] for it in rank["parts"]] == ["optimizer state", "parameters"]
         assert 0 < rank["parts"][0]["trips"] <= STEPS
 
 
-def test_parameters_were_out_in_sums(reported: Told) -> None:
+def test_parameters_were_out_in_sums(reported: SharedRunReport) -> None:
     """Not in each: where gradients come at once they stay."""
     trips = [rank["parts"][1]["trips"] for (_, way), ranks in reported.items() if way == "offload" for rank in ranks]
     assert 0 < max(trips) <= STEPS
@@ -69,7 +69,7 @@ def test_parameters_were_out_in_sums(reported: Told) -> None:
 
 @pytest.mark.parametrize("at", range(len(DEGREES)))
 @pytest.mark.parametrize("way", ["shared", "both"])
-def test_never_two_have_a_device_at_once(at: int, way: str, reported: Told) -> None:
+def test_never_two_have_a_device_at_once(at: int, way: str, reported: SharedRunReport) -> None:
     ranks = reported[at, way]
     for first in range(0, len(ranks), 2):
         spans = [it for rank in ranks[first : first + 2] for it in rank["spans"] if it[0] != "sum"]
@@ -78,7 +78,7 @@ def test_never_two_have_a_device_at_once(at: int, way: str, reported: Told) -> N
 
 
 @pytest.mark.parametrize("at", [at for at, it in enumerate(DEGREES) if it[1] == 1])
-def test_one_replica_computes_in_the_synchronisation_of_the_other(at: int, reported: Told) -> None:
+def test_one_replica_computes_in_the_synchronisation_of_the_other(at: int, reported: SharedRunReport) -> None:
     ranks = reported[at, "shared"]
     for one, other in combinations(ranks[:2], 2):
         for step in range(STEPS):
@@ -90,7 +90,7 @@ def test_one_replica_computes_in_the_synchronisation_of_the_other(at: int, repor
             assert phases[second][step][2] <= sums[first][step][2]
 
 
-def test_passes_of_a_stage_alternate_backward_first(reported: Told) -> None:
+def test_passes_of_a_stage_alternate_backward_first(reported: SharedRunReport) -> None:
     """1F1B: the last stage does one forward and one backward pass by turns."""
     at = DEGREES.index((1, 2, 3))
     kinds = [kind for kind, *_ in reported[at, "shared"][1]["spans"] if kind in ("forward", "backward")]
