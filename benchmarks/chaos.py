@@ -24,9 +24,9 @@ from longshore.cluster.files.errors import LongshoreError
 from longshore.cluster.files.processes import environment, living
 from longshore.scheduler.client import Client
 from longshore.scheduler.model.states import FINAL, JobState
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.jobs import CHANGE, list_jobs
-from longshore.scheduler.store.opening import open_store
 from tests.scheduler.store.postgresql_server import NoServerError, Server
 
 from .harness import Row, main, progress

@@ -17,8 +17,8 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import NewAttempt, get_attempt
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 from .harness import Row, main

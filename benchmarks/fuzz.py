@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import uvicorn
 
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
-from longshore.scheduler.store.tokens import add_token
 from tests.support import processes
 
 from .harness import Row, main

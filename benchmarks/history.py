@@ -13,16 +13,15 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.service.retention import Horizon, prune
 from longshore.scheduler.store import schema
-from longshore.scheduler.store.attempts import unclosed_attempts
-from longshore.scheduler.store.events import events_after, last_seq, owners_events_after
-from longshore.scheduler.store.jobs import list_jobs, open_jobs, sum_of_estimates
-from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.queries import (
+from longshore.scheduler.store.attempts import count_unknown, drains, unclosed_attempts
+from longshore.scheduler.store.database import Store, open_store
+from longshore.scheduler.store.events import events_after, last_events, last_seq, owners_events_after
+from longshore.scheduler.store.jobs import (
     count_jobs,
-    count_unknown,
-    drains,
-    last_events,
+    list_jobs,
+    open_jobs,
     queued_of,
+    sum_of_estimates,
     waiting_jobs,
     waits_since,
 )

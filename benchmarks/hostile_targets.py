@@ -34,9 +34,8 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.statistics import describe
 from longshore.eval.comparison import run_all
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import JobRequest, MirrorOrigin, check_decision
-from longshore.scheduler.mirror.records import expected as expected_of
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin, check_decision
+from longshore.scheduler.mirror.cluster_mirror import expected as expected_of
 from longshore.scheduler.model.job_spec import JobFile, stored_job
 from longshore.scheduler.policy_host.answer import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_of
 from longshore.scheduler.service.service import site_of

@@ -20,11 +20,9 @@ from typing import NamedTuple, NoReturn
 from longshore.cluster.files.errors import LongshoreError
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import FINAL, JobState
-from longshore.scheduler.store.engines import FencedError, StaleWriteError
-from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.database import FencedError, StaleWriteError, Store, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, clock, events_after, renew
 from longshore.scheduler.store.jobs import NewJob, insert_job, list_jobs
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire, clock, renew
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 from tests.scheduler.store.postgresql_server import NoServerError, Server
 

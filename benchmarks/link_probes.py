@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from longshore.scheduler.control.rings import MAX_MEASURED_CANDIDATES, pairs_around
-from longshore.scheduler.health.link_probes import LinkState, ProbePlace, Prober, probe
-from longshore.scheduler.health.link_table import ROUND_S, LinkTable
+from longshore.scheduler.health.link_probes import ROUND_S, LinkState, LinkTable, ProbePlace, Prober, probe
 from tests.support import processes
 
 from .harness import ROOT, Row, progress

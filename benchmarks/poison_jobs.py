@@ -13,8 +13,8 @@ from sqlalchemy import Connection, update
 
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.states import JobState
+from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.jobs import NewJob, insert_job
-from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.schema import job
 
 SHARE = 0.1  # of all jobs

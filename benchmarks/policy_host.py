@@ -16,8 +16,7 @@ import numpy as np
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules
 from longshore.cluster.model.topology import grid_cluster
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import ClusterSite, JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import rollover
 

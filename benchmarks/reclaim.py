@@ -24,8 +24,8 @@ from longshore.ring.ring_client import ask_report
 from longshore.scheduler.client import Client
 from longshore.scheduler.model.states import FINAL
 from longshore.scheduler.store.attempts import held_gpus
+from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.jobs import get_job
-from longshore.scheduler.store.opening import Store, open_store
 
 from .chaos import Served
 from .harness import ROOT, Row, progress

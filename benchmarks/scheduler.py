@@ -21,11 +21,11 @@ from longshore.cluster.model.problem import ORDERS, Problem, stack
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.scheduler.mirror.records import ClusterSite
+from longshore.scheduler.mirror.cluster_mirror import ClusterSite
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import BACKFILL_DEPTH
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import Twin
 

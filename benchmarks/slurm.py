@@ -31,8 +31,8 @@ from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import get_attempt
+from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.opening import Store, open_store
 
 from .harness import Row, main, progress
 from .slurm_cluster import SlurmCluster, why_not

@@ -17,9 +17,8 @@ import numpy as np
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import steps_name
-from longshore.scheduler.health.detectors import DETECTORS, Detector, MadRule, MedianRule
 from longshore.scheduler.health.step_monitor import STEPS_POLL_S, RunningAttempt, StepMonitor
-from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch
+from longshore.scheduler.health.step_watch import DETECTORS, Begun, Detector, MadRule, MedianRule, StepKind, StepWatch
 from longshore.scheduler.model.job_spec import Watching
 
 from .harness import Row, main, progress

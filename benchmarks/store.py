@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import Connection, select
 
 from longshore.scheduler.model.states import JobState
+from longshore.scheduler.store.database import Store, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.jobs import NewJob, insert_job
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.schema import job
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 

@@ -26,11 +26,11 @@ from longshore.cluster.simulator.event_log import START, SWITCH, events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Log, Simulation, allocate_log
 from longshore.cluster.switching import FORMULAS
-from longshore.scheduler.mirror.records import ClusterSite
+from longshore.scheduler.mirror.cluster_mirror import ClusterSite
 from longshore.scheduler.model.gpu_index import ONE_OFFER, Layout
 from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rings import SEAT_EVENT, TAKEN
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import EVERY_EVENT, Twin, job_of

@@ -18,10 +18,10 @@ from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.event_log import events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation, allocate_log
-from longshore.scheduler.mirror.records import ClusterSite
+from longshore.scheduler.mirror.cluster_mirror import ClusterSite
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import Start, Twin, starts_of
 

@@ -23,27 +23,23 @@ from .model.gpu_index import Layout
 from .model.job_spec import stored_or_usual
 from .model.states import JobState
 from .policy_host.process import Miss
-from .store.attempts import SAVED, get_attempt
-from .store.decisions import DecisionRow
-from .store.engines import StoreUnreachableError
-from .store.events import EventRow, events_after, last_seq
-from .store.jobs import CHANGE as JOB_CHANGE
-from .store.nodes import ALARM, closed_nodes, faulty_gpus, list_nodes, quarantined
-from .store.nodes import CHANGE as NODE_CHANGE
-from .store.opening import Store
-from .store.queries import (
+from .store.attempts import (
+    SAVED,
+    DecisionRow,
     GpuState,
-    count_jobs,
     count_unknown,
     drains,
+    get_attempt,
     last_decision_seq,
-    lease_tokens,
     occupied_gpus,
-    opened_before,
-    queued_at,
     slim_decisions_after,
-    waits_since,
 )
+from .store.database import Store, StoreUnreachableError
+from .store.events import EventRow, events_after, last_seq, lease_tokens, opened_before, queued_at
+from .store.jobs import CHANGE as JOB_CHANGE
+from .store.jobs import count_jobs, waits_since
+from .store.nodes import ALARM, closed_nodes, faulty_gpus, list_nodes, quarantined
+from .store.nodes import CHANGE as NODE_CHANGE
 from .store.schema import Liveness
 
 MAX_ROWS_READ = 1000  # rows read at once

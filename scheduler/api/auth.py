@@ -10,10 +10,9 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from ..access.browsers import is_loopback
-from ..access.tokens import Caller, Role, caller_of, digest_of
+from ..access.tokens import Caller, Role, TokenRow, caller_of, digest_of, find_token, has_tokens, use_token
 from ..service.service import Service
-from ..store.engines import StoreUnreachableError
-from ..store.tokens import TokenRow, find_token, has_tokens, use_token
+from ..store.database import StoreUnreachableError
 from .problems import ProblemError
 
 TOKEN_FRESH_S = 1.0  # within which a token revoked by another process is refused

@@ -5,8 +5,8 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 
-from ..store.engines import StoreLostError
-from ..store.leases import SCHEDULER_LEASE, is_held
+from ..store.database import StoreLostError
+from ..store.events import SCHEDULER_LEASE, is_held
 from .auth import Scraper, ServiceDep
 from .problems import CODES, ProblemError, problems
 

@@ -26,14 +26,13 @@ from ..store.attempts import (
     CheckpointRow,
     attempts_of,
     checkpoints_of,
+    decisions_of,
     last_attempts,
     register,
 )
-from ..store.decisions import decisions_of
-from ..store.engines import OlderAttemptError, StaleWriteError
+from ..store.database import OlderAttemptError, StaleWriteError
 from ..store.events import events_after
-from ..store.jobs import get_job, get_jobs, list_jobs, set_desired, set_priority, try_again
-from ..store.queries import listed_jobs, owners_of
+from ..store.jobs import get_job, get_jobs, list_jobs, listed_jobs, owners_of, set_desired, set_priority, try_again
 from ..store.rings import held_by_rings
 from .auth import Reader, ServiceDep, Writer
 from .models import (

@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Placement
+from ..access.tokens import TokenRow
 from ..control.rehydrate import needs_of
 from ..control.unknown_attempts import UnknownAttempt
 from ..model.job import JobRow
@@ -16,10 +17,8 @@ from ..model.states import Desired, JobState
 from ..policy_host.process import MISS_WORDS, Miss
 from ..rules.retry import rank_to_look_at
 from ..service.queue_now import Queue
-from ..store.attempts import AttemptRow, CheckpointRow
-from ..store.decisions import DecisionRow, last_decisions_of
+from ..store.attempts import AttemptRow, CheckpointRow, DecisionRow, last_decisions_of
 from ..store.events import EventRow
-from ..store.tokens import TokenRow
 
 HIDDEN_JOB = "-"  # in place of the id of another user's job
 

@@ -19,13 +19,14 @@ from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.topology import Cluster
 from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE
-from ..health.liveness import AgentReport, GpuReport, NodeReport, PortState
-from ..health.node_state import NodeState, state_of
+from ..health.evidence import AgentReport, GpuReport, NodeReport, PortState
+from ..health.liveness import NodeState, state_of
 from ..health.quarantining import OrderOutcome, QuarantineOutcome, by_hand
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
 from ..store.attempts import held_gpus
+from ..store.jobs import owners_of
 from ..store.nodes import (
     NodeRow,
     entries_since,
@@ -36,7 +37,6 @@ from ..store.nodes import (
     quarantined,
     set_out_of_service,
 )
-from ..store.queries import owners_of
 from ..store.schema import Liveness
 from .auth import Operator, Reader, Reporter, ServiceDep
 from .jobs import seen_owner

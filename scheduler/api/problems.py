@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...cluster.files.errors import LongshoreError
 from ...cluster.files.input_problems import MAX_REPORTED, InputProblem, Schema, input_problems
-from ..store.engines import StoreFullError, StoreUnreachableError
+from ..store.database import StoreFullError, StoreUnreachableError
 
 
 class ErrorCode(NamedTuple):

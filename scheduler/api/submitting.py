@@ -18,8 +18,7 @@ from ..model.job_spec import JobFile
 from ..service.queue_now import room_in
 from ..service.service import Service
 from ..settings import UserLimits
-from ..store.jobs import GIVEN, UNKNOWN, NewJob, StoredAnswer, insert_job, recall, remember
-from ..store.queries import estimated, queued_of
+from ..store.jobs import GIVEN, UNKNOWN, NewJob, StoredAnswer, estimated, insert_job, queued_of, recall, remember
 from .auth import Operator, ServiceDep, Writer
 from .models import JobPage, PlanPage, UnknownAttemptPage, job_page, shown_spec
 from .problems import ProblemError, problems

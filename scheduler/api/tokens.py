@@ -9,10 +9,20 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import nearest
 from ...cluster.files.yaml_file import ExactTypes
 from ..access.browsers import Browsers, link_path
-from ..access.tokens import TOKEN_NAME, TOKEN_NAME_WORDS, Caller, Role, check_node, new_token
+from ..access.tokens import (
+    MAX_VALID_TOKENS,
+    TOKEN_NAME,
+    TOKEN_NAME_WORDS,
+    Caller,
+    Role,
+    add_token,
+    check_node,
+    new_token,
+    revoke_token,
+    tokens_of,
+)
 from ..service.service import Service
-from ..store.engines import TakenNameError, TooManyTokensError
-from ..store.tokens import MAX_VALID_TOKENS, add_token, revoke_token, tokens_of
+from ..store.database import TakenNameError, TooManyTokensError
 from .auth import Operator, Reader, ServiceDep, TokenCacheDep, Writer
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems

@@ -18,7 +18,7 @@ from .serving import compile_first, progress_lines
 if TYPE_CHECKING:
     from ..placement.replay import Compared
     from ..settings import RetentionChoice, SchedulerSettings
-    from ..store.opening import Store
+    from ..store.database import Store
 
 ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file of the scheduler.")]
 FolderOption = Annotated[Path | None, typer.Option(help="Folder of the scheduler; default: .longshore.")]
@@ -44,7 +44,7 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
 
 def file_of(settings: "SchedulerSettings") -> Path | None:
     """Return the file of a store, which may not exist; None if the store is not in SQLite."""
-    from ..store.engines import file_of as file_of_url
+    from ..store.database import file_of as file_of_url
 
     return file_of_url(settings.store_url)
 
@@ -57,7 +57,7 @@ def existing_store(settings: "SchedulerSettings") -> Iterator["Store"]:
         LongshoreError: If it does not exist, or cannot be used.
     """
     from ...cluster.files.paths import exists
-    from ..store.opening import open_store
+    from ..store.database import open_store
 
     file = file_of(settings)
     if file is not None and not exists(file):
@@ -179,7 +179,7 @@ def decisions(
     from ...cluster.files.output_file import check_outputs, replacing
     from ...cluster.files.paths import exists
     from ..placement.replay import export
-    from ..store.opening import open_store
+    from ..store.database import open_store
 
     file = folder / "longshore.db"
     if store is None and not exists(file):

@@ -25,7 +25,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..store.opening import Store
+    from ..store.database import Store
 
 DAY_S = 86400.0
 TOKEN_COLUMNS = (
@@ -74,8 +74,7 @@ def create(
         request = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
         typer.echo(client_of(url, ca).create_token(request))
         return
-    from ..access.tokens import Role, check_name, check_node, new_token
-    from ..store.tokens import add_token
+    from ..access.tokens import Role, add_token, check_name, check_node, new_token
 
     now_s = time.time()
     expires_s = None if lifetime is None else now_s + lifetime
@@ -116,7 +115,7 @@ def revoke(
     if folder is None and store is None:
         client_of(url, ca).revoke_token(name, owner)
     else:
-        from ..store.tokens import revoke_token
+        from ..access.tokens import revoke_token
 
         with _store(folder, store) as opened:
             if not opened.write(lambda tx: revoke_token(tx, owner or OWNER, name, time.time())):
@@ -125,7 +124,7 @@ def revoke(
 
 
 def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[dict[str, Any]]:
-    from ..store.tokens import tokens_of
+    from ..access.tokens import tokens_of
 
     with _store(folder, store) as opened, opened.read() as tx:
         rows = [row._asdict() for row in tokens_of(tx, owner)]
@@ -137,8 +136,7 @@ def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
     """Open an existing store: a mistyped folder or file creates none."""
     from ...cluster.files.paths import is_file
     from ..settings import store_url_of
-    from ..store.engines import file_of
-    from ..store.opening import open_store
+    from ..store.database import file_of, open_store
 
     address = url or store_url_of(folder or Path(".longshore"))
     file = file_of(address)

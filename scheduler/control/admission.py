@@ -21,9 +21,8 @@ from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, External, RetrySpec, Sh
 from ..model.states import FINAL, Desired, JobState
 from ..rules.jobs import JobDo, JobStep, QueueFacts, Quota, next_job_step
 from ..rules.retry import ExitClass
-from ..store.jobs import GIVEN, MANY, UNKNOWN, JobColumns, NewJob, get_jobs, insert_job, set_desired
-from ..store.leases import check_fence
-from ..store.queries import estimated
+from ..store.events import check_fence
+from ..store.jobs import GIVEN, MANY, UNKNOWN, JobColumns, NewJob, estimated, get_jobs, insert_job, set_desired
 from .rehydrate import goes_first, needs_of, queue_key, rank_of, request_of, waiting_progress
 from .state_cache import Parts, StateCache
 

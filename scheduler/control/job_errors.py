@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ...cluster.files.errors import error_line
-from ..store.engines import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
+from ..store.database import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
 
 log = logging.getLogger(__name__)
 

@@ -43,10 +43,9 @@ from ..model.states import AttemptState, JobState, Run
 from ..rules.attempts import ENDED_RUNS, UNFIT, Checks
 from ..rules.quarantine import Fleet, closed_gpus
 from ..store.attempts import AttemptRow
-from ..store.events import append_all
+from ..store.database import Store
+from ..store.events import append_all, check_fence
 from ..store.jobs import bring_forward
-from ..store.leases import check_fence
-from ..store.opening import Store
 
 MAX_STORED_RESULTS, MAX_TEXT_CHARACTERS = 20, 300  # results of a round in an event, and characters of one
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", counts against the node

@@ -17,10 +17,9 @@ from ...cluster.files.processes import is_proven_dead
 from ..mirror.vacant_seats import fitted
 from ..placement.placer import Decision
 from ..policy_host.answer import StoredRecord, record_of
-from ..store.attempts import NewAttempt, held_gpus
-from ..store.decisions import NewDecision
-from ..store.engines import FencedError, StaleWriteError, TakenError
-from ..store.leases import NO_LEASE_ROW, SCHEDULER_LEASE, LeaseRow, acquire, clock, give_up, lease_row, renew
+from ..store.attempts import NewAttempt, NewDecision, held_gpus
+from ..store.database import FencedError, StaleWriteError, TakenError
+from ..store.events import NO_LEASE_ROW, SCHEDULER_LEASE, LeaseRow, acquire, clock, give_up, lease_row, renew
 from .admission import DISCARD_S, ExternalJobs, admit, reorder_queue
 from .attempt_driver import advance_attempts, hold_failing_jobs
 from .job_errors import JobErrors, SpoiledError

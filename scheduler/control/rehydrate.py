@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Share
 from ...cluster.model.training_plan import PlanFile
-from ..mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spread
+from ..mirror.cluster_mirror import JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spread
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import JobRow, ReservationRow, Tries

@@ -18,8 +18,7 @@ from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
 from ...ring.wire import EmptySeat, SeatRequest
 from ..backends.protocol import RingConnection, call_backend
-from ..health.link_probes import LinkState
-from ..health.link_table import LINK_AGAIN_S, ROUND_S, Link, LinkTable, Pair
+from ..health.link_probes import LINK_AGAIN_S, ROUND_S, Link, LinkState, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import Considered, RingGap, SeatChoice
 from ..model.gpu_index import Layout

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ...cluster.switching import FORMULAS
 from ...ring.wire import EmptySeat, SeatRequest, SlowSeat
 from ..backends.protocol import MemberPlace
-from ..health.link_table import Pair
-from ..health.liveness import AgentReport
+from ..health.evidence import AgentReport
+from ..health.link_probes import Pair
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import (
     Free,

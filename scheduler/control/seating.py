@@ -23,7 +23,7 @@ from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..rules.attempts import Checks
 from ..store.attempts import AttemptRow
-from ..store.engines import TakenError
+from ..store.database import TakenError
 from ..store.rings import (
     BACKUP,
     CHECKED,

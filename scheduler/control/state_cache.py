@@ -20,8 +20,7 @@ from ...cluster.files.errors import error_line
 from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import ClusterHealth, Monitor
-from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.records import ClusterSite, MirrorOrigin
+from ..mirror.cluster_mirror import ClusterMirror, ClusterSite, MirrorOrigin
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, ReservationRow
@@ -29,11 +28,10 @@ from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
 from ..rules.attempts import Whose
 from ..store.attempts import AttemptColumns, AttemptRow, NewAttempt, held_gpus
-from ..store.engines import StoreRefusesError
+from ..store.database import Store, StoreRefusesError
 from ..store.events import changed_by_others, last_complete_seq
 from ..store.jobs import JobColumns, sum_of_estimates
 from ..store.nodes import UserTurn, user_turns
-from ..store.opening import Store, try_out
 from ..store.transitions import (
     AttemptChange,
     Changes,
@@ -45,6 +43,7 @@ from ..store.transitions import (
     open_jobs_apart,
     opened_attempt,
     opened_job,
+    try_out,
     unclosed_attempts_apart,
     write_changes,
 )

@@ -19,8 +19,7 @@ from ..model.job_spec import Watching, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
 from ..rules.attempts import LastReport, StopReason
 from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
-from ..store.events import append_all, last_such_s
-from ..store.leases import check_fence
+from ..store.events import append_all, check_fence, last_such_s
 from ..store.nodes import list_nodes, put_records, records_of
 from .job_errors import OF_NO_JOB, SpoiledError
 from .rehydrate import goes_first

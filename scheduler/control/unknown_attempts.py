@@ -20,10 +20,9 @@ from ..backends.protocol import Attempt, call_backend
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
 from ..model.states import AttemptState, Desired, JobState
 from ..store.attempts import NewAttempt, get_attempt
-from ..store.engines import StaleWriteError, TakenError
-from ..store.events import append
+from ..store.database import StaleWriteError, TakenError
+from ..store.events import append, check_fence
 from ..store.jobs import get_job
-from ..store.leases import check_fence
 from ..store.transitions import UNREADABLE_ERRORS, Changes, Opened, write_changes
 from .job_errors import OF_NO_JOB
 from .state_cache import Parts

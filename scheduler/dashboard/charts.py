@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..health.node_state import SAMPLE_EVERY_S, UseSample
+from ..health.evidence import SAMPLE_EVERY_S, UseSample
 from ..model.states import FINAL, AttemptState, JobState
 from ..store.attempts import CHANGE as ATTEMPT_CHANGE
 from ..store.events import EventRow

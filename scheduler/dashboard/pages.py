@@ -23,10 +23,9 @@ from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow, is_job_id
 from ..model.states import FINAL, Desired, JobState
 from ..service.service import Service
-from ..store.attempts import AttemptRow, attempts_of, last_attempts
-from ..store.events import last_seq
+from ..store.attempts import AttemptRow, attempts_of, last_attempts, last_decision_seq, last_decisions
+from ..store.events import last_event_of, last_events, last_seq
 from ..store.jobs import get_job, list_jobs, set_desired
-from ..store.queries import last_decision_seq, last_decisions, last_event_of, last_events
 from .charts import gantt, step_chart, use_chart
 from .entering import check_origin
 from .rendering import draw, no_part, nothing_new, render

@@ -21,20 +21,22 @@ from ..model.job_spec import UnreadableSpecError, stored_job, stored_or_usual
 from ..model.states import FINAL, AttemptState, JobState
 from ..policy_host.process import Miss
 from ..service.service import Service
-from ..store.attempts import SAVED, AttemptRow, CheckpointRow, attempts_of, checkpoints_of
-from ..store.decisions import DecisionRow
-from ..store.events import EventRow
-from ..store.nodes import NodeRow, faulty_gpus, list_nodes, open_entries, quarantined, words_on
-from ..store.queries import (
+from ..store.attempts import (
+    SAVED,
+    AttemptRow,
+    CheckpointRow,
+    DecisionRow,
     GpuState,
     Occupied,
+    attempts_of,
     checkpoint_events,
-    count_jobs,
-    jobs_in,
+    checkpoints_of,
     last_decisions,
-    last_events,
     occupied_gpus,
 )
+from ..store.events import EventRow, last_events
+from ..store.jobs import count_jobs, jobs_in
+from ..store.nodes import NodeRow, faulty_gpus, list_nodes, open_entries, quarantined, words_on
 
 ACTIVE_STATES = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 WAITING_STATES = (JobState.QUEUED, JobState.HELD)

@@ -17,7 +17,7 @@ from ...cluster.faults.models import NoFaults, none
 from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
-from ..mirror.records import ClusterSite
+from ..mirror.cluster_mirror import ClusterSite
 from .wire import Container, OfferedNode, OfferedPod
 
 RESOURCE = "nvidia.com/gpu"

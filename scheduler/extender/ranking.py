@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.records import JobRequest, MirrorOrigin
+from ..mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin
 from ..placement.placer import PlacementAdvice, Placer
 from .inventory import (
     PLAN_S,

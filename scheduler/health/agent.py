@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +20,39 @@ from ...cluster.files.processes import boot_id, shows_this_process
 from ...preflight.context import NodeSetup
 from ...preflight.rounds import check_node
 from ..client import Client
+from .evidence import AgentPort, GpuReport, NodeReport, PortProbe, PortState, ProbeRounds
 from .guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .link_probes import Prober
-from .liveness import AgentPort, GpuReport, NodeReport
-from .witnesses import RequestedRounds
 
 log = logging.getLogger(__name__)
+
+
+class RequestedRounds:
+    """An agent's probes of other agents' ports, as the scheduler orders them.
+
+    Args:
+        client: Of the scheduler.
+        node: Of the agent.
+    """
+
+    def __init__(self, client: Client, node: str) -> None:
+        self._client, self._node, self._rounds = client, node, ProbeRounds()
+
+    def take(self, orders: Iterable[Mapping[str, Any]]) -> None:
+        """Make the ordered probes, unless a round is under way; an order comes again until its result is reported."""
+        probes = {
+            str(order["id"]): PortProbe(str(order["node"]), str(order["address"]), int(order["port"]))
+            for order in orders
+        }
+        if probes and not self._rounds.is_under_way:
+            self._rounds.begin(tuple(probes.values()), lambda results: self._report(probes, results))
+
+    def _report(self, probes: Mapping[str, PortProbe], results: Sequence[PortState]) -> None:
+        try:
+            self._client.report_port_probes(self._node, dict(zip(probes, map(str, results), strict=True)))
+        except LongshoreError as error:
+            log.warning("results of probes of other agents could not be reported: %s", error)
+
 
 Value = TypeVar("Value")
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from ...cluster.state.beliefs import HALF_LIFE_S
-from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.records import Beliefs, ClusterSite, MirrorOrigin
+from ..mirror.cluster_mirror import Beliefs, ClusterMirror, ClusterSite, MirrorOrigin
 from ..model.gpu_index import Layout
 from ..store.events import EventRow, first_event_s, last_of_no_job
 from ..store.nodes import CHANGE, FAULTY, HEALTHY, IN_SERVICE, OUT_OF_SERVICE

@@ -28,6 +28,7 @@ from ..model.job import NewEvent, name_of
 from ..model.states import ProbeVerdict
 from ..rules.quarantine import Fleet
 from ..store.attempts import held_gpus
+from ..store.database import Store
 from ..store.nodes import (
     ALARM,
     CHANGE,
@@ -41,23 +42,11 @@ from ..store.nodes import (
     quarantined,
     write_health,
 )
-from ..store.opening import Store
 from ..store.schema import Liveness
-from .link_table import LinkTable
-from .liveness import (
-    AT_ONCE_S,
-    DOWN_MISSES,
-    FENCED,
-    SUSPECT_MISSES,
-    AgentReport,
-    Leases,
-    Reports,
-    accuses,
-    at_once,
-    judge,
-)
+from .evidence import AgentReport, OwnRounds, Reports, Witnesses, accuses
+from .link_probes import LinkTable
+from .liveness import AT_ONCE_S, DOWN_MISSES, FENCED, SUSPECT_MISSES, Leases, at_once, judge
 from .step_monitor import StepMonitor
-from .witnesses import OwnRounds, Witnesses
 
 DOUBT_S = 600.0  # in which the first report of a node does not count after it withdrew its last one
 

@@ -15,9 +15,9 @@ from ...cluster.model.placement import Placement
 from ...ring.member_health import far_longer
 from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
-from .detectors import DETECTORS
 from .liveness import AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE
 from .step_watch import (
+    DETECTORS,
     NO_TIMES,
     Average,
     Computed,

@@ -22,7 +22,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.problem import ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .records import Beliefs, ClusterSite, JobRecord, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
+from .cluster_mirror import Beliefs, ClusterSite, JobRecord, JobRequest, MirrorCall, MirrorOrigin, QueueTurn, Spread
 
 _REQUEST = (
     tuple[str, int, float, float, int, float, float]  # fields at their defaults are omitted from the end

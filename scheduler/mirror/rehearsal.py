@@ -12,9 +12,8 @@ from ...cluster.queue.order import may_wait, turn_to
 from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
-from . import cluster_mirror, records
-from .cluster_mirror import ClusterMirror
-from .records import ROW, ClusterSite, JobRecord, JobRequest, MirrorOrigin, expected
+from . import cluster_mirror
+from .cluster_mirror import ROW, ClusterMirror, ClusterSite, JobRecord, JobRequest, MirrorOrigin, expected
 
 _REHEARSAL_MODULE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
@@ -37,7 +36,7 @@ def is_known(policy: str) -> bool:
 def happenings() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
-        *vars(cluster_mirror).values(), *vars(records).values(), engine.reset, engine.move_clock, engine.submit,
+        *vars(cluster_mirror).values(), engine.reset, engine.move_clock, engine.submit,
         engine.find_due_job, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
         faults.take_out, faults.bring_back,
     ]  # fmt: skip

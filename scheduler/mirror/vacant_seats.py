@@ -29,8 +29,7 @@ from ...cluster.switching import (
     source_iteration_s,
     typical_flops,
 )
-from .cluster_mirror import ClusterMirror
-from .records import ROW
+from .cluster_mirror import ROW, ClusterMirror
 
 Measured = Mapping[tuple[int, int], float]  # bytes/s from one node to another
 NO_MEASUREMENTS: Measured = MappingProxyType({})

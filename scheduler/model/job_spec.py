@@ -49,7 +49,7 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 VisibleGpus = Literal["node", "rank"]  # GPUs that a rank sees: those of all ranks on its node, or its own alone
 OFF: Literal["off"] = "off"  # in place of a detector: slow steps are not detected
-DetectorName = Literal[  # those of health/detectors.py, or OFF
+DetectorName = Literal[  # those of health/step_watch.py, or OFF
     "cusum", "ewma", "in_a_row", "mad", "median_k", "patent_literal", "patent_mean", "off"
 ]  # fmt: skip
 

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import PluginError
-from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.journal import JournalOpening, encode, encode_opening
-from ..mirror.records import (
+from ..mirror.cluster_mirror import (
     ROW,
+    ClusterMirror,
     ClusterSite,
     ExpectedStart,
     JobRequest,
@@ -25,6 +24,7 @@ from ..mirror.records import (
     check_decision,
     expected,
 )
+from ..mirror.journal import JournalOpening, encode, encode_opening
 from ..mirror.rehearsal import rehearse
 from ..mirror.vacant_seats import PlacementShape, fitted
 from ..policy_host.answer import RecordParts, StoredRecord, stored_of

@@ -15,13 +15,12 @@ from typing import Any
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
-from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.cluster_mirror import ROW, ClusterMirror, ExpectedStart, MirrorCall, expected
 from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
-from ..mirror.records import ROW, ExpectedStart, MirrorCall, expected
 from ..policy_host.answer import StoredRecord
 from ..policy_host.worker import sampling
-from ..store.decisions import DecisionRow, WholeDecision, decisions_after
-from ..store.opening import Store
+from ..store.attempts import DecisionRow, WholeDecision, decisions_after
+from ..store.database import Store
 from .placer import Proposal
 
 MAX_DECISIONS_READ = 500  # decisions that are read at once

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import in_one_line
-from ..mirror.records import ClusterSite, MirrorCall, MirrorSnapshot
+from ..mirror.cluster_mirror import ClusterSite, MirrorCall, MirrorSnapshot
 from .answer import (
     MAX_MESSAGE_BYTES,
     Channel,

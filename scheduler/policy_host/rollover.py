@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
 
-from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.records import MirrorCall
+from ..mirror.cluster_mirror import ClusterMirror, MirrorCall
 from .answer import Edition, PolicyAnswer, checkpoint_of, read_edition, stamp_of
 from .process import NOT_COUNTED, Miss, MissError, PolicyProcess
 

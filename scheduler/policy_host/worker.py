@@ -25,8 +25,15 @@ from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.problem import ORDERS
-from ..mirror.cluster_mirror import ClusterMirror
-from ..mirror.records import ROW, ClusterSite, JobRequest, MirrorCall, MirrorOrigin, MirrorSnapshot
+from ..mirror.cluster_mirror import (
+    ROW,
+    ClusterMirror,
+    ClusterSite,
+    JobRequest,
+    MirrorCall,
+    MirrorOrigin,
+    MirrorSnapshot,
+)
 from ..mirror.rehearsal import rehearse
 from .answer import (
     MAX_REMARK,

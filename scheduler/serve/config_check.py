@@ -19,7 +19,7 @@ from ..access.browsers import is_loopback
 from ..backends.building import PLACE, kind_of
 from ..policy_host.worker import sampling
 from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open, cluster_of, located
-from ..store.engines import check_folder_of, check_url, file_of
+from ..store.database import check_folder_of, check_url, file_of
 
 
 class ConfigReport(NamedTuple):

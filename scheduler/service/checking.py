@@ -32,8 +32,8 @@ from ..model.gpu_index import WHOLE_NODE, HardwarePlace, Layout, QuarantineEntry
 from ..rules.quarantine import BY_CHECKS, Fleet, is_due
 from ..settings import SchedulerSettings
 from ..store.attempts import held_gpus
+from ..store.database import Store
 from ..store.nodes import boot_ids, open_entries
-from ..store.opening import Store
 
 LOCAL = "local"  # backend whose nodes are this machine
 

@@ -31,8 +31,8 @@ from ..rules.jobs import Led, Turns, WaitingJob, in_order, in_turn, places
 from ..settings import SchedulerSettings
 from ..store.attempts import AttemptRow, held_gpus
 from ..store.events import last_seq
+from ..store.jobs import owners_of, waiting_jobs
 from ..store.nodes import gpus_in_service, user_turns
-from ..store.queries import owners_of, waiting_jobs
 
 FRESH_QUEUE_S = 1.0  # back-offs end, and jobs age, without an event
 

@@ -17,9 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ..model.states import FINAL, AttemptState, Desired, JobState
 from ..settings import RetentionChoice
-from ..store.engines import StoreError, StoreUnreachableError
+from ..store.database import Store, StoreError, StoreUnreachableError
 from ..store.jobs import ESTIMATE_S
-from ..store.opening import Store
 from ..store.schema import (
     attempt,
     checkpoint,

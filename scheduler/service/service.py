@@ -17,25 +17,23 @@ from ...cluster.files.paths import exists
 from ...cluster.files.processes import this_process
 from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
-from ..access.tokens import Role, first_token
+from ..access.tokens import Role, agents_without_node, first_token, has_valid_tokens
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
 from ..control.facade import RunningScheduler
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
+from ..health.evidence import Usage, sample_of
 from ..health.liveness import Leases
 from ..health.monitor import Monitor
-from ..health.node_state import Usage, sample_of
 from ..metrics import SchedulerMetrics
-from ..mirror.records import ClusterSite
+from ..mirror.cluster_mirror import ClusterSite
 from ..model.gpu_index import Layout
 from ..placement.placer import Mode, Placer
 from ..settings import SchedulerSettings, ServeOptions, check_open, cluster_of
 from ..store.attempts import held_gpus
-from ..store.engines import StoreUnreachableError, file_of
+from ..store.database import Store, StoreUnreachableError, file_of, open_store
 from ..store.jobs import forget_before
-from ..store.opening import Store, open_store
-from ..store.tokens import agents_without_node, has_valid_tokens
 from .checking import Clearing, checks_of
 from .queue_now import QueueNow
 from .retention import horizon_of, prune

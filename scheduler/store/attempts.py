@@ -1,20 +1,24 @@
-"""Attempts, the GPUs that they hold, and their checkpoints. A GPU has one reservation at most.
+"""Decisions on jobs, the attempts that come of them, the GPUs that these hold, and their checkpoints.
 
-Source: SPEC K4; docs/steps.md.
+A decision has what the policy saw, what it chose, and why. A GPU has one reservation at most.
+
+Source: SPEC K4, R9; docs/steps.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, null, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ...cluster.model.placement import Placement
 from ..model.job import NewEvent, ReservationRow
-from ..model.states import AttemptState, Contact, RankEnd
-from .engines import OlderAttemptError, TakenError
-from .events import append
-from .schema import attempt, checkpoint, job, put_all, reservation
+from ..model.states import OPEN_ATTEMPTS, AttemptState, Contact, RankEnd
+from .database import OlderAttemptError, TakenError
+from .events import EventRow, append
+from .jobs import MANY
+from .schema import attempt, checkpoint, decision, event, job, put_all, reservation
 
 CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
 
@@ -258,3 +262,259 @@ def latest_before(tx: Connection, job_id: str, number: int) -> CheckpointRow | N
     """
     row = tx.execute(_ROWS_BEFORE, {"of_job": job_id, "before": number, "most": 1}).first()
     return None if row is None else CheckpointRow._make(row)
+
+
+class NewDecision(NamedTuple):
+    """A decision to be stored."""
+
+    job_id: str
+    number: int | None  # of the attempt that came of it, None if none did
+    at_s: float  # Unix time
+    policy: str
+    policy_version: str
+    mode: str
+    placement: Placement | None  # None if it chose to wait
+    fallback: Placement | None
+    explanation: Mapping[str, object]
+    observation: bytes | None  # little-endian float32, choice by choice
+    mask: bytes | None  # one byte an action
+    log_probability: bytes | None  # little-endian float32, one an action; -inf where it was closed
+    past: bytes | None  # what led to it, as scheduler/mirror/journal.py writes it
+    took_s: float
+
+
+class DecisionRow(NamedTuple):
+    """A decision, without what it was made from."""
+
+    seq: int
+    job_id: str
+    number: int | None
+    at_s: float
+    policy: str
+    policy_version: str
+    mode: str
+    placement: Placement | None
+    fallback: Placement | None
+    explanation: Mapping[str, object]
+    took_s: float
+    outcome: str  # exit class of the attempt that came of it, "" until that is known
+
+
+class WholeDecision(NamedTuple):
+    """A decision with all that one needs to learn from it, and when the attempt began and ended that came of it."""
+
+    row: DecisionRow
+    observation: bytes | None
+    mask: bytes | None
+    log_probability: bytes | None
+    past: bytes | None
+    opened_s: float | None
+    started_s: float | None
+    ended_s: float | None
+
+
+_DECISION_FIELDS = [decision.c[name] for name in DecisionRow._fields]
+_INSERT_ALL = insert(decision)
+_DECISIONS_OF_JOB = select(*_DECISION_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
+_LAST_SEQS = (
+    select(func.max(decision.c.seq))
+    .where(decision.c.job_id.in_(bindparam("of_jobs", expanding=True)))
+    .group_by(decision.c.job_id)
+)
+_LAST_OF_JOBS = select(*_DECISION_FIELDS).where(decision.c.seq.in_(_LAST_SEQS))
+_ATTEMPT_OF_DECISION = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
+_WHOLE_DECISIONS = (
+    select(
+        *_DECISION_FIELDS, decision.c.observation, decision.c.mask, decision.c.log_probability, decision.c.past,
+        attempt.c.opened_s, attempt.c.started_s, attempt.c.ended_s,
+    )
+    .select_from(decision.outerjoin(attempt, _ATTEMPT_OF_DECISION))
+    .where(decision.c.seq > bindparam("after"))
+    .order_by(decision.c.seq)
+    .limit(bindparam("most"))
+)  # fmt: skip
+_SETTLE = (
+    update(decision)
+    .where(decision.c.job_id == bindparam("of_job"), decision.c.number == bindparam("of_number"))
+    .values(outcome=bindparam("new_outcome"))
+)
+
+
+def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
+    """Store decisions, in the transaction of what came of them."""
+    if new:
+        tx.execute(_INSERT_ALL, [{**each._asdict(), "outcome": ""} for each in new])
+
+
+def settle_decisions(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -> None:
+    """Write down what came of decisions: of each the job, the number of the attempt, and its exit class."""
+    if outcomes:
+        tx.execute(
+            _SETTLE, [dict(zip(("of_job", "of_number", "new_outcome"), outcome, strict=True)) for outcome in outcomes]
+        )
+
+
+def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:
+    """Return the decisions on a job in their order."""
+    return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_OF_JOB, {"of_job": job_id})]
+
+
+def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]:
+    """Return the first decisions behind one, in their order, with all that is kept of them.
+
+    Args:
+        tx: Transaction.
+        seq: Number of the last one that is known, 0 for none.
+        limit: Most decisions to return.
+    """
+    rows = tx.execute(_WHOLE_DECISIONS, {"after": seq, "most": limit})
+    split = len(_DECISION_FIELDS)
+    return [WholeDecision(DecisionRow._make(row[:split]), *row[split:]) for row in rows]
+
+
+def last_decisions_of(tx: Connection, job_ids: Sequence[str]) -> dict[str, DecisionRow]:
+    """Return the last decision on each of some jobs on which there is one."""
+    parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
+    rows = [DecisionRow._make(row) for part in parts for row in tx.execute(_LAST_OF_JOBS, {"of_jobs": part})]
+    return {row.job_id: row for row in rows}
+
+
+class GpuState(StrEnum):
+    """What a GPU is doing."""
+
+    FREE = "free"
+    STARTING = "starting"  # held for an attempt whose ranks do not all run yet
+    RUNNING = "running"
+    DRAINING = "draining"  # held until all processes of its attempt are proven gone
+    OUT = "out of service"
+
+
+class Occupied(NamedTuple):
+    """A GPU that is not free."""
+
+    node: str
+    gpu: int  # index on the node
+    job_id: str
+    job: str  # name
+    number: int  # of the attempt
+    state: GpuState
+
+
+class Drain(NamedTuple):
+    """An attempt that is on its way out."""
+
+    job_id: str
+    number: int
+    since_s: float  # Unix time
+    spec: Mapping[str, object]  # of its job
+    gpus: int
+
+
+_STATES = {
+    AttemptState.RESERVED: GpuState.STARTING,
+    AttemptState.LAUNCHED: GpuState.STARTING,
+    AttemptState.RUNNING: GpuState.RUNNING,
+}
+_OF_RESERVATION = (attempt.c.job_id == reservation.c.job_id) & (attempt.c.number == reservation.c.number)
+_OCCUPIED = (
+    select(
+        reservation.c.node, reservation.c.gpu, job.c.id, job.c.name, attempt.c.number, attempt.c.state,
+    )
+    .join(attempt, _OF_RESERVATION)
+    .join(job, job.c.id == attempt.c.job_id)
+)  # fmt: skip
+_UNKNOWN = select(func.count()).where(
+    attempt.c.contact == Contact.UNKNOWN,
+    attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),  # an index has these few; of those that ended there are many
+)
+_DRAINS_SINCE = (
+    select(func.max(event.c.at_s))
+    .where(
+        event.c.job_id == attempt.c.job_id, event.c.number == attempt.c.number,
+        event.c.now == AttemptState.DRAINING.value,
+    )
+    .scalar_subquery()
+)  # fmt: skip
+_DRAINS = (
+    select(attempt.c.job_id, attempt.c.number, _DRAINS_SINCE, job.c.spec, attempt.c.placement)
+    .join(job, job.c.id == attempt.c.job_id)
+    .where(attempt.c.state == AttemptState.DRAINING)
+)
+_SAVED_EVENTS = (
+    select(func.max(event.c.seq).label("seq"), func.count().label("events"))
+    .where(event.c.job_id == bindparam("of_job"), event.c.kind == SAVED)
+    .group_by(event.c.number)
+    .subquery()
+)
+_LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED_EVENTS.c.events).join(
+    _SAVED_EVENTS, event.c.seq == _SAVED_EVENTS.c.seq
+)
+
+
+def occupied_gpus(tx: Connection) -> list[Occupied]:
+    """Return all GPUs that are not free, in no order."""
+    return [
+        Occupied(node, gpu, job_id, name, number, _STATES.get(state, GpuState.DRAINING))
+        for node, gpu, job_id, name, number, state in tx.execute(_OCCUPIED)
+    ]
+
+
+def count_unknown(tx: Connection) -> int:
+    """Return how many open attempts cannot be reached."""
+    unknown: int = tx.execute(_UNKNOWN).scalar_one()
+    return unknown
+
+
+def drains(tx: Connection) -> list[Drain]:
+    """Return all attempts that are on their way out."""
+    return [
+        Drain(job_id, number, since_s, spec, sum(len(share.gpus) for share in placement))
+        for job_id, number, since_s, spec, placement in tx.execute(_DRAINS)
+    ]
+
+
+def checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]:
+    """Return the last event of a checkpoint of each attempt of a job, and how many there are."""
+    return [(EventRow._make(row[:-1]), row[-1]) for row in tx.execute(_LAST_SAVED, {"of_job": job_id})]
+
+
+# Without what the policy saw: those columns are large, and not read here.
+_SHORT_DECISIONS = select(
+    *(
+        null().label(name) if name in ("observation", "mask", "log_probability") else decision.c[name]
+        for name in DecisionRow._fields
+    )
+)
+_LAST_DECISIONS = _SHORT_DECISIONS.order_by(decision.c.seq.desc()).limit(bindparam("most"))
+_DECISIONS_AFTER = (
+    _SHORT_DECISIONS.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
+)
+_LAST_DECISIONS_OF_JOB = (
+    _SHORT_DECISIONS.where(decision.c.job_id == bindparam("of_job"))
+    .order_by(decision.c.seq.desc())
+    .limit(bindparam("most"))
+)
+_LAST_DECISION = select(func.coalesce(func.max(decision.c.seq), 0))
+
+
+def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> list[DecisionRow]:
+    """Return decisions without what the policy saw, the last first.
+
+    Args:
+        tx: Transaction.
+        limit: Most decisions to return.
+        job_id: Only those on one job.
+    """
+    statement = _LAST_DECISIONS if job_id is None else _LAST_DECISIONS_OF_JOB
+    return [DecisionRow._make(row) for row in tx.execute(statement, {"most": limit, "of_job": job_id})]
+
+
+def slim_decisions_after(tx: Connection, seq: int, limit: int) -> list[DecisionRow]:
+    """Return the first decisions behind one, without what the policy saw."""
+    return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_AFTER, {"after": seq, "most": limit})]
+
+
+def last_decision_seq(tx: Connection) -> int:
+    """Return the number of the last decision, 0 if there is none."""
+    last: int = tx.execute(_LAST_DECISION).scalar_one()
+    return last

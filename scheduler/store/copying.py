@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...cluster.files.paths import exists
-from .engines import StoreError, restore_mark
-from .leases import SCHEDULER_LEASE
-from .opening import VERSION_TABLE, is_known
+from .database import VERSION_TABLE, StoreError, is_known, restore_mark
+from .events import SCHEDULER_LEASE
 
 BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
 

@@ -1,13 +1,34 @@
-"""Events: what happened, in the order in which it was committed. Rows are only ever added."""
+"""What was written and who may write: events in the order of their commit, and leases.
 
+Rows of events are only ever added. A lease that has expired can be taken, and each taking raises its token. The token
+is the fence of all that its holder writes: a holder that wakes up after another took over still has the old token, and
+`check_fence` refuses it.
+"""
+
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Executable, Row, bindparam, func, insert, literal, select, union_all
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Executable,
+    Row,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from ..model.job import NewEvent
-from .engines import EVENTS_LOCK
-from .schema import event, job
+from ..model.states import AttemptState, JobState
+from .database import EVENTS_LOCK, FencedError
+from .schema import event, insert_if_absent, job, lease
 
 
 class EventRow(NamedTuple):
@@ -187,3 +208,158 @@ def last_complete_seq(tx: Connection) -> int:
     """Return the same, such that none with a smaller number is committed later: who follows from there misses none."""
     last: int = _complete(tx, _LAST_SEQ, {})[0][0]
     return last
+
+
+SCHEDULER_LEASE = "scheduler"
+
+
+class LeaseRow(NamedTuple):
+    """A lease as it stands."""
+
+    owner: str  # the last holder, "" if there was none
+    token: int
+    expires_s: float  # Unix time by `clock`; 0 if it was given up, or never taken
+
+
+NO_LEASE_ROW = LeaseRow("", 0, 0.0)
+
+_LEASE_NAME: BindParameter[str] = bindparam("held_name")
+_TOKEN: BindParameter[int] = bindparam("held_token")
+# FOR SHARE: on PostgreSQL a takeover waits for the transactions that the old holder has begun.
+_HELD = select(lease.c.token).where(lease.c.name == _LEASE_NAME, lease.c.token == _TOKEN).with_for_update(read=True)
+_LEASE_ROW = select(*(lease.c[name] for name in LeaseRow._fields)).where(lease.c.name == _LEASE_NAME)
+_LEFT = and_(*(lease.c[name] == bindparam(f"left_{name}") for name in LeaseRow._fields))
+_TAKE = (
+    update(lease)
+    .where(lease.c.name == _LEASE_NAME, or_(lease.c.expires_s <= bindparam("now_s"), _LEFT))
+    .values(owner=bindparam("owner"), token=lease.c.token + 1, expires_s=bindparam("expires_s"))
+    .returning(lease.c.token)
+)
+_EXTEND = (
+    update(lease)
+    .where(lease.c.name == _LEASE_NAME, lease.c.token == _TOKEN)
+    .values(expires_s=bindparam("expires_s"))
+    .returning(lease.c.token)
+)
+_EXPIRES = select(lease.c.expires_s).where(lease.c.name == _LEASE_NAME)
+_CLOCK = select(func.extract("epoch", func.clock_timestamp()))
+
+
+def clock(tx: Connection) -> float:
+    """Return the time of the database's host, the only one by which leases are compared: Unix time in seconds."""
+    if tx.dialect.name == "sqlite":
+        return time.time()
+    return float(tx.execute(_CLOCK).scalar_one())
+
+
+def lease_row(tx: Connection, name: str) -> LeaseRow:
+    """Return how a lease stands."""
+    row = tx.execute(_LEASE_ROW, {"held_name": name}).first()
+    return NO_LEASE_ROW if row is None else LeaseRow._make(row)
+
+
+def is_held(tx: Connection, name: str) -> bool:
+    """Return whether a lease is held."""
+    expires_s = tx.execute(_EXPIRES, {"held_name": name}).scalar_one_or_none()
+    return expires_s is not None and expires_s > clock(tx)
+
+
+def acquire(
+    tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, left: LeaseRow = NO_LEASE_ROW
+) -> int | None:
+    """Take a lease that is free.
+
+    Args:
+        tx: Transaction.
+        name: Of the lease.
+        owner: Who takes it, for people.
+        now_s: By `clock`.
+        ttl_s: Seconds until it expires if it is not renewed.
+        left: The lease as it was read by one who knows that its owner is gone; if it still stands so, it can be taken
+            before it expires.
+
+    Returns:
+        The token, larger than all before; None if the lease is held.
+    """
+    insert_if_absent(tx, lease, {"name": name, "owner": "", "token": 0, "expires_s": 0.0})
+    parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s}
+    parameters |= {f"left_{field}": value for field, value in left._asdict().items()}
+    return tx.execute(_TAKE, parameters).scalar_one_or_none()
+
+
+def renew(tx: Connection, name: str, token: int, now_s: float, ttl_s: float) -> bool:
+    """Hold a lease for longer and return whether it still was held; one that expired untaken goes on as well."""
+    return _extend(tx, name, token, now_s + ttl_s)
+
+
+def give_up(tx: Connection, name: str, token: int) -> bool:
+    """Let others take a lease at once and return whether it still was held."""
+    return _extend(tx, name, token, 0.0)
+
+
+def check_fence(tx: Connection, fence: int, name: str = SCHEDULER_LEASE) -> None:
+    """Make sure that a lease still carries a token, until the transaction ends.
+
+    Raises:
+        FencedError: If another holder has taken the lease.
+    """
+    if tx.execute(_HELD, {"held_name": name, "held_token": fence}).first() is None:
+        raise FencedError(f"the lease {name!r} does not carry token {fence} any more: another process holds it")
+
+
+def _extend(tx: Connection, name: str, token: int, expires_s: float) -> bool:
+    parameters = {"held_name": name, "held_token": token, "expires_s": expires_s}
+    return tx.execute(_EXTEND, parameters).first() is not None
+
+
+_LEASES = select(lease.c.name, lease.c.token)
+_EVENTS = select(*(event.c[name] for name in EventRow._fields))
+_LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
+_LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"), event.c.kind != bindparam("without"))
+_LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))
+_QUEUED_AT = select(func.max(event.c.at_s)).where(
+    event.c.job_id == bindparam("of_job"), event.c.seq < bindparam("before"), event.c.now == JobState.QUEUED.value
+)
+_OPENED = select(func.max(event.c.number)).where(
+    event.c.job_id == bindparam("of_job"), event.c.seq < bindparam("before"), event.c.now == AttemptState.RESERVED.value
+)
+
+
+def lease_tokens(tx: Connection) -> dict[str, int]:
+    """Return the token of each lease: how often it was taken."""
+    return {row.name: row.token for row in tx.execute(_LEASES)}
+
+
+def last_events(
+    tx: Connection, limit: int, *, before_seq: int | None = None, job_id: str | None = None, without: str = ""
+) -> list[EventRow]:
+    """Return events, the last first.
+
+    Args:
+        tx: Transaction.
+        limit: Most events to return.
+        before_seq: Only those before the one with this number.
+        job_id: Only those of one job.
+        without: Kind of events of the job that are omitted.
+    """
+    parameters = {"before": before_seq or 1 << 62, "most": limit, "of_job": job_id, "without": without}
+    statement = _LAST_EVENTS if job_id is None else _LAST_EVENTS_OF_JOB
+    return [EventRow._make(row) for row in tx.execute(statement, parameters)]
+
+
+def last_event_of(tx: Connection, job_id: str) -> int:
+    """Return the number of the last event of a job, 0 if there is none."""
+    last: int = tx.execute(_LAST_EVENT_OF_JOB, {"of_job": job_id}).scalar_one()
+    return last
+
+
+def queued_at(tx: Connection, job_id: str, before_seq: int) -> float | None:
+    """Return when a job last came into the queue before an event: Unix time, None if it never did."""
+    at_s: float | None = tx.execute(_QUEUED_AT, {"of_job": job_id, "before": before_seq}).scalar_one()
+    return at_s
+
+
+def opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
+    """Return the number of the last attempt of a job that was opened before an event, None if none was."""
+    number: int | None = tx.execute(_OPENED, {"of_job": job_id, "before": before_seq}).scalar_one()
+    return number

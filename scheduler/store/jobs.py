@@ -1,30 +1,39 @@
-"""Jobs: one row each, changed only by a writer that has read its last version; retries, and repeated requests."""
+"""Jobs: one row each, changed only by a writer that has read its last version; retries, and repeated requests.
+
+A job whose owner gives no estimate of its run time gets one from the jobs that have ended, when it is submitted: so it
+stays the same whatever ends later.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
+import numpy as np
 from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
     Connection,
     Select,
+    and_,
     bindparam,
     case,
     delete,
     false,
     func,
     insert,
+    literal_column,
     select,
     union_all,
     update,
 )
 
+from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_s
 from ..model.job import JobRow, NewEvent
+from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, JobFile
 from ..model.states import FINAL, AfterStop, Desired, JobState
-from ..rules.jobs import RetryStep, retry_step
-from .engines import StaleWriteError
+from ..rules.jobs import RetryStep, WaitingJob, retry_step
+from .database import StaleWriteError
 from .events import append
-from .schema import idempotency, insert_if_absent, job, pruned
+from .schema import attempt, idempotency, insert_if_absent, job, pruned
 
 CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
@@ -350,3 +359,131 @@ def remember(tx: Connection, owner: str, key: str, answer: StoredAnswer) -> bool
 def forget_before(tx: Connection, before_s: float) -> int:
     """Delete the answers given before a Unix time, and return how many they were."""
     return tx.execute(_DELETE_ANSWERS, {"before_s": before_s}).rowcount
+
+
+_COUNTS = select(job.c.state, func.count().label("jobs")).group_by(job.c.state)
+_WAITS_SINCE = select(func.min(job.c.entered_s)).where(job.c.state == JobState.QUEUED)
+_JOB_ROWS = select(*(job.c[name] for name in JobRow._fields))
+
+
+def count_jobs(tx: Connection) -> dict[JobState, int]:
+    """Return how many jobs are in each state; a state without jobs counts 0."""
+    return dict.fromkeys(JobState, 0) | {row.state: row.jobs for row in tx.execute(_COUNTS)}
+
+
+def waits_since(tx: Connection) -> float | None:
+    """Return when the job came into the queue that waits longest: Unix time, None if none waits."""
+    since_s: float | None = tx.execute(_WAITS_SINCE).scalar_one()
+    return since_s
+
+
+def jobs_in(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobRow]:
+    """Return jobs in one of some states that have not ended, the first to be served first."""
+    assert FINAL.isdisjoint(states)
+    rows = _JOB_ROWS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
+    return [JobRow._make(row) for row in tx.execute(rows.limit(limit))]
+
+
+_WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
+_WAITING_JOBS = select(*(job.c[name] for name in WaitingJob._fields)).where(_WAITS)
+# Held ones too: they come back to the queue when their owner wants.
+_QUEUED = select(func.count()).where(
+    job.c.owner == bindparam("of_owner"), job.c.state.in_((JobState.QUEUED, JobState.HELD))
+)
+
+
+def queued_of(tx: Connection, owner: str) -> int:
+    """Return how many jobs of an owner are queued or held."""
+    count: int = tx.execute(_QUEUED, {"of_owner": owner}).scalar_one()
+    return count
+
+
+def waiting_jobs(tx: Connection, now_s: float) -> list[WaitingJob]:
+    """Return all jobs that stand in the queue, in no order."""
+    return [WaitingJob._make(row) for row in tx.execute(_WAITING_JOBS, {"now_s": now_s})]
+
+
+def listed_jobs(
+    tx: Connection, states: Collection[JobState], owner: str | None = None, name: str | None = None
+) -> list[str]:
+    """Return the ids of the jobs in some states, in the order of submission.
+
+    Args:
+        tx: Transaction.
+        states: The states.
+        owner: Only those of one owner.
+        name: Only those of this name; `*` stands for any text.
+    """
+    statement = select(job.c.id).where(job.c.state.in_(sorted(states))).order_by(job.c.submit_seq)
+    if owner is not None:
+        statement = statement.where(job.c.owner == owner)
+    if name is not None:
+        statement = statement.where(is_named(name))
+    return list(tx.execute(statement).scalars())
+
+
+def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
+    """Return the owner of each of some jobs."""
+    parts = [jobs[at : at + MANY] for at in range(0, len(jobs), MANY)]
+    return {
+        row.id: row.owner
+        for part in parts
+        for row in tx.execute(select(job.c.id, job.c.owner).where(job.c.id.in_(part)))
+    }
+
+
+MIN_COUNTED_RUN_S = 1.0  # a mean of logarithms would go by what fails at once, and by little else
+UNNAMED = JobFile.model_fields["name"].default  # a default, so not a name that jobs have in common
+# The partial indexes are used only for these very words, so that 0 is no parameter.
+_ENDED = (job.c.ended_s.is_not(None), job.c.attempt > literal_column("0"), attempt.c.started_s.is_not(None))
+_ENDED_RUNS = (
+    select(
+        job.c.saved_s, job.c.entered_s, attempt.c.opened_s, attempt.c.started_s, attempt.c.ended_s,
+        attempt.c.overhead_s, attempt.c.slowdown,
+    )
+    .join(attempt, (attempt.c.job_id == job.c.id) & (attempt.c.number == job.c.attempt))
+    .where(*_ENDED)
+    .order_by(job.c.ended_s.desc(), job.c.submit_seq.desc())
+    .limit(RECENT_JOBS)
+)  # fmt: skip
+
+
+_AS_OWNER, _AS_NAME, _AS_GPUS = (job.c[name] == bindparam(f"as_{name}") for name in ("owner", "name", "gpus"))
+_LEVELS = {
+    Alike.USER_AND_NAME: _ENDED_RUNS.where(_AS_OWNER, _AS_NAME),
+    Alike.USER_AND_GPUS: _ENDED_RUNS.where(_AS_OWNER, _AS_GPUS),
+    Alike.GPUS: _ENDED_RUNS.where(_AS_GPUS),
+    Alike.ANY: _ENDED_RUNS,
+}  # what ended jobs may have in common with a new one, the closest first
+
+
+def estimated(tx: Connection, new: NewJob) -> NewJob:
+    """Return a job as it is if its owner has given an estimate, else with what ended jobs let expect.
+
+    Of each ended job what counts is the work that its attempts have done, in seconds on the reference placement,
+    however it ended. Where no job has ended, the job stays as it is as well.
+    """
+    if new.estimate_from == GIVEN:
+        return new
+    asked = {"as_owner": new.owner, "as_name": new.name, "as_gpus": new.gpus}
+    for alike, rows in _LEVELS.items():
+        if alike is Alike.USER_AND_NAME and new.name == UNNAMED:
+            continue
+        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= MIN_COUNTED_RUN_S]
+        if works_s:
+            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), MIN_JOB_ESTIMATE_S), YEAR_S)
+            spec = {**new.spec, "estimate_s": estimate_s}
+            return new._replace(
+                spec=spec, estimate_s=estimate_s, estimate_from=alike.value, estimate_jobs=len(works_s)
+            )  # fmt: skip
+    return new
+
+
+def _work_s(
+    saved_s: float, entered_s: float, opened_s: float, started_s: float, ended_s: float | None, overhead_s: float,
+    slowdown: float,
+) -> float:  # fmt: skip
+    """Return the work that the attempts of an ended job have done: what was saved, and what the last one did."""
+    if ended_s is None or entered_s > opened_s or not slowdown > 0:  # it came back into the queue, and ended there
+        return saved_s
+    return saved_s + max(ended_s - started_s - overhead_s, 0.0) / slowdown

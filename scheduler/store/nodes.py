@@ -17,8 +17,7 @@ from ..model.gpu_index import HardwarePlace, QuarantineEntry
 from ..model.job import NewEvent
 from ..model.states import ProbeVerdict
 from ..rules.quarantine import closed_gpus
-from .events import append, append_all
-from .leases import check_fence
+from .events import append, append_all, check_fence
 from .schema import Liveness, compute_record, gpu, insert_if_absent, job, node, put_all, quarantine, user_turn
 
 QUARANTINE = "quarantine"  # kind of events

@@ -16,9 +16,8 @@ from ...cluster.model.placement import Placement, Share
 from ..model.job import NewEvent, ReservationRow
 from ..model.states import AttemptState
 from .attempts import AttemptRow, free_gpus, held_gpus, is_reserved, reserve_gpu
-from .engines import StaleWriteError
-from .events import append, such_events
-from .leases import check_fence
+from .database import StaleWriteError
+from .events import append, check_fence, such_events
 from .schema import attempt, replacement
 
 SEAT_EVENT = "seat"  # kind of events

@@ -6,12 +6,14 @@ SQLAlchemy would take ten times as long over them as the database does.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Insert, Update, bindparam, case, insert, select, update
 
+from ...cluster.model.placement import Share
 from ..model.job import JobRow, NewEvent
 from ..model.states import ATTEMPT_CHANGES, FINAL, JOB_CHANGES, AttemptState, Contact, Desired, JobState
 from . import schema
@@ -22,17 +24,18 @@ from .attempts import (
     AttemptColumns,
     AttemptRow,
     NewAttempt,
+    NewDecision,
+    add_decisions,
     free,
     get_attempt,
     reserve,
+    settle_decisions,
     unclosed_attempts,
 )
-from .decisions import NewDecision, add_decisions, settle_decisions
-from .engines import StaleWriteError
-from .events import append, append_all, append_for_jobs
+from .database import StaleWriteError, Store
+from .events import append, append_all, append_for_jobs, check_fence
 from .jobs import CHANGE as JOB_CHANGE
-from .jobs import MANY, JobColumns, get_job, get_jobs, open_jobs
-from .leases import check_fence
+from .jobs import MANY, JobColumns, NewJob, get_job, get_jobs, insert_job, open_jobs
 from .nodes import UserTurn, list_nodes, put_turns, set_out_of_service
 
 
@@ -414,3 +417,38 @@ def _apart(
         else:
             rows.extend([] if row is None else [row])
     return rows, unreadable
+
+
+TRIAL_ID = ""  # no job has this id, and no node this name
+
+
+class _UndoError(Exception):
+    """What was tried is to leave no trace."""
+
+
+def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
+    """Submit a job, start it, and take all of it back: it writes to each table to which changes of jobs write.
+
+    Args:
+        store: The store.
+        fence: Token of the scheduler's lease.
+        at_s: Unix time.
+        writer: Role that writes.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        Exception: What the store has against it; it would have the same against any job.
+    """
+
+    def work(tx: Connection) -> None:
+        job = insert_job(tx, NewJob(TRIAL_ID, TRIAL_ID, TRIAL_ID, {}, 0, 1, 1.0, at_s), writer=writer)
+        opened = Opened(job, NewAttempt(TRIAL_ID, (Share(TRIAL_ID, (0,)),), 1.0, 0.0), "")
+        decision = NewDecision(job.id, 1, at_s, "", "", "", None, None, {}, None, None, None, None, 0.0)
+        attempt = opened_attempt(opened, at_s)
+        launched = AttemptChange(attempt, AttemptState.LAUNCHED, attempt.contact, "", AttemptColumns())
+        for changes in (Changes(opened=[opened], decisions=[decision]), Changes(attempts=[launched])):
+            write_changes(tx, fence, changes, at_s=at_s, writer=writer)
+        raise _UndoError
+
+    with suppress(_UndoError):
+        store.write(work)

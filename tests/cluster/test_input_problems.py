@@ -26,7 +26,7 @@ from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.local.backend import LocalSettings
 from longshore.scheduler.backends.ray.backend import RaySettings
 from longshore.scheduler.backends.slurm.commands import SlurmSettings
-from longshore.scheduler.health.liveness import NodeReport
+from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.training.config import TrainingConfig

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.client import Client
-from longshore.scheduler.store.engines import connect
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.database import Store, connect, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from tests.command_line import Command, Done
 
 from .served import Served

@@ -9,8 +9,7 @@ from longshore.cluster.model.outcome import EVENT_KINDS
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import ROW, ClusterSite, JobRequest, MirrorOrigin, Spread
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, ClusterSite, JobRequest, MirrorOrigin, Spread
 from tests.compiled_runs import picks
 from tests.strategies import Case
 

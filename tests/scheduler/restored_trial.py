@@ -9,7 +9,7 @@ from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend
 from longshore.scheduler.control.unknown_attempts import UNKNOWN_EVENT
 from longshore.scheduler.store.copying import back_up, put_in_place
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.trials import Trial, Way
 

@@ -13,9 +13,8 @@ import pytest
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.store import copying
 from longshore.scheduler.store.copying import back_up, put_in_place
-from longshore.scheduler.store.engines import StoreError
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import StoreError, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from tests.command_line import Command
 from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import LONGSHORE

@@ -14,7 +14,7 @@ from longshore.ring.wire import EmptySeat, MemberOffer, NoMemberOffer, SeatReque
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
 from longshore.scheduler.control import seat_choice
-from longshore.scheduler.health.liveness import AgentReport, GpuReport, NodeReport
+from longshore.scheduler.health.evidence import AgentReport, GpuReport, NodeReport
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import StoredJob
 from tests.scheduler.obedient import Obedient

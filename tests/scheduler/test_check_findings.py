@@ -18,8 +18,8 @@ from longshore.scheduler.control.node_checks import (
 from longshore.scheduler.health.quarantining import QuarantineOutcome, clear, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
 from longshore.scheduler.rules.quarantine import Fleet
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.nodes import open_entries
-from longshore.scheduler.store.opening import open_store
 
 PLACEMENT = (Share("a", (0, 2)), Share("b", (1,)))
 FLEET = Fleet({"a": 4, "b": 4}, {"a": "slots", "b": "slots"})

@@ -8,8 +8,8 @@ import pytest
 from longshore.scheduler.control.rehydrate import origin_of, waiting_progress
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.store.attempts import unclosed_attempts
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs, set_priority
-from longshore.scheduler.store.opening import open_store
 from longshore.testing.twin import id_of
 from tests.scheduler.troubled import Case
 

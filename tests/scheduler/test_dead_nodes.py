@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control.facade import RunningScheduler
-from longshore.scheduler.health.liveness import FENCED, AgentPort, NodeReport, probe_ports
+from longshore.scheduler.health.evidence import AgentPort, NodeReport, probe_ports
+from longshore.scheduler.health.liveness import FENCED
 from longshore.scheduler.model.states import AttemptState, Contact, ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow, list_nodes
 from longshore.scheduler.store.schema import Liveness

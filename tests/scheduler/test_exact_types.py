@@ -10,7 +10,7 @@ from longshore.cluster.files.yaml_file import ExactTypes
 from longshore.scheduler.api.jobs import JobPatch, NewCheckpoint
 from longshore.scheduler.api.nodes import ClearRequest, NewFinding
 from longshore.scheduler.api.tokens import TokenRequest
-from longshore.scheduler.health.liveness import GpuReport, NodeReport
+from longshore.scheduler.health.evidence import GpuReport, NodeReport
 from longshore.scheduler.model.job_spec import HealthSpec, JobFile, JobNeeds, RetrySpec, Shape
 
 MODELS: tuple[type[ExactTypes], ...] = (

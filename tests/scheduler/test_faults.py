@@ -15,8 +15,8 @@ from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.rules.attempts import START_LIMIT_S
 from longshore.scheduler.store.attempts import attempts_of, held_gpus
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.jobs import list_jobs
-from longshore.scheduler.store.opening import open_store
 from longshore.testing.twin import TWIN_RETRY, id_of
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case

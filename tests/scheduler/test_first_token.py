@@ -15,10 +15,9 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.access.token_file import link_token, read_token, read_token_file, write_token
-from longshore.scheduler.access.tokens import Role, first_token, new_token
+from longshore.scheduler.access.tokens import Role, add_token, first_token, new_token, revoke_token, tokens_of
 from longshore.scheduler.client import END, Client
-from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.tokens import add_token, revoke_token, tokens_of
+from longshore.scheduler.store.database import Store, open_store
 from tests.support import processes
 
 from .served import LONGSHORE, PATIENCE_S, SERVE, Served, until

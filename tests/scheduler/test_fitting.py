@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import ClusterSite, JobRequest, MirrorCall, MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of

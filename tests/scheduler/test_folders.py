@@ -15,8 +15,7 @@ from longshore.scheduler.serve.config_check import check
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.copying import back_up
-from longshore.scheduler.store.engines import StoreError
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import StoreError, open_store
 from tests.command_line import command_of
 from tests.scheduler.rights import as_nobody
 

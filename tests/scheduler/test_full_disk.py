@@ -14,8 +14,7 @@ import pytest
 from sqlalchemy import Connection
 
 from longshore.cluster.files.disk_space import RESERVE, DiskSpace
-from longshore.scheduler.store.engines import StoreFullError
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import StoreFullError, open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import Served, until
 from tests.scheduler.store.store_rows import job_now, submit

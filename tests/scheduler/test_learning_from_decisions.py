@@ -13,7 +13,7 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
 from longshore.scheduler.policy_host.answer import record_of
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import log_probabilities
 from tests.scheduler.twin_run import twin_of

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.envs.features import time_unit_s
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import ROW, JobRecord, JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, JobRecord, JobRequest, MirrorOrigin
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates

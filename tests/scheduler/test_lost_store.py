@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.scheduler.store.engines import StoreLostError
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import StoreLostError, open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import Served, until
 from tests.scheduler.store.store_rows import job_now, submit

@@ -23,7 +23,7 @@ from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.attempts import CheckpointRow
-from longshore.scheduler.store.engines import FencedError, StaleWriteError, StoreUnreachableError
+from longshore.scheduler.store.database import FencedError, StaleWriteError, StoreUnreachableError
 from tests.scheduler.breaking import NODES, Place, breaks
 from tests.scheduler.obedient_trial import ReportingTrial, obedient_trial
 

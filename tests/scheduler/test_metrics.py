@@ -19,12 +19,11 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
-from longshore.scheduler.store.attempts import CheckpointRow, NewAttempt, get_attempt, register
-from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.attempts import CheckpointRow, NewAttempt, NewDecision, get_attempt, register
+from longshore.scheduler.store.database import Store, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.jobs import NewJob, insert_job
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.schema import Liveness
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 from tests.scheduler.metrics_page import documented

@@ -10,9 +10,8 @@ import pytest
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.model.needs import NodeNeeds, NodeOffer
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.journal import decode, encode, to_json
-from longshore.scheduler.mirror.records import JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState

@@ -19,9 +19,8 @@ from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.jobs import Led, in_order
-from longshore.scheduler.store.jobs import NewJob, insert_job, set_priority, try_again
+from longshore.scheduler.store.jobs import NewJob, insert_job, set_priority, try_again, waiting_jobs
 from longshore.scheduler.store.nodes import user_turns
-from longshore.scheduler.store.queries import waiting_jobs
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 from tests.support.budgets import examples

@@ -15,7 +15,7 @@ from longshore.scheduler.control.job_errors import (
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer, Proposal
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial, reason
 

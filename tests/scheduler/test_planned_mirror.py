@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, iteration_s, reference_iteration_s
 from longshore.scheduler.control.rehydrate import request_of
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, JobRequest, MirrorCall, MirrorOrigin, Spread
 from longshore.scheduler.mirror.journal import decode, encode
-from longshore.scheduler.mirror.records import ROW, JobRequest, MirrorCall, MirrorOrigin, Spread
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_spec import JobFile

@@ -11,8 +11,7 @@ import pytest
 from benchmarks.rogues import LEAVES, VERSION, install
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.policy_host.rollover import Breaker

@@ -11,7 +11,7 @@ import pytest
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy, policy_names
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import starts_of
 from tests.plain_run import busy_case
 from tests.scheduler.twin_run import layout_of, simulated, twin_of

@@ -14,8 +14,8 @@ from longshore.cluster.state.state import Simulation
 from longshore.scheduler.api.models import decision_page
 from longshore.scheduler.placement.placer import Mode, Placer, Proposal
 from longshore.scheduler.placement.replay import export
-from longshore.scheduler.store.decisions import DecisionRow, decisions_after, decisions_of
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.attempts import DecisionRow, decisions_after, decisions_of
+from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import starts_of
 from tests.plain_run import busy_case
 from tests.scheduler.obedient import Obedient

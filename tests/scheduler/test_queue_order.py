@@ -11,8 +11,7 @@ from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.control.rehydrate import queue_key
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import JobRecord, JobRequest, MirrorOrigin, QueueTurn
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRecord, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.jobs import Led, WaitingJob, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of

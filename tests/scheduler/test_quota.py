@@ -13,8 +13,8 @@ from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.jobs import Quota
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.jobs import NewJob, insert_job, list_jobs
-from longshore.scheduler.store.opening import open_store
 from longshore.testing.twin import id_of
 from tests.plain_run import busy_case
 from tests.scheduler.twin_run import twin_of

@@ -9,10 +9,10 @@ from sqlalchemy.exc import IntegrityError
 from longshore.scheduler.control.job_errors import ERROR_EVENT
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.store.attempts import held_gpus
-from longshore.scheduler.store.engines import StoreRefusesError
+from longshore.scheduler.store.database import Store, StoreRefusesError
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.jobs import open_jobs
-from longshore.scheduler.store.opening import Store, try_out
+from longshore.scheduler.store.transitions import try_out
 from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import rollover
 from longshore.scheduler.policy_host.answer import Edition

@@ -15,7 +15,7 @@ from longshore.scheduler.commands.store import decisions
 from longshore.scheduler.commands.store import replay as replay_command
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import Compared, as_line, export, replay
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_candidates
 from tests.scheduler.twin_run import learning, twin_of

@@ -18,7 +18,7 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
-from longshore.scheduler.mirror.records import MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import MirrorOrigin
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
 from longshore.scheduler.placement.replay import export, replay
@@ -26,8 +26,8 @@ from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, old_jobs, prune, remove_files
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, read_settings
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.jobs import try_again
-from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.schema import reservation
 from tests.command_line import Command
 from tests.scheduler.backends.attempts import until

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from longshore.cluster.files.processes import free_port
-from longshore.scheduler.health.liveness import AgentPort
+from longshore.scheduler.health.evidence import AgentPort
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import CHANGE
-from longshore.scheduler.store.opening import open_store
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, WARM, Served, until
 from tests.support import processes
 from tests.support.warm import Forked

@@ -9,8 +9,7 @@ import pytest
 from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.model.states import Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.jobs import in_order
-from longshore.scheduler.store.jobs import set_priority, try_again
-from longshore.scheduler.store.queries import waiting_jobs
+from longshore.scheduler.store.jobs import set_priority, try_again, waiting_jobs
 from tests.scheduler.obedient import AGAIN, Obedient
 from tests.scheduler.trials import Trial
 

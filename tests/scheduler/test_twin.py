@@ -15,14 +15,13 @@ from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.control.reconciler import Reconciler, ReconcilerTiming
-from longshore.scheduler.mirror.records import Beliefs
+from longshore.scheduler.mirror.cluster_mirror import Beliefs
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
-from longshore.scheduler.store.engines import StoreUnreachableError
+from longshore.scheduler.store.database import Store, StoreUnreachableError, open_store
 from longshore.scheduler.store.jobs import get_job, set_desired
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.testing.twin import id_of, starts_of
 from tests.compiled_runs import read_out
 from tests.plain_run import busy_case

@@ -23,8 +23,7 @@ from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.submission import is_late
 from longshore.scheduler.control.unknown_attempts import CHECK_UNKNOWN_S, UnknownAttempts
 from longshore.scheduler.model.job import new_job_id
-from longshore.scheduler.store.engines import StoreUnreachableError
-from longshore.scheduler.store.opening import Store
+from longshore.scheduler.store.database import Store, StoreUnreachableError
 from tests.scheduler.restored_trial import ListingWay
 from tests.scheduler.rights import as_nobody
 from tests.scheduler.trials import Trial

@@ -10,12 +10,11 @@ import pytest
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.drawn import hetero64
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.journal import JournalOpening, decode, encode, encode_opening, to_json
-from longshore.scheduler.mirror.records import JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.nodes import UserTurn, delete_turns, put_turns, user_turns
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.testing.twin import starts_of
 from tests.scheduler.live_run import site_of
 from tests.scheduler.obedient import Obedient

@@ -30,9 +30,9 @@ from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job, set_desired
-from longshore.scheduler.store.opening import open_store
 from tests.scheduler.backends.attempts import end_all
 
 ValueT = TypeVar("ValueT")

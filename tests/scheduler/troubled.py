@@ -13,9 +13,9 @@ from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import get_job, list_jobs, set_desired
-from longshore.scheduler.store.opening import Store
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import Twin, id_of
 from tests.compiled_runs import compiled

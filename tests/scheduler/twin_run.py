@@ -11,7 +11,7 @@ from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export
-from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.database import Store, open_store
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import Start, Twin
 from tests.compiled_runs import compiled, run_policy

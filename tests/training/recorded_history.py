@@ -7,7 +7,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import Twin
 from tests.policies_under_test import untrained_candidates
 from tests.scheduler.twin_run import twin_of

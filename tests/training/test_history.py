@@ -21,9 +21,8 @@ from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.border import sound_scenarios
 from longshore.envs.features import time_unit_s
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
 from longshore.scheduler.mirror.journal import decode
-from longshore.scheduler.mirror.records import ROW
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.testing.twin import id_of
 from longshore.training.candidates.group import (

@@ -12,7 +12,7 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import starts_of
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.problems import ProblemRequest, Problems, Sizes

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from longshore.scheduler.store.opening import VERSION_TABLE
+from longshore.scheduler.store.database import VERSION_TABLE
 from longshore.scheduler.store.schema import METADATA
 
 context.configure(

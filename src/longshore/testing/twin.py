@@ -12,15 +12,15 @@ from ..cluster.simulator.seats import compute_s
 from ..scheduler.control.reconciler import Reconciler
 from ..scheduler.control.state_cache import Parts
 from ..scheduler.health.monitor import Monitor
-from ..scheduler.mirror.records import ClusterSite
+from ..scheduler.mirror.cluster_mirror import ClusterSite
 from ..scheduler.model.gpu_index import Layout
 from ..scheduler.model.states import AttemptState
 from ..scheduler.placement.placer import Placer
 from ..scheduler.store.attempts import attempts_of
+from ..scheduler.store.database import Store
 from ..scheduler.store.events import events_after
 from ..scheduler.store.jobs import NewJob, insert_job
 from ..scheduler.store.nodes import put_records
-from ..scheduler.store.opening import Store
 from ..scheduler.store.schema import compute_record
 from .simulated import ROW, SimulatedBackend
 

@@ -8,12 +8,11 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token, revoke_token
 from longshore.scheduler.dashboard.entering import MAX_FORM_BYTES, router, static_router
 from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.dashboard.rendering import is_of_browsers
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.tokens import add_token, revoke_token
 
 PAGES = ("/", "/jobs", "/policy", "/events")
 

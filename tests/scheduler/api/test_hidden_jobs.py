@@ -9,13 +9,12 @@ import pytest
 from fastapi import FastAPI
 
 from longshore.cluster.model.placement import Share
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.control.steps import SLOW_NODE
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.attempts import NewDecision, add_decisions
 from longshore.scheduler.store.nodes import list_nodes, set_out_of_service
-from longshore.scheduler.store.tokens import add_token
 from tests.scheduler.backends.attempts import end_all
 
 Headers = dict[str, str]

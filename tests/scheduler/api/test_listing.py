@@ -11,7 +11,7 @@ from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.attempts import NewDecision, add_decisions
 from longshore.scheduler.store.schema import Liveness, node
 from tests.scheduler.api.conftest import client_of
 

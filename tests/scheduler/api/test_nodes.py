@@ -3,10 +3,9 @@
 import httpx
 import pytest
 
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.nodes import list_nodes
-from longshore.scheduler.store.tokens import add_token
 
 NODE = "rack0-node1"
 GPU = {"index": 0, "healthy": True, "utilisation": 0.5, "free_bytes": 1, "temperature_c": 40.0, "ecc_errors": 0}

@@ -7,14 +7,13 @@ from functools import partial
 import httpx
 import pytest
 
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.health.quarantining import quarantine
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from longshore.scheduler.service.checking import MAX_CHECKS_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import add_entry
-from longshore.scheduler.store.tokens import add_token
 from tests.scheduler.served import until
 
 NODE = "rack0-node1"

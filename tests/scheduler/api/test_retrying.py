@@ -3,11 +3,10 @@
 import httpx
 import pytest
 
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.tokens import add_token
 
 HELD = {"If-Match": "*"}
 

@@ -11,13 +11,20 @@ from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import (
+    MAX_EXPIRED_TOKENS,
+    MAX_VALID_TOKENS,
+    Role,
+    add_token,
+    new_token,
+    revoke_token,
+    tokens_of,
+)
 from longshore.scheduler.api import streaming
 from longshore.scheduler.api.auth import caller_of_request
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.tokens import MAX_EXPIRED_TOKENS, MAX_VALID_TOKENS, add_token, revoke_token, tokens_of
+from longshore.scheduler.store.attempts import NewDecision, add_decisions
 from tests.support.budgets import examples
 
 SPEC = {"command": ["true"]}

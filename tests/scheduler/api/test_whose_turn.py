@@ -4,9 +4,8 @@ from typing import Any
 
 import httpx
 
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.tokens import add_token
 
 USERS = ("ada", "bob", "eve")
 JOB = {"command": ["true"], "gpus": 16}

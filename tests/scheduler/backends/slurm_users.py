@@ -25,8 +25,8 @@ from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
+from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.jobs import list_jobs, set_desired
-from longshore.scheduler.store.opening import Store, open_store
 from tests.support import processes
 
 NOBODY = 65534

@@ -15,8 +15,8 @@ from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import AttemptRow, NewAttempt, get_attempt
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 HOSTILE = '<script>alert("x")</script>'

@@ -11,18 +11,16 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
-from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.protocol import NoLogError
 from longshore.scheduler.dashboard.rendering import HEADERS, DashboardPage
 from longshore.scheduler.dashboard.rendering import PAGES as LINKED
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.store.attempts import CheckpointRow, register
-from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, register
 from longshore.scheduler.store.events import last_seq
 from longshore.scheduler.store.jobs import get_job, set_desired
-from longshore.scheduler.store.tokens import add_token
 from longshore.scheduler.store.transitions import Changes
 from tests.scheduler.dashboard.shown import HOSTILE, Shown
 

@@ -2,7 +2,7 @@ import pytest
 
 from longshore.scheduler.dashboard.views import policy_view
 from longshore.scheduler.policy_host.process import Miss
-from longshore.scheduler.store.decisions import DecisionRow
+from longshore.scheduler.store.attempts import DecisionRow
 
 
 def decision(

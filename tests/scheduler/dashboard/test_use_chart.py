@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.dashboard.charts import MAX_USE_POINTS, USE_HEIGHT, USE_WIDTH, use_chart
-from longshore.scheduler.health.node_state import SAMPLE_EVERY_S, UseSample
+from longshore.scheduler.health.evidence import SAMPLE_EVERY_S, UseSample
 
 
 def places(points: str) -> list[tuple[float, float]]:

@@ -15,8 +15,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import NodeRanking, Ranker, RankingOutcome
 from longshore.scheduler.extender.wire import RANKED_NODES, read_request
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.records import ROW, JobRequest, MirrorOrigin
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import PlacementAdvice
 from tests.scheduler.extender.serving import (
     CHECKPOINT,

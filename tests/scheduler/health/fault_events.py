@@ -4,7 +4,7 @@ import numpy as np
 
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.presets.drawn import fault_process, rules
-from longshore.scheduler.mirror.records import ClusterSite
+from longshore.scheduler.mirror.cluster_mirror import ClusterSite
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.store.events import EventRow
 from longshore.scheduler.store.nodes import CHANGE

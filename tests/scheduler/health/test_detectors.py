@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.step_times import NOISES, Noise, step_times
 from benchmarks.steps import BARS, CORRELATED_BAR, FALSE_BAR, figures_of
-from longshore.scheduler.health.detectors import DETECTORS, Cusum, MadRule
+from longshore.scheduler.health.step_watch import DETECTORS, Cusum, MadRule
 from longshore.scheduler.model.job_spec import DetectorName, JobFile, Watching, stored_job
 
 ODD_S = (1e-9, 1e11, 1.0, 1e-9, 1e-9, 1e11, 1e11, 0.3)  # step times if a clock is set back or forward

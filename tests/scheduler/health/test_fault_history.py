@@ -15,11 +15,11 @@ from longshore.scheduler.health.fault_report import (
     learned_from,
     read_fault_history,
 )
-from longshore.scheduler.mirror.records import Beliefs
+from longshore.scheduler.mirror.cluster_mirror import Beliefs
 from longshore.scheduler.model.job import NewEvent
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.events import EventRow, append_all
 from longshore.scheduler.store.nodes import CHANGE
-from longshore.scheduler.store.opening import open_store
 from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, event
 
 

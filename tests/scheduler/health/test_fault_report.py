@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.scheduler.health.evidence import GpuReport, NodeReport
 from longshore.scheduler.health.fault_report import FaultHistory, FaultReport, fault_report, learned_from
-from longshore.scheduler.health.liveness import GpuReport, NodeReport
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.events import EventRow
 from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, event

@@ -10,13 +10,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.protocol import Capabilities, GpuView, NodeView
-from longshore.scheduler.health.liveness import GpuReport, NodeReport
+from longshore.scheduler.health.evidence import GpuReport, NodeReport
 from longshore.scheduler.health.monitor import EASE_S, Monitor
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.database import open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, events_after
 from longshore.scheduler.store.nodes import ALARM
-from longshore.scheduler.store.opening import open_store
 from tests.support.budgets import examples
 
 NODES, GPUS, SHARE = 10, 4, 0.3

@@ -14,9 +14,9 @@ from longshore.scheduler.model.gpu_index import (
     Scope,
 )
 from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_due
+from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_entries, quarantined
-from longshore.scheduler.store.opening import Store
 
 DAY_S, NOW_S = 86400.0, 1.7e9
 NODES = 40

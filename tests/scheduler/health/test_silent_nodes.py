@@ -16,16 +16,17 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.control.reconciler import Reconciler
-from longshore.scheduler.health.liveness import DOWN_MISSES, GpuReport, NodeReport
+from longshore.scheduler.health.evidence import GpuReport, NodeReport
+from longshore.scheduler.health.liveness import DOWN_MISSES
 from longshore.scheduler.health.monitor import NODE_POLL_S
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.jobs import get_job
 from longshore.scheduler.store.nodes import ALARM, CHANGE, NodeRow, list_nodes, set_out_of_service
-from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.schema import Liveness
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import Twin, id_of

@@ -10,7 +10,6 @@ import pytest
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import StepLines
-from longshore.scheduler.health.detectors import Cusum
 from longshore.scheduler.health.step_monitor import (
     SILENT_POLL_S,
     STEPS_POLL_S,
@@ -20,7 +19,7 @@ from longshore.scheduler.health.step_monitor import (
     nodes_of,
     together,
 )
-from longshore.scheduler.health.step_watch import Begun, Slowness, StepKind, StepWatch
+from longshore.scheduler.health.step_watch import Begun, Cusum, Slowness, StepKind, StepWatch
 from longshore.scheduler.model.job_spec import Watching
 
 TRAIN, CHECKPOINT, OTHER, DONE = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.OTHER, StepKind.DONE

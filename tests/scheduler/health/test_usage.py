@@ -2,11 +2,13 @@
 
 import pytest
 
-from longshore.scheduler.health.liveness import AgentReport, GpuReport, NodeReport
-from longshore.scheduler.health.node_state import (
+from longshore.scheduler.health.evidence import (
     FRESH_REPORT_S,
     MAX_USE_SAMPLES,
     SAMPLE_EVERY_S,
+    AgentReport,
+    GpuReport,
+    NodeReport,
     Usage,
     UseSample,
     sample_of,

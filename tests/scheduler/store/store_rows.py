@@ -8,9 +8,9 @@ from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store.attempts import AttemptColumns, NewAttempt, get_attempt
+from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import JobColumns, NewJob, get_job, insert_job
-from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 NODE = "n0"

@@ -3,12 +3,18 @@ import pytest
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow, attempts_of, get_attempt, held_gpus, unclosed_attempts
-from longshore.scheduler.store.decisions import NewDecision, decisions_of
-from longshore.scheduler.store.engines import FencedError, StaleWriteError, TakenError
+from longshore.scheduler.store.attempts import (
+    AttemptRow,
+    NewDecision,
+    attempts_of,
+    decisions_of,
+    get_attempt,
+    held_gpus,
+    unclosed_attempts,
+)
+from longshore.scheduler.store.database import FencedError, StaleWriteError, Store, TakenError
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.jobs import set_desired
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.transitions import Changes, JobChange, Opened
 
 from .store_rows import NODE, all_events, change_attempt, drain, job_now, opening, start, submit, write

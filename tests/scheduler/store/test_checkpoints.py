@@ -13,9 +13,8 @@ from longshore.scheduler.store.attempts import (
     latest_before,
     register,
 )
-from longshore.scheduler.store.engines import OlderAttemptError
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.database import OlderAttemptError, Store, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 
 from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
 

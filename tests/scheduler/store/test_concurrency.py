@@ -8,10 +8,9 @@ from sqlalchemy import Connection
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import held_gpus, unclosed_attempts
-from longshore.scheduler.store.engines import StaleWriteError, TakenError
+from longshore.scheduler.store.database import StaleWriteError, Store, TakenError, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
 from longshore.scheduler.store.jobs import get_job
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import (
     all_events,

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from longshore.scheduler.model.job import NewEvent
+from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.events import append, changed_by_others, events_after, last_complete_seq, last_seq
-from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import all_events, submit
 

@@ -6,9 +6,8 @@ import pytest
 from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import IntegrityError
 
-from longshore.scheduler.store.engines import StoreUnreachableError
+from longshore.scheduler.store.database import Store, StoreUnreachableError, open_store
 from longshore.scheduler.store.jobs import insert_job
-from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.schema import gpu
 
 from .store_rows import all_events, new_job, submit

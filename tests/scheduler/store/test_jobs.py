@@ -8,11 +8,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, Desired, JobState
-from longshore.scheduler.store.engines import FencedError, StaleWriteError
-from longshore.scheduler.store.events import last_seq
+from longshore.scheduler.store.database import FencedError, StaleWriteError, Store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, last_seq
 from longshore.scheduler.store.jobs import get_jobs, insert_job, list_jobs, open_jobs, set_desired
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.opening import Store
 from tests.support.budgets import examples
 
 from .store_rows import all_events, assert_each_change_has_one_event, change_job, job_now, new_job, submit

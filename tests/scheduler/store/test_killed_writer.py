@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.store.database import open_store
 from longshore.scheduler.store.jobs import list_jobs
-from longshore.scheduler.store.opening import open_store
 from tests.support import processes
 
 from .store_rows import all_events, assert_each_change_has_one_event
@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from longshore.scheduler.model.states import JobState as S
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 from longshore.scheduler.store.jobs import NewJob, insert_job
-from longshore.scheduler.store.leases import acquire
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.events import acquire
+from longshore.scheduler.store.database import open_store
 
 store = open_store(sys.argv[1])
 fence = store.write(lambda tx: acquire(tx, "scheduler", "writer", 0.0, 1.0))

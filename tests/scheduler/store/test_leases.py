@@ -7,9 +7,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.store.engines import FencedError
-from longshore.scheduler.store.leases import SCHEDULER_LEASE, acquire, check_fence, clock, give_up, lease_row, renew
-from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.database import FencedError, Store, open_store
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, check_fence, clock, give_up, lease_row, renew
 
 from .store_rows import change_job, job_now, submit
 

@@ -10,8 +10,16 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from longshore.cluster.files.errors import LongshoreError
-from longshore.scheduler.store.engines import StoreError, StoreUnreachableError, connect
-from longshore.scheduler.store.opening import VERSION_TABLE, Store, configuration, open_store, version
+from longshore.scheduler.store.database import (
+    VERSION_TABLE,
+    Store,
+    StoreError,
+    StoreUnreachableError,
+    configuration,
+    connect,
+    open_store,
+    version,
+)
 from longshore.scheduler.store.schema import METADATA
 
 from .postgresql_server import Server

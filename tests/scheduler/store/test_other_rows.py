@@ -3,14 +3,24 @@ from functools import partial
 import pytest
 
 from longshore.cluster.model.placement import Share
-from longshore.scheduler.store.decisions import (
+from longshore.scheduler.access.tokens import (
+    TokenRow,
+    add_token,
+    find_token,
+    has_tokens,
+    has_valid_tokens,
+    revoke_token,
+    tokens_of,
+    use_token,
+)
+from longshore.scheduler.store.attempts import (
     NewDecision,
     add_decisions,
     decisions_after,
     decisions_of,
     settle_decisions,
 )
-from longshore.scheduler.store.engines import FencedError, TakenNameError
+from longshore.scheduler.store.database import FencedError, Store, TakenNameError
 from longshore.scheduler.store.jobs import StoredAnswer, forget_before, recall, remember
 from longshore.scheduler.store.nodes import (
     GpuRow,
@@ -23,18 +33,7 @@ from longshore.scheduler.store.nodes import (
     set_out_of_service,
     write_health,
 )
-from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.schema import Liveness
-from longshore.scheduler.store.tokens import (
-    TokenRow,
-    add_token,
-    find_token,
-    has_tokens,
-    has_valid_tokens,
-    revoke_token,
-    tokens_of,
-    use_token,
-)
 
 from .store_rows import all_events, start, submit
 

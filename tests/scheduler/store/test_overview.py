@@ -5,24 +5,18 @@ from sqlalchemy import Connection
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
-from longshore.scheduler.store.decisions import NewDecision
-from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queries import (
+from longshore.scheduler.store.attempts import (
     GpuState,
-    count_jobs,
+    NewDecision,
     count_unknown,
     drains,
-    jobs_in,
     last_decisions,
-    last_event_of,
-    last_events,
-    lease_tokens,
     occupied_gpus,
-    opened_before,
-    queued_at,
     slim_decisions_after,
-    waits_since,
 )
+from longshore.scheduler.store.database import Store
+from longshore.scheduler.store.events import last_event_of, last_events, lease_tokens, opened_before, queued_at
+from longshore.scheduler.store.jobs import count_jobs, jobs_in, waits_since
 from longshore.scheduler.store.transitions import Changes
 
 from .store_rows import NODE, all_events, change_attempt, drain, start, submit, write

@@ -12,10 +12,9 @@ from longshore.cluster.workloads.estimates import Alike, histories
 from longshore.scheduler.model.job import estimate_words
 from longshore.scheduler.model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
-from longshore.scheduler.store import queries
-from longshore.scheduler.store.jobs import GIVEN, UNKNOWN, NewJob, insert_job
-from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.queries import UNNAMED, estimated
+from longshore.scheduler.store import jobs
+from longshore.scheduler.store.database import Store, open_store
+from longshore.scheduler.store.jobs import GIVEN, UNKNOWN, UNNAMED, NewJob, estimated, insert_job
 from longshore.scheduler.store.schema import attempt, job
 from tests.support.budgets import examples
 
@@ -153,7 +152,7 @@ def test_the_name_that_jobs_have_without_one_says_nothing(store: Store) -> None:
 def test_an_index_finds_the_last_ended_jobs(sqlite_url: str, alike: Alike, index: str) -> None:
     store = open_store(sqlite_url)
     with store.read() as tx:
-        rows = queries._LEVELS[alike].params(as_owner="ada", as_name="bert", as_gpus=4)
+        rows = jobs._LEVELS[alike].params(as_owner="ada", as_name="bert", as_gpus=4)
         query = rows.compile(tx.engine, compile_kwargs={"literal_binds": True})
         plan = " ".join(str(row) for row in tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}"))
     store.close()

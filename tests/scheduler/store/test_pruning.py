@@ -20,11 +20,10 @@ from longshore.scheduler.service.retention import (
     old_jobs,
 )
 from longshore.scheduler.store import schema
-from longshore.scheduler.store.attempts import CheckpointRow, register
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, add_decisions, register
+from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import append_all, events_after, last_seq, owners_events_after
 from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, sum_of_estimates, try_again
-from longshore.scheduler.store.opening import Store
 
 from .store_rows import change_attempt, change_job, drain, job_now, new_job, start, submit
 

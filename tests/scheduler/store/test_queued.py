@@ -8,9 +8,16 @@ from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.jobs import in_order
-from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
-from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queries import listed_jobs, owners_of, queued_of, waiting_jobs
+from longshore.scheduler.store.database import Store
+from longshore.scheduler.store.jobs import (
+    NewJob,
+    insert_job,
+    listed_jobs,
+    open_jobs,
+    owners_of,
+    queued_of,
+    waiting_jobs,
+)
 from longshore.scheduler.store.schema import job
 
 NOW_S = 100.0

@@ -8,8 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.control.rings import pairs_around
-from longshore.scheduler.health.link_probes import WHOLE_PROBE_S, LinkOutcome, LinkState, ProbePlace
-from longshore.scheduler.health.link_table import LINK_AGAIN_S, LINK_KEPT_S, ROUND_S, LinkTable, Pair, startable
+from longshore.scheduler.health.link_probes import (
+    LINK_AGAIN_S,
+    LINK_KEPT_S,
+    ROUND_S,
+    WHOLE_PROBE_S,
+    LinkOutcome,
+    LinkState,
+    LinkTable,
+    Pair,
+    ProbePlace,
+    startable,
+)
 from tests.scheduler.served import until
 
 NODES = [f"n{it}" for it in range(12)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from longshore.scheduler.health.liveness import AgentPort, PortProbe, PortState, probe_ports
+from longshore.scheduler.health.evidence import AgentPort, PortProbe, PortState, probe_ports
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 

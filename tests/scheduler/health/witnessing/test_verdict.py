@@ -2,7 +2,7 @@
 
 import itertools
 
-from longshore.scheduler.health.liveness import Evidence, PortState, PortWitness, verdict_of, words_of
+from longshore.scheduler.health.evidence import Evidence, PortState, PortWitness, verdict_of, words_of
 from longshore.scheduler.model.states import ProbeVerdict
 
 OWN = [None, *(PortWitness("", result, known) for result, known in itertools.product(PortState, (True, False)))]

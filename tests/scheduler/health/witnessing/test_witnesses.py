@@ -7,23 +7,20 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.liveness import (
-    AgentReport,
-    NodeReport,
-    PortProbe,
-    PortState,
-    at_once,
-    judge,
-    verdict_of,
-)
-from longshore.scheduler.health.witnesses import (
+from longshore.scheduler.health.evidence import (
     MAX_AGAIN_S,
     PORT_PROBE_ORDER_S,
     PROBE_AGAIN_S,
     VERIFY_S,
+    AgentReport,
+    NodeReport,
+    PortProbe,
     PortProbeOrder,
+    PortState,
     Witnesses,
+    verdict_of,
 )
+from longshore.scheduler.health.liveness import at_once, judge
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
