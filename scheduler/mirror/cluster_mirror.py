@@ -45,10 +45,6 @@ class ClusterSite(NamedTuple):
     process: FaultProcess  # of imagined futures
     hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it before any fault
 
-    def with_classes(self, types: Sequence[tuple[int, ...]]) -> "ClusterSite":
-        """Return the same with a class of needs for each tuple of node types, of which the first takes every node."""
-        return self._replace(cluster=with_classes(self.cluster, map(frozenset, types[1:])))
-
 
 class Spread(NamedTuple):
     """The layout of a job with a plan on its GPUs: the columns PLANNED of scenarios."""
@@ -192,94 +188,6 @@ class MirrorSnapshot(NamedTuple):
                 getattr(part, name)[...] = array
 
 
-def check_gpus(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:
-    """Refuse GPUs that a waiting job cannot have.
-
-    Raises:
-        PluginError: Saying why.
-    """
-    state = mirror.sim.state
-    if not mirror.has(job) or state.run_place[ROW, mirror.slot(job)] >= 0:
-        raise PluginError(f"job {job} does not wait")
-    asked = mirror.request(job).gpus
-    if len(gpus) != asked or len(set(gpus)) != asked:
-        raise PluginError(f"job {job} asks for {asked} GPUs and was given {len(set(gpus))}")
-    for gpu in gpus:
-        if not 0 <= gpu < state.gpu_job.shape[1]:
-            raise PluginError(f"there is no GPU {gpu}")
-        if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
-            raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
-        if not mirror.suits(job)[gpu]:
-            raise PluginError(f"GPU {gpu} is of a node that does not suit job {job}")
-
-
-def check_claim(mirror: "ClusterMirror", job: str, gpu: int) -> None:
-    """Refuse a GPU that a running job cannot have beside its own.
-
-    Raises:
-        PluginError: Saying why.
-    """
-    state = mirror.sim.state
-    if not mirror.has(job) or state.run_place[ROW, mirror.slot(job)] < 0:
-        raise PluginError(f"job {job} does not run")
-    if not 0 <= gpu < state.gpu_job.shape[1] or state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
-        raise PluginError(f"GPU {gpu} is not free")
-
-
-def check_held(mirror: "ClusterMirror", job: str, gpu: int) -> None:
-    """Refuse a GPU that a running job does not hold.
-
-    Raises:
-        PluginError: If it does not.
-    """
-    if not mirror.has(job) or gpu not in mirror.picks(job) or mirror.sim.state.run_place[ROW, mirror.slot(job)] < 0:
-        raise PluginError(f"job {job} does not run on GPU {gpu}")
-
-
-def check_decision(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:
-    """Refuse a decision that cannot be carried out; the job that is due stays so.
-
-    Args:
-        mirror: The cluster; a job is due.
-        job: That starts, or waits if it has no GPUs.
-        gpus: That it starts on.
-
-    Raises:
-        PluginError: Saying why.
-    """
-    due = mirror.current
-    if not gpus:
-        if job != due:
-            raise PluginError(f"job {job} cannot wait in the place of job {due}")
-        if not may_wait(mirror.sim, ROW):
-            raise PluginError(f"job {job} may not wait at this moment")
-        return
-    check_gpus(mirror, job, gpus)
-    if job != due:
-        turned = turn_to(mirror.sim, ROW, mirror.slot(job))
-        mirror.due()
-        if not turned:
-            raise PluginError(f"job {job} may not start before job {due}")
-
-
-def expected(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> ExpectedStart:
-    """Return what is expected of a job on GPUs that it could start on now; the job that is due stays so.
-
-    Raises:
-        PluginError: If it could not.
-    """
-    check_decision(mirror, job, gpus)
-    slot = mirror.slot(job)
-    turn_to(mirror.sim, ROW, slot)
-    for gpu in gpus:
-        take_gpu(mirror.sim, ROW, gpu)
-    slowdown = float(picked_slowdown(mirror.sim, ROW))
-    end_s = mirror.now_s + float(expected_run_s(mirror.sim, ROW, slot, slowdown))
-    mirror.take_back()
-    mirror.due()
-    return ExpectedStart(slowdown, end_s)
-
-
 MIN_SLOTS = 16384  # jobs
 JOB_TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
 
@@ -295,18 +203,16 @@ class ClusterMirror:
         self.site = site
         self.origin = origin  # where it began
         self.changes = 0  # number of calls that changed it
-        self.journal: list[MirrorCall] | None = (
-            None  # these calls, if they are recorded for another mirror or for replay
-        )
+        self.journal: list[MirrorCall] | None = None  # these, if recorded for another mirror or for replay
         self._load(origin)
 
     def _load(self, origin: MirrorOrigin, also: JobRequest | None = None) -> None:
-        every = [request for request, _ in origin.jobs] + ([] if also is None else [also])
-        self._types = list(dict.fromkeys([(), *(it.types for it in every)]))  # of each class
-        self.site = self.site.with_classes(self._types)
+        requests = [request for request, _ in origin.jobs] + ([] if also is None else [also])
+        self._types = list(dict.fromkeys([(), *(request.types for request in requests)]))  # of each class
+        # The first class of needs takes every node.
+        self.site = self.site._replace(cluster=with_classes(self.site.cluster, map(frozenset, self._types[1:])))
         room = max(MIN_SLOTS, 2 * len(origin.jobs), 2 * len(origin.turns))  # there are as many lines of users as jobs
-        has_plans = any(it.spread for it in every)
-        self.sim = empty_row(*self.site, room, has_plans=has_plans)
+        self.sim = empty_row(*self.site, room, has_plans=any(request.spread for request in requests))
         engine.reset(self.sim, ROW, 0)
         self._requests: list[JobRequest] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
@@ -454,14 +360,27 @@ class ClusterMirror:
         withdraw(self.sim, ROW, self._slot.pop(job))
 
     def claim(self, job: str, gpu: int) -> None:
-        """Give a running job a free GPU more."""
-        check_claim(self, job, gpu)
+        """Give a running job a free GPU more.
+
+        Raises:
+            PluginError: If the job does not run, or the GPU is not free.
+        """
+        state = self.sim.state
+        if not self.has(job) or state.run_place[ROW, self._slot[job]] < 0:
+            raise PluginError(f"job {job} does not run")
+        if not 0 <= gpu < state.gpu_job.shape[1] or state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
+            raise PluginError(f"GPU {gpu} is not free")
         self._note("claim", job, gpu)
         claim_gpu(self.sim, ROW, self._slot[job], gpu)
 
     def give_up(self, job: str, gpu: int) -> None:
-        """Take a GPU from a running job: it is free, unless it is out of service."""
-        check_held(self, job, gpu)
+        """Take a GPU from a running job: it is free, unless it is out of service.
+
+        Raises:
+            PluginError: If the job does not run on it.
+        """
+        if not self.has(job) or gpu not in self.picks(job) or self.sim.state.run_place[ROW, self._slot[job]] < 0:
+            raise PluginError(f"job {job} does not run on GPU {gpu}")
         self._note("give_up", job, gpu)
         give_up_gpu(self.sim, ROW, self._slot[job], gpu)
 
@@ -527,12 +446,32 @@ class ClusterMirror:
         Raises:
             PluginError: If the job may not start at this moment, or cannot start on these GPUs; nothing has changed.
         """
-        check_gpus(self, job, gpus)
+        self.check_gpus(job, gpus)
         if job != self.current and not turn_to(self.sim, ROW, self._slot[job]):
             raise PluginError(f"job {job} may not start before job {self.current}")
         for gpu in gpus:
             take_gpu(self.sim, ROW, gpu)
         return self.start()
+
+    def check_gpus(self, job: str, gpus: Sequence[int]) -> None:
+        """Refuse GPUs that a waiting job cannot have.
+
+        Raises:
+            PluginError: Saying why.
+        """
+        state = self.sim.state
+        if not self.has(job) or state.run_place[ROW, self._slot[job]] >= 0:
+            raise PluginError(f"job {job} does not wait")
+        requested = self.request(job).gpus
+        if len(gpus) != requested or len(set(gpus)) != requested:
+            raise PluginError(f"job {job} asks for {requested} GPUs and was given {len(set(gpus))}")
+        for gpu in gpus:
+            if not 0 <= gpu < state.gpu_job.shape[1]:
+                raise PluginError(f"there is no GPU {gpu}")
+            if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
+                raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
+            if not self.suits(job)[gpu]:
+                raise PluginError(f"GPU {gpu} is of a node that does not suit job {job}")
 
     def take_back(self) -> None:
         """Give the picks for the current job back, and forget that all jobs were to wait."""
@@ -717,3 +656,42 @@ class ClusterMirror:
             state.end_s[ROW, slot] = progress.start_s + request.estimate_s * progress.slowdown
             resume(self.sim, ROW, slot, np.array(progress.gpus, dtype=np.int32))
         return slot
+
+
+def check_decision(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> None:
+    """Refuse to start the job that is due, or another, on GPUs, or to let it wait if there are none; it stays due.
+
+    Raises:
+        PluginError: If that cannot be carried out.
+    """
+    due = mirror.current
+    if not gpus:
+        if job != due:
+            raise PluginError(f"job {job} cannot wait in the place of job {due}")
+        if not may_wait(mirror.sim, ROW):
+            raise PluginError(f"job {job} may not wait at this moment")
+        return
+    mirror.check_gpus(job, gpus)
+    if job != due:
+        turned = turn_to(mirror.sim, ROW, mirror.slot(job))
+        mirror.due()
+        if not turned:
+            raise PluginError(f"job {job} may not start before job {due}")
+
+
+def expected(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> ExpectedStart:
+    """Return what is expected of a job on GPUs that it could start on now; the job that is due stays so.
+
+    Raises:
+        PluginError: If it could not.
+    """
+    check_decision(mirror, job, gpus)
+    slot = mirror.slot(job)
+    turn_to(mirror.sim, ROW, slot)
+    for gpu in gpus:
+        take_gpu(mirror.sim, ROW, gpu)
+    slowdown = float(picked_slowdown(mirror.sim, ROW))
+    end_s = mirror.now_s + float(expected_run_s(mirror.sim, ROW, slot, slowdown))
+    mirror.take_back()
+    mirror.due()
+    return ExpectedStart(slowdown, end_s)
