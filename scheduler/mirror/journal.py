@@ -32,9 +32,7 @@ _REQUEST = (
 )
 _SHORT_PROGRESS = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
 _PROGRESS = _SHORT_PROGRESS | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
-_ORIGIN = tuple[float, list[tuple[_REQUEST, _PROGRESS]], list[str], list[int], tuple[int, float]]
 _FLOATS = tuple[float, ...]
-_BELIEFS = tuple[_FLOATS, _FLOATS, tuple[int, ...], _FLOATS, _FLOATS, _FLOATS, _FLOATS]
 _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "begin": TypeAdapter(tuple[float]),
     "submit": TypeAdapter(tuple[_REQUEST]),
@@ -56,35 +54,32 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
 _REQUEST_FIELDS = attrgetter(*(field.name for field in fields(JobRequest)))
 _RECORD_FIELDS = attrgetter(*(field.name for field in fields(JobRecord)))
 DECISION_CALLS = frozenset({"carry_out", "wait"})
-_ORIGIN_ADAPTER: TypeAdapter[Any] = TypeAdapter(_ORIGIN)
-_BELIEFS_ADAPTER: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
-_TURNS_ADAPTER: TypeAdapter[Any] = TypeAdapter(list[QueueTurn])
+_ORIGIN: TypeAdapter[Any] = TypeAdapter(
+    tuple[float, list[tuple[_REQUEST, _PROGRESS]], list[str], list[int], tuple[int, float]]
+)
+_BELIEFS: TypeAdapter[Any] = TypeAdapter(tuple[_FLOATS, _FLOATS, tuple[int, ...], _FLOATS, _FLOATS, _FLOATS, _FLOATS])
+_TURNS: TypeAdapter[list[QueueTurn]] = TypeAdapter(list[QueueTurn])
 COMPRESSED_FROM = 4096  # bytes
 MAX_JOURNAL_BYTES = 1 << 30
 MAX_JOURNAL_GPUS = 1 << 31  # of a job
 MAX_TURN_NUMBER = 1 << 62
 
 
-class JournalOpening(NamedTuple):
-    """What a journal begins with."""
-
-    site: ClusterSite
-    known: MirrorOrigin
-
-
 class JournalRecord(NamedTuple):
     """The calls of the mirror up to a decision, and the decision."""
 
     number: int  # in its journal, from 0
-    opening: JournalOpening | None  # of the first alone
+    opening: tuple[ClusterSite, MirrorOrigin] | None  # of the first alone
     calls: Sequence[MirrorCall]  # the decision last
 
 
-def encode_opening(opening: JournalOpening) -> str:
+def encode_opening(site: ClusterSite, origin: MirrorOrigin) -> str:
     """Return the beginning of a journal, for `encode`; separate, as it takes long where there are many jobs."""
-    learned = {} if opening.known.beliefs is None else {"beliefs": opening.known.beliefs}
-    turns = {"turns": list(opening.known.turns)} if opening.known.turns else {}
-    return _json({"site": _site(opening.site), "known": _known(opening.known), **learned, **turns})[1:-1] + ","
+    learned = {} if origin.beliefs is None else {"beliefs": origin.beliefs}
+    turns = {"turns": list(origin.turns)} if origin.turns else {}
+    jobs = [[_fields(request), _fields(record)] for request, record in origin.jobs]
+    known = [origin.now_s, jobs, list(origin.queue), list(origin.down), list(origin.estimates)]
+    return _json({"site": _site(site), "known": known, **learned, **turns})[1:-1] + ","
 
 
 def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes:
@@ -127,11 +122,11 @@ def decode(written: Mapping[str, Any]) -> JournalRecord:
         calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["calls"])
         opening = None
         if "site" in written:
-            known = _read_known(written["known"])._replace(beliefs=_read_beliefs(written), turns=_read_turns(written))
-            opening = JournalOpening(_read_site(written["site"]), known)
-            _check_known(opening)
-            _check_beliefs(opening)
-            _check_turns(opening)
+            site, origin = _read_site(written["site"]), _read_origin(written)
+            _check_jobs(origin, site.cluster)
+            _check_beliefs(origin.beliefs, site.cluster)
+            _check_turns(origin.turns)
+            opening = site, origin
         return JournalRecord(int(written["number"]), opening, calls)
     except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"the journal of a decision cannot be read: {str(error).splitlines()[0]}") from error
@@ -154,60 +149,44 @@ def _fields(record: JobRequest | JobRecord) -> tuple[object, ...]:
 def _call_of(method: str, arguments: list[object]) -> MirrorCall:
     values = _OF_METHOD[method].validate_python(tuple(arguments))
     if method == "submit":
-        return MirrorCall(method, (_asked(values[0]),))
+        return MirrorCall(method, (_request(values[0]),))
     if method in ("come_back", "rejoin"):
-        return MirrorCall(method, (_asked(values[0]), _waiting(values[1])))
+        return MirrorCall(method, (_request(values[0]), _waiting(values[1])))
     return MirrorCall(method, values)
 
 
 def _waiting(values: tuple[Any, ...]) -> JobRecord:
-    standing = JobRecord(*values)
-    if standing.gpus or not 0.0 < standing.guess_s < np.inf:
+    record = JobRecord(*values)
+    if record.gpus or not 0.0 < record.guess_s < np.inf:
         raise ValueError("a job that comes back holds no GPUs, and work is expected of it")
-    return standing
+    return record
 
 
-def _asked(values: tuple[Any, ...]) -> JobRequest:
-    asked = JobRequest(*values)
-    if not 0 < asked.gpus < MAX_JOURNAL_GPUS or not 0.0 < asked.estimate_s < np.inf:
-        raise ValueError(f"job {asked.job} asks for {asked.gpus} GPUs for {asked.estimate_s} s")
-    if asked.spread is not None and not asked.spread.suits(asked.gpus):
-        raise ValueError(f"job {asked.job} has a plan that cannot be")
-    return asked
+def _request(values: tuple[Any, ...]) -> JobRequest:
+    request = JobRequest(*values)
+    if not 0 < request.gpus < MAX_JOURNAL_GPUS or not 0.0 < request.estimate_s < np.inf:
+        raise ValueError(f"job {request.job} asks for {request.gpus} GPUs for {request.estimate_s} s")
+    if request.spread is not None and not request.spread.suits(request.gpus):
+        raise ValueError(f"job {request.job} has a plan that cannot be")
+    return request
 
 
-def _known(known: MirrorOrigin) -> list[object]:
-    jobs = [[_fields(asked), _fields(standing)] for asked, standing in known.jobs]
-    return [known.now_s, jobs, list(known.queue), list(known.down), list(known.estimates)]
+def _read_origin(written: Mapping[str, Any]) -> MirrorOrigin:
+    now_s, jobs, queue, down, estimates = _ORIGIN.validate_python(written["known"])
+    jobs = [(_request(request), JobRecord(*record)) for request, record in jobs]
+    beliefs = Beliefs(*_BELIEFS.validate_python(written["beliefs"])) if "beliefs" in written else None
+    return MirrorOrigin(now_s, jobs, queue, down, estimates, beliefs, _TURNS.validate_python(written.get("turns", [])))
 
 
-def _read_known(written: object) -> MirrorOrigin:
-    now_s, jobs, queue, down, estimates = _ORIGIN_ADAPTER.validate_python(written)
-    return MirrorOrigin(
-        now_s, [(_asked(asked), JobRecord(*standing)) for asked, standing in jobs], queue, down, estimates
-    )
-
-
-def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
-    """Return what was learned of fault rates, None if nothing was."""
-    return Beliefs(*_BELIEFS_ADAPTER.validate_python(written["beliefs"])) if "beliefs" in written else None
-
-
-def _read_turns(written: Mapping[str, Any]) -> Sequence[QueueTurn]:
-    turns: list[QueueTurn] = _TURNS_ADAPTER.validate_python(written.get("turns", []))
-    return turns
-
-
-def _check_turns(opening: JournalOpening) -> None:
+def _check_turns(turns: Sequence[QueueTurn]) -> None:
     """Refuse turns with impossible times or numbers."""
-    known = opening.known
     fits = all(
         min(turn.led, turn.started) >= 0 and max(turn.led, turn.started) < MAX_TURN_NUMBER
         and np.isfinite([turn.led_s, turn.started_s]).all()
-        for turn in known.turns
+        for turn in turns
     )  # fmt: skip
     if not fits:
-        raise ValueError(f"turns of users that cannot be, of {len(known.turns)} users")
+        raise ValueError(f"turns of users that cannot be, of {len(turns)} users")
 
 
 def _site(site: ClusterSite) -> dict[str, object]:
@@ -227,31 +206,21 @@ def _site(site: ClusterSite) -> dict[str, object]:
 def _read_site(written: Mapping[str, Any]) -> ClusterSite:
     arrays = {name: _read_array(array) for name, array in written["cluster"].items()}
     cluster = Cluster(**arrays, suits=np.ones((1, arrays["speed"].size), dtype=np.int32))
-    values = {**written["rules"], "order": _order(written["rules"]["order"])}
+    order = str(written["rules"]["order"])  # by its name
+    if order not in ORDERS:
+        text = f"they follow the order regime {shortened(order)}, which no package registers here"
+        raise ForeignJournalError(text)
+    values = {**written["rules"], "order": ORDERS[order]}
     rules = Rules(**{name: kind(values[name]) for name, kind in Rules.__annotations__.items()})
-    process = _read_process(written["process"])
+    shape, mean_s, sigma, transient, *arrays_written = (written["process"][name] for name in FaultProcess._fields)
+    first, start_s, end_s = map(_read_array, arrays_written)
+    process = FaultProcess(float(shape), float(mean_s), float(sigma), float(transient), first, start_s, end_s)
     hazard_per_s = _read_array(written["hazard_per_s"])
-    _check(cluster, hazard_per_s)
+    _check_cluster(cluster, hazard_per_s)
     return ClusterSite(cluster, rules, process, hazard_per_s)
 
 
-def _order(written: object) -> int:
-    """Return the number of an order regime, which is stored by its name."""
-    name = str(written)
-    if name not in ORDERS:
-        raise ForeignJournalError(f"they follow the order regime {shortened(name)}, which no package registers here")
-    return ORDERS[name]
-
-
-def _read_process(written: Mapping[str, Any]) -> FaultProcess:
-    shape, mean_s, sigma, transient, first, start_s, end_s = (written[name] for name in FaultProcess._fields)
-    return FaultProcess(
-        float(shape), float(mean_s), float(sigma), float(transient),
-        _read_array(first), _read_array(start_s), _read_array(end_s),
-    )  # fmt: skip
-
-
-def _check(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
+def _check_cluster(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
     """Refuse arrays that do not go together: compiled code trusts them."""
     nodes, racks, gpus = cluster.speed.size, cluster.uplink_bytes_per_s.size, cluster.gpu_node.size
     sizes = (
@@ -269,36 +238,34 @@ def _check(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
         raise ValueError(f"a cluster of {gpus} GPUs on {nodes} nodes whose parts do not go together")
 
 
-def _check_known(opening: JournalOpening) -> None:
+def _check_jobs(origin: MirrorOrigin, cluster: Cluster) -> None:
     """Refuse impossible jobs and GPUs: compiled code trusts them."""
-    known, gpus = opening.known, opening.site.cluster.gpu_node.size
-    held = [gpu for _, standing in known.jobs for gpu in standing.gpus]
-    runs = {asked.job for asked, standing in known.jobs if standing.gpus}
-    waits = {asked.job for asked, standing in known.jobs if not standing.gpus}
+    gpus = cluster.gpu_node.size
+    held = [gpu for _, record in origin.jobs for gpu in record.gpus]
+    runs = {request.job for request, record in origin.jobs if record.gpus}
+    waits = {request.job for request, record in origin.jobs if not record.gpus}
     fits = (
-        len(known.jobs) == len(runs) + len(waits)
+        len(origin.jobs) == len(runs) + len(waits)
         and len(set(held)) == len(held)
-        and all(0 <= gpu < gpus for gpu in (*held, *known.down))
-        and all(0.0 < standing.guess_s < np.inf for _, standing in known.jobs)
-        and len(set(known.queue)) == len(known.queue)
-        and waits.issuperset(known.queue)
+        and all(0 <= gpu < gpus for gpu in (*held, *origin.down))
+        and all(0.0 < record.guess_s < np.inf for _, record in origin.jobs)
+        and len(set(origin.queue)) == len(origin.queue)
+        and waits.issuperset(origin.queue)
     )
     if not fits:
-        raise ValueError(f"a cluster of {gpus} GPUs whose {len(known.jobs)} jobs do not go together")
+        raise ValueError(f"a cluster of {gpus} GPUs whose {len(origin.jobs)} jobs do not go together")
 
 
-def _check_beliefs(opening: JournalOpening) -> None:
+def _check_beliefs(beliefs: Beliefs | None, cluster: Cluster) -> None:
     """Refuse impossible fault rates."""
-    beliefs, cluster = opening.known.beliefs, opening.site.cluster
     if beliefs is None:
         return
     gpus, nodes = cluster.gpu_node.size, cluster.speed.size
     sizes = [gpus, *(nodes for _ in beliefs[1:])]
     # Each is at least 0, but for the time of the last fault, which is -1 for none.
     fits = [len(values) for values in beliefs] == sizes and all(
-        least <= value < np.inf
+        (-1.0 if name == "failed_s" else 0.0) <= value < np.inf
         for name, values in beliefs._asdict().items()
-        for least in [-1.0 if name == "failed_s" else 0.0]
         for value in values
     )
     if not fits or not set(beliefs.lemon) <= {0, 1}:

@@ -24,7 +24,7 @@ from ..mirror.cluster_mirror import (
     check_decision,
     expected,
 )
-from ..mirror.journal import JournalOpening, encode, encode_opening
+from ..mirror.journal import encode, encode_opening
 from ..mirror.rehearsal import rehearse
 from ..mirror.vacant_seats import PlacementShape, fitted
 from ..policy_host.answer import RecordParts, StoredRecord, stored_of
@@ -135,7 +135,7 @@ class Placer:
     def begin(self, mirror: ClusterMirror) -> None:
         """Follow a new mirror from here on; it has had no calls yet."""
         mirror.journal = []
-        self._opening, self._number, self._unstored = encode_opening(JournalOpening(mirror.site, mirror.origin)), 0, []
+        self._opening, self._number, self._unstored = encode_opening(mirror.site, mirror.origin), 0, []
         self._began = self._limits.passed_s()
         if self.rollover is not None:
             self.rollover.begin(mirror)

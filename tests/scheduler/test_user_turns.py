@@ -11,7 +11,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.drawn import hetero64
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorCall, MirrorOrigin
-from longshore.scheduler.mirror.journal import JournalOpening, decode, encode, encode_opening, to_json
+from longshore.scheduler.mirror.journal import decode, encode, encode_opening, to_json
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.nodes import UserTurn, delete_turns, put_turns, user_turns
@@ -77,7 +77,7 @@ def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
     assert max(it.led for it in known_then.turns) == 4
 
     calls = [MirrorCall("submit", (JobRequest("9", 1, 60.0, 9.0, user="eve"),))]
-    past = decode(to_json(encode(0, calls, encode_opening(JournalOpening(mirror.site, known_then)))))
+    past = decode(to_json(encode(0, calls, encode_opening(mirror.site, known_then))))
 
     assert past.opening is not None
     assert list(past.opening.known.turns) == list(known_then.turns)
