@@ -18,7 +18,7 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.ranks import steps_name
 from longshore.scheduler.health.step_monitor import STEPS_POLL_S, RunningAttempt, StepMonitor
-from longshore.scheduler.health.step_watch import DETECTORS, Begun, Detector, MadRule, MedianRule, StepKind, StepWatch
+from longshore.scheduler.health.step_watch import DETECTORS, Begun, Detector, StepKind, StepWatch, mad_rule, median_rule
 from longshore.scheduler.model.job_spec import Watching
 
 from .harness import Row, main, progress
@@ -26,8 +26,8 @@ from .step_times import NOISES, Noise, step_times
 
 RULES: dict[str, Callable[[], Detector]] = {
     **DETECTORS,
-    "in_a_row, three": lambda: MedianRule(1.2, 3),
-    "mad, three": lambda: MadRule(3),
+    "in_a_row, three": lambda: median_rule(1.2, 3),
+    "mad, three": lambda: mad_rule(3),
 }
 RUNS, STEPS, WITHIN = 40, 10_000, 200
 BARS = {0.05: 10, 0.15: 15, 0.3: 70}  # median delay in steps, by noise without correlation

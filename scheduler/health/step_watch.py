@@ -31,20 +31,22 @@ import numpy as np
 class Detector(ABC):
     """Decides whether the steps of one attempt are slow, from their times alone: it reads no clock."""
 
-    __slots__ = ("is_slow", "slow_steps")
+    __slots__ = ("is_ready", "is_slow", "slow_steps")
 
     def __init__(self) -> None:
+        self.is_ready = False  # whether it has seen enough steps to decide
         self.is_slow = False
         self.slow_steps = 0  # last steps in a row that count as slow
-
-    @property
-    @abstractmethod
-    def is_ready(self) -> bool:
-        """Whether it has seen enough steps to decide."""
 
     @abstractmethod
     def update(self, step_s: float) -> bool:
         """Add the time of a step, above 0, and return whether steps are slow."""
+
+    def _count(self, *, over: bool, needed: int = 1) -> bool:
+        """Count a step that was over the limit, or not, and return whether enough in a row were."""
+        self.slow_steps = self.slow_steps + 1 if over else 0
+        self.is_slow = self.slow_steps >= needed
+        return self.is_slow
 
 
 WARM_UP, FIRST_REFERENCE, REFERENCE, RENEWED_AFTER = 20, 200, 1000, 200  # steps
@@ -59,29 +61,24 @@ class Cusum(Detector):
     `slow_steps` counts the steps since the sum of excesses was last 0.
     """
 
-    __slots__ = ("_calm", "_middle", "_new", "_seen", "_sum", "_threshold")
+    __slots__ = ("_calm", "_median", "_new", "_seen", "_sum", "_threshold")
 
     def __init__(self) -> None:
         super().__init__()
         self._calm = array("f")  # logarithms of steps that were not slow, the last of them
         self._new = self._seen = 0
-        self._middle = self._sum = 0.0
+        self._median = self._sum = 0.0
         self._threshold = math.inf  # until there is a reference
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has a reference."""
-        return self._threshold < math.inf
 
     def update(self, step_s: float) -> bool:
         """Add the time of a step, above 0, and return whether steps are slow."""
         x = math.log(step_s)
-        if self._threshold == math.inf:
+        if not self.is_ready:
             self._seen += 1
             if self._seen > WARM_UP:
                 self._remember(x, FIRST_REFERENCE)
             return False
-        excess = min(max(x - self._middle, -STEP_CLIP), STEP_CLIP) - DRIFT
+        excess = min(max(x - self._median, -STEP_CLIP), STEP_CLIP) - DRIFT
         self._sum = min(max(0.0, self._sum + excess), 1.5 * self._threshold)
         self.slow_steps = self.slow_steps + 1 if self._sum > 0.0 else 0
         if self._sum < self._threshold / 2.0:
@@ -97,7 +94,8 @@ class Cusum(Detector):
         if self._new >= renewed_after:
             self._new = 0
             del self._calm[:-REFERENCE]
-            self._middle, self._threshold = reference_of(np.frombuffer(self._calm, dtype=np.float32).astype(np.float64))
+            self._median, self._threshold = reference_of(np.frombuffer(self._calm, dtype=np.float32).astype(np.float64))
+            self.is_ready = True
 
 
 def reference_of(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
@@ -106,87 +104,26 @@ def reference_of(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float
     h = max(1, 1.3 ln(10^6) s^2 (1 + rho) / (1 - rho) / (2 k)), s the standard deviation by the median absolute
     deviation, rho the correlation of neighbours.
     """
-    middle = float(np.median(x))
-    off = x - middle
+    median = float(np.median(x))
+    off = x - median
     s = 1.4826 * float(np.median(np.abs(off)))
     clipped = np.clip(off, -STEP_CLIP, STEP_CLIP)
     clipped -= clipped.mean()
     power = float(clipped @ clipped)
     rho = min(max(float(clipped[1:] @ clipped[:-1]) / power, 0.0), 0.9) if power > 0.0 else 0.0
-    return middle, max(1.0, 1.3 * RARE * s * s * (1.0 + rho) / (1.0 - rho) / (2.0 * DRIFT))
+    return median, max(1.0, 1.3 * RARE * s * s * (1.0 + rho) / (1.0 - rho) / (2.0 * DRIFT))
 
 
-class InARow(Detector):
-    """Slow while at least N steps in a row were over a limit.
-
-    Args:
-        needed: N.
-    """
-
-    __slots__ = ("_needed",)
-
-    def __init__(self, needed: int) -> None:
-        super().__init__()
-        self._needed = needed
-
-    def count(self, *, over: bool) -> bool:
-        """Count a step that was over the limit, or not, and return whether steps are slow."""
-        self.slow_steps = self.slow_steps + 1 if over else 0
-        self.is_slow = self.slow_steps >= self._needed
-        return self.is_slow
-
-
-class Window:
-    """The last values and their median.
-
-    Args:
-        size: Number of values.
-    """
-
-    __slots__ = ("_inorder", "_last", "_size")
-
-    def __init__(self, size: int) -> None:
-        self._last: deque[float] = deque()
-        self._inorder: list[float] = []
-        self._size = size
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it holds `size` values."""
-        return len(self._last) == self._size
-
-    def add(self, value: float) -> None:
-        """Add a value, and drop the oldest if there are too many."""
-        if self.is_full:
-            del self._inorder[bisect_left(self._inorder, self._last.popleft())]
-        self._last.append(value)
-        insort(self._inorder, value)
-
-    def median(self) -> float:
-        """Return the median."""
-        half, odd = divmod(len(self._inorder), 2)
-        return self._inorder[half] if odd else (self._inorder[half - 1] + self._inorder[half]) / 2.0
-
-    def deviation(self, middle: float) -> float:
-        """Return the standard deviation, estimated by the median absolute deviation."""
-        return 1.4826 * statistics.median([abs(value - middle) for value in self._inorder])
-
-
-class EwmaRule(InARow):
+class EwmaRule(Detector):
     """Slow while steps are longer than a moving mean by three moving deviations."""
 
     __slots__ = ("_mean", "_seen", "_variance")
     SMOOTHING, FIRST_STEPS = 0.1, 50
 
     def __init__(self) -> None:
-        super().__init__(1)
+        super().__init__()
         self._mean = self._variance = 0.0
         self._seen = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has seen enough steps to decide."""
-        return self._seen >= self.FIRST_STEPS
 
     def update(self, step_s: float) -> bool:
         """Add the time of a step, and return whether steps are slow."""
@@ -195,64 +132,59 @@ class EwmaRule(InARow):
         self._mean = self._mean + self.SMOOTHING * off if self._seen else step_s
         self._variance = (1.0 - self.SMOOTHING) * (self._variance + self.SMOOTHING * off * off)
         self._seen += 1
-        return self.count(over=over)
+        self.is_ready = self._seen >= self.FIRST_STEPS
+        return self._count(over=over)
 
 
-class MadRule(InARow):
-    """Slow while steps are three deviations longer than the median of the last 50.
+class WindowRule(Detector):
+    """Slow while at least N steps in a row are over a limit that follows from the 50 before.
 
     Args:
-        needed: Steps in a row.
+        needed: N.
+        is_over: Returns whether a step is over the limit, from the steps before in ascending order and its own time.
     """
 
-    __slots__ = ("_window",)
+    __slots__ = ("_ascending", "_is_over", "_last", "_needed")
+    SIZE = 50
 
-    def __init__(self, needed: int) -> None:
-        super().__init__(needed)
-        self._window = Window(50)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has seen enough steps to decide."""
-        return self._window.is_full
+    def __init__(self, needed: int, is_over: Callable[[Sequence[float], float], bool]) -> None:
+        super().__init__()
+        self._needed, self._is_over = needed, is_over
+        self._last: deque[float] = deque()
+        self._ascending: list[float] = []
 
     def update(self, step_s: float) -> bool:
         """Add the time of a step, and return whether steps are slow."""
-        over = False
+        over = self.is_ready and self._is_over(self._ascending, step_s)
         if self.is_ready:
-            middle = self._window.median()
-            over = step_s - middle > 3.0 * self._window.deviation(middle)
-        self._window.add(step_s)
-        return self.count(over=over)
+            del self._ascending[bisect_left(self._ascending, self._last.popleft())]
+        self._last.append(step_s)
+        insort(self._ascending, step_s)
+        self.is_ready = len(self._last) == self.SIZE
+        return self._count(over=over, needed=self._needed)
 
 
-class MedianRule(InARow):
-    """Slow while steps are longer than the median of the last 50, times a factor.
+def mad_rule(needed: int) -> WindowRule:
+    """Return a detector of steps that are three deviations longer than the median, by the median absolute deviation."""
 
-    Args:
-        factor: The factor.
-        needed: Steps in a row.
-    """
+    def is_over(before: Sequence[float], step_s: float) -> bool:
+        median = _median(before)
+        return step_s - median > 3.0 * (1.4826 * statistics.median([abs(value - median) for value in before]))
 
-    __slots__ = ("_factor", "_window")
-
-    def __init__(self, factor: float, needed: int) -> None:
-        super().__init__(needed)
-        self._window, self._factor = Window(50), factor
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has seen enough steps to decide."""
-        return self._window.is_full
-
-    def update(self, step_s: float) -> bool:
-        """Add the time of a step, and return whether steps are slow."""
-        over = self.is_ready and step_s > self._factor * self._window.median()
-        self._window.add(step_s)
-        return self.count(over=over)
+    return WindowRule(needed, is_over)
 
 
-class PatentRule(InARow):
+def median_rule(factor: float, needed: int) -> WindowRule:
+    """Return a detector of steps that are longer than the median, times a factor."""
+    return WindowRule(needed, lambda before, step_s: step_s > factor * _median(before))
+
+
+def _median(ascending: Sequence[float]) -> float:
+    half = len(ascending) // 2
+    return (ascending[half - 1] + ascending[half]) / 2.0  # of an even number of values
+
+
+class PatentRule(Detector):
     """The two readings of the threshold in the patent, which only its letter needs; docs/steps.md compares them.
 
     A step is slow if it is longer than twice the mean of all before; literally, than 2 n times their sum.
@@ -264,13 +196,8 @@ class PatentRule(InARow):
     __slots__ = ("_literal", "_seen", "_total_s")
 
     def __init__(self, *, literal: bool) -> None:
-        super().__init__(1)
+        super().__init__()
         self._literal, self._seen, self._total_s = literal, 0, 0.0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has seen enough steps to decide."""
-        return self._seen > 0
 
     def update(self, step_s: float) -> bool:
         """Add the time of a step, and return whether steps are slow."""
@@ -278,15 +205,16 @@ class PatentRule(InARow):
         over = self.is_ready and step_s > factor * self._total_s
         self._seen += 1
         self._total_s += step_s
-        return self.count(over=over)
+        self.is_ready = True
+        return self._count(over=over)
 
 
 DETECTORS: Mapping[str, Callable[[], Detector]] = {
     "cusum": Cusum,
     "ewma": EwmaRule,
-    "in_a_row": partial(MedianRule, 1.2, 2),
-    "mad": partial(MadRule, 2),
-    "median_k": partial(MedianRule, 1.25, 1),
+    "in_a_row": partial(median_rule, 1.2, 2),
+    "mad": partial(mad_rule, 2),
+    "median_k": partial(median_rule, 1.25, 1),
     # Two that only the letter of a patent needs.
     "patent_literal": partial(PatentRule, literal=True),
     "patent_mean": partial(PatentRule, literal=False),

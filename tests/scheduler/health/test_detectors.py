@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.step_times import NOISES, Noise, step_times
 from benchmarks.steps import BARS, CORRELATED_BAR, FALSE_BAR, figures_of
-from longshore.scheduler.health.step_watch import DETECTORS, Cusum, MadRule
+from longshore.scheduler.health.step_watch import DETECTORS, Cusum, mad_rule
 from longshore.scheduler.model.job_spec import DetectorName, JobFile, Watching, stored_job
 
 ODD_S = (1e-9, 1e11, 1.0, 1e-9, 1e-9, 1e11, 1e11, 0.3)  # step times if a clock is set back or forward
@@ -129,7 +129,7 @@ def test_the_default_meets_its_bars_on_a_few_runs(noise: Noise) -> None:
 
 
 def test_no_simple_rule_with_so_few_false_alarms_finds_a_slow_node_in_noise() -> None:
-    found = figures_of(lambda: MadRule(3), Noise(0.3), runs=8)
+    found = figures_of(lambda: mad_rule(3), Noise(0.3), runs=8)
     assert found.missed >= 6
 
 
