@@ -11,7 +11,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from ..health.step_monitor import CHECKS, HEALTH, Findings, RunningAttempt, Slow, SlowWord, Straggling
+from ..health.step_monitor import CHECKS, HEALTH, Findings, RunningAttempt, Slow, SlowWord, Straggler
 from ..health.step_watch import CHECK_S, NO_TIMES, Computed, Hang, SavedCheckpoint
 from ..mirror.vacant_seats import GAIN, best_step_s
 from ..model.job import SCHEDULER_WRITER, NewEvent
@@ -278,13 +278,12 @@ def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow
     return NewEvent(HEALTH, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
 
 
-def _on_straggler(row: AttemptRow, it: Straggling, now_s: float) -> NewEvent:
-    straggler = it.straggler
+def _on_straggler(row: AttemptRow, straggler: Straggler, now_s: float) -> NewEvent:
     cause = (
-        f"rank {straggler.rank} on {it.node} computes for {straggler.compute_s:.3g} s in each step, and half of the "
-        f"others for {straggler.others_s:.3g} s or less: all wait for it"
+        f"rank {straggler.rank} on {straggler.node} computes for {straggler.compute_s:.3g} s in each step, and half of "
+        f"the others for {straggler.others_s:.3g} s or less: all wait for it"
     )
-    data = {"node": it.node, **straggler._asdict()}
+    data = {"node": straggler.node, **straggler._asdict()}
     return _event(row, SlowWord.STRAGGLER, cause, now_s)._replace(data=data)
 
 

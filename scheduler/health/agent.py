@@ -27,31 +27,20 @@ from .link_probes import Prober
 log = logging.getLogger(__name__)
 
 
-class RequestedRounds:
-    """An agent's probes of other agents' ports, as the scheduler orders them.
+def _probe_others(client: Client, node: str, rounds: ProbeRounds, orders: Iterable[Mapping[str, Any]]) -> None:
+    """Make the ordered probes, unless a round is under way; an order comes again until its result is reported."""
+    probes = {
+        str(order["id"]): PortProbe(str(order["node"]), str(order["address"]), int(order["port"])) for order in orders
+    }
 
-    Args:
-        client: Of the scheduler.
-        node: Of the agent.
-    """
-
-    def __init__(self, client: Client, node: str) -> None:
-        self._client, self._node, self._rounds = client, node, ProbeRounds()
-
-    def take(self, orders: Iterable[Mapping[str, Any]]) -> None:
-        """Make the ordered probes, unless a round is under way; an order comes again until its result is reported."""
-        probes = {
-            str(order["id"]): PortProbe(str(order["node"]), str(order["address"]), int(order["port"]))
-            for order in orders
-        }
-        if probes and not self._rounds.is_under_way:
-            self._rounds.begin(tuple(probes.values()), lambda results: self._report(probes, results))
-
-    def _report(self, probes: Mapping[str, PortProbe], results: Sequence[PortState]) -> None:
+    def report(results: Sequence[PortState]) -> None:
         try:
-            self._client.report_port_probes(self._node, dict(zip(probes, map(str, results), strict=True)))
+            client.report_port_probes(node, dict(zip(probes, map(str, results), strict=True)))
         except LongshoreError as error:
             log.warning("results of probes of other agents could not be reported: %s", error)
+
+    if probes and not rounds.is_under_way:
+        rounds.begin(tuple(probes.values()), report)
 
 
 Value = TypeVar("Value")
@@ -290,7 +279,7 @@ def report_forever(
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
     """
-    reached, port_probing = True, RequestedRounds(client, node)
+    reached, rounds = True, ProbeRounds()
     while True:
         began_s, sent_s = time.monotonic(), since_start_s()
         answer = None
@@ -312,5 +301,5 @@ def report_forever(
         if checking is not None and answer is not None:
             checking.take(answer.get("checks", ()))
         if answer is not None:
-            port_probing.take(answer.get("port_probes", ()))
+            _probe_others(client, node, rounds, answer.get("port_probes", ()))
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))

@@ -15,7 +15,6 @@ import asyncio
 import errno
 import ipaddress
 import json
-import logging
 import secrets
 import socket
 import threading
@@ -32,8 +31,6 @@ from pydantic import ConfigDict, Field, field_validator
 from ...cluster.files.yaml_file import ExactTypes
 from ..model.states import ProbeVerdict
 from .link_probes import ProbePlace
-
-log = logging.getLogger(__name__)
 
 PROBE_LIMIT_S = 2.0  # for a connection, and again for the line
 LINE_BYTES = 1024
@@ -223,8 +220,8 @@ def words_of(evidence: Evidence) -> str:
 _NO_REPORTS = "its agent answers probes, but its reports do not come: see its log"
 
 
-def _words_of_witness(it: PortWitness) -> str:
-    who = it.node or "the scheduler"
+def _words_of_witness(found: PortWitness) -> str:
+    who = found.node or "the scheduler"
     words = {
         PortState.ACCEPTED: f"{who} is connected and gets nothing",
         PortState.OTHER: f"{who} finds another program at its port",
@@ -232,8 +229,8 @@ def _words_of_witness(it: PortWitness) -> str:
         PortState.NO_ROUTE: f"{who} finds no route",
         PortState.UNABLE: f"{who} cannot probe it",
         PortState.TIMED_OUT: f"{who} gets no answer",
-    }[it.result]
-    doubted = it.result in UNREACHED and not it.reached_before
+    }[found.result]
+    doubted = found.result in UNREACHED and not found.reached_before
     return f"{words} (it never reached it before, so that is no evidence)" if doubted else words
 
 
@@ -246,13 +243,10 @@ ATTEMPT_WORDS = "A name such as ls-01m8a7dhgyfn818zs4bjbd4enq-1: ls-, the id of 
 AttemptName = Annotated[str, Field(pattern=r"^ls-[0-9a-z]{1,40}-[0-9]{1,9}$", description=ATTEMPT_WORDS)]
 
 
-class _ReportPart(ExactTypes):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class GpuReport(_ReportPart):
+class GpuReport(ExactTypes):
     """A GPU as the agent of its node sees it."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
     index: Annotated[int, Field(ge=0, le=1023)]
     healthy: bool  # it answers, and has no error that only a reset clears
     utilisation: Annotated[float, Field(ge=0.0, le=1.0)]
@@ -262,9 +256,10 @@ class GpuReport(_ReportPart):
     link_errors: Count | None = None  # of all its links to other GPUs; none if it has none
 
 
-class NodeReport(_ReportPart):
+class NodeReport(ExactTypes):
     """The report of an agent about its node."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
     gpus: Annotated[tuple[GpuReport, ...], Field(max_length=1024)] = ()  # none where there are only slots
     # Names the time since the node's last start.
     boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$", description=BOOT_WORDS)] = ""
@@ -345,6 +340,27 @@ class Reports:
             return frozenset(self._dismissed)
 
 
+class ProbeRounds:
+    """Runs one round of probes after the other, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._running: threading.Thread | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a round has not ended yet."""
+        return self._running is not None and self._running.is_alive()
+
+    def begin(self, probes: Sequence[PortProbe], take: Callable[[list[PortState]], object]) -> None:
+        """Probe ports, and pass the results to a function."""
+
+        def run() -> None:
+            take(probe_ports(probes))
+
+        self._running = threading.Thread(target=run, name="probes", daemon=True)
+        self._running.start()
+
+
 OWN_PROBE = ""  # the scheduler, among the probers
 SILENT_MISSES = 3  # polls without a report, in a row, as of a node that is suspect
 WITNESSES = 2  # agents that reach a living node, where there are that many
@@ -358,12 +374,7 @@ class PortProbeOrder(NamedTuple):
 
     id: str
     probe: PortProbe
-
-
-@dataclass(slots=True)
-class _ProbeRequest:
-    order: PortProbeOrder
-    who: str
+    prober: str  # node of that agent
     at_s: float
 
 
@@ -379,7 +390,7 @@ class _Agent:
     tried_s: dict[str, float] = field(default_factory=dict)  # when each last probed, or got an order to
     own: PortState | None = None  # result since it is silent
     other: tuple[str, PortState] | None = None
-    request: _ProbeRequest | None = None
+    order: PortProbeOrder | None = None  # to another agent, to probe this one
 
     @property
     def is_silent(self) -> bool:
@@ -406,6 +417,7 @@ class Witnesses:
     def __init__(self) -> None:
         self._agents: dict[str, _Agent] = {}
         self._orders: dict[str, dict[str, str]] = {}  # by prober: id of each order, and the probed node
+        self._rounds = ProbeRounds()  # of the scheduler
         self._lock = threading.Lock()
 
     def update(self, reports: Mapping[str, AgentReport], now_s: float, *, polls: bool) -> dict[str, Evidence]:
@@ -425,6 +437,19 @@ class Witnesses:
             self._ask(living, now_s)
             silent = {node: agent for node, agent in self._agents.items() if agent.is_silent}
             return {node: _evidence(agent, has_others=bool(living)) for node, agent in silent.items()}
+
+    def probe(self) -> None:
+        """Make the scheduler's own probes that are due, unless a round is under way."""
+        if self._rounds.is_under_way:
+            return
+        began_s = time.monotonic()
+
+        def take(results: Sequence[PortState]) -> None:
+            for probe, result in zip(probes, results, strict=True):
+                self.record_own_result(probe, result, began_s)
+
+        if probes := self.due(began_s):
+            self._rounds.begin(probes, take)
 
     def due(self, now_s: float) -> list[PortProbe]:
         """Return the ports that the scheduler is to probe now."""
@@ -452,17 +477,17 @@ class Witnesses:
     def fetch(self, who: str) -> tuple[PortProbeOrder, ...]:
         """Return the ports that the agent of a node is to probe."""
         with self._lock:
-            requests = [self._agents[node].request for node in self._orders.get(who, {}).values()]
-            return tuple(request.order for request in requests if request is not None)
+            orders = [self._agents[node].order for node in self._orders.get(who, {}).values()]
+            return tuple(order for order in orders if order is not None)
 
     def record_result(self, who: str, order: str, result: PortState) -> bool:
         """Record a result of the agent of a node; return whether it was expected."""
         with self._lock:
             node = self._orders.get(who, {}).get(order)
             agent = self._agents.get(node) if node is not None else None
-            if agent is None or agent.request is None:
+            if agent is None or agent.order is None:
                 return False
-            asked_s = agent.request.at_s
+            asked_s = agent.order.at_s
             self._withdraw(agent)
             self._take(agent, who, result, asked_s)
             return True
@@ -489,11 +514,11 @@ class Witnesses:
         for node, agent in sorted(self._agents.items(), key=lambda pair: not pair[1].is_silent):
             if begun >= MAX_PROBES_AT_ONCE:
                 return
-            if agent.request is not None and (
-                agent.request.who not in alive or now_s - agent.request.at_s > PORT_PROBE_ORDER_S
+            if agent.order is not None and (
+                agent.order.prober not in alive or now_s - agent.order.at_s > PORT_PROBE_ORDER_S
             ):
                 self._withdraw(agent)
-            if agent.probe is None or agent.request is not None or not _wants_other(agent, alive, now_s):
+            if agent.probe is None or agent.order is not None or not _wants_other(agent, alive, now_s):
                 continue
             others = [who for who in living if who != node and agent.is_due(who, now_s)]
             if others:
@@ -506,14 +531,14 @@ class Witnesses:
 
     def _order(self, agent: _Agent, who: str, now_s: float) -> None:
         assert agent.probe is not None
-        agent.request = _ProbeRequest(PortProbeOrder(secrets.token_hex(8), agent.probe), who, now_s)
+        agent.order = PortProbeOrder(secrets.token_hex(8), agent.probe, who, now_s)
         agent.tried_s[who] = now_s
-        self._orders.setdefault(who, {})[agent.request.order.id] = agent.probe.node
+        self._orders.setdefault(who, {})[agent.order.id] = agent.probe.node
 
     def _withdraw(self, agent: _Agent) -> None:
-        if agent.request is not None:
-            self._orders[agent.request.who].pop(agent.request.order.id, None)
-            agent.request = None
+        if agent.order is not None:
+            self._orders[agent.order.prober].pop(agent.order.id, None)
+            agent.order = None
 
     @staticmethod
     def _take(agent: _Agent, who: str, result: PortState, asked_s: float) -> None:
@@ -539,50 +564,6 @@ def _evidence(agent: _Agent, *, has_others: bool) -> Evidence:
     own = None if agent.own is None else PortWitness(OWN_PROBE, agent.own, OWN_PROBE in agent.reached_by)
     other = None if agent.other is None else PortWitness(*agent.other, agent.other[0] in agent.reached_by)
     return Evidence(own, other, has_others)
-
-
-class ProbeRounds:
-    """Runs one round of probes after the other, each in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._running: threading.Thread | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a round has not ended yet."""
-        return self._running is not None and self._running.is_alive()
-
-    def begin(self, probes: Sequence[PortProbe], take: Callable[[list[PortState]], object]) -> None:
-        """PortProbe, and give what is found to a function."""
-
-        def run() -> None:
-            take(probe_ports(probes))
-
-        self._running = threading.Thread(target=run, name="probes", daemon=True)
-        self._running.start()
-
-
-class OwnRounds:
-    """The scheduler's own probes.
-
-    Args:
-        witnesses: What is known of ports.
-    """
-
-    def __init__(self, witnesses: Witnesses) -> None:
-        self._witnesses, self._rounds = witnesses, ProbeRounds()
-
-    def turn(self) -> None:
-        """Make the probes that are due, unless a round is under way."""
-        if self._rounds.is_under_way:
-            return
-        asked_s = time.monotonic()
-        if probes := self._witnesses.due(asked_s):
-            self._rounds.begin(probes, lambda results: self._take(probes, results, asked_s))
-
-    def _take(self, probes: Sequence[PortProbe], results: Sequence[PortState], asked_s: float) -> None:
-        for probe, result in zip(probes, results, strict=True):
-            self._witnesses.record_own_result(probe, result, asked_s)
 
 
 SAMPLE_EVERY_S = 15.0  # between two samples

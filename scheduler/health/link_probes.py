@@ -57,38 +57,41 @@ def _an_address(text: str) -> str:
 Address = Annotated[str, Field(max_length=45, description=ADDRESS_WORDS), AfterValidator(_an_address)]
 
 
-class _ProbeMessage(ExactTypes):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
-class ProbePlace(_ProbeMessage):
+class ProbePlace(ExactTypes):
     """Where an agent listens for probes, and its key."""
 
+    model_config = _STRICT
     address: Address
     port: Port
     key: Hex64
 
 
-class Sender(_ProbeMessage):
+class Sender(ExactTypes):
     """The agent that is to send, as described to the one that is to receive."""
 
+    model_config = _STRICT
     address: Address
     port: Port
     ticket: Annotated[str, Field(max_length=1024)]  # line to send to it
     proof: Hex64  # that it answers
 
 
-class ProbeOrder(_ProbeMessage):
+class ProbeOrder(ExactTypes):
     """What an agent is to do."""
 
+    model_config = _STRICT
     id: Id
     limit_s: Limit  # of the transfer
     sender: Sender | None = None  # to receive from; none to send to the connection that brings the order
 
 
-class ProbeMeasurement(_ProbeMessage):
+class ProbeMeasurement(ExactTypes):
     """The result of an order to receive."""
 
+    model_config = _STRICT
     id: Id
     counted_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
     seconds: Annotated[float, Field(ge=0.0, le=60.0, allow_inf_nan=False)] = 0.0
@@ -114,22 +117,19 @@ def sealed(key: str, message: ProbeOrder | ProbeMeasurement) -> str:
     return f"{_signature(key, type(message).__name__, text)} {text}"
 
 
-def opened_order(key: str, line: str) -> ProbeOrder:
-    """Return the order of a line.
+def opened(kind: type[MessageT], key: str, line: str) -> MessageT:
+    """Return the message of a kind in a line.
 
     Raises:
-        UnprovenError: If it is none.
+        UnprovenError: If it is none, or not signed with the key.
     """
-    return _parsed(ProbeOrder, key, line)
-
-
-def opened_result(key: str, line: str) -> ProbeMeasurement:
-    """Return the result in a line.
-
-    Raises:
-        UnprovenError: If it is none.
-    """
-    return _parsed(ProbeMeasurement, key, line)
+    signature, _, text = line.partition(" ")
+    if not hmac.compare_digest(signature.encode(), _signature(key, kind.__name__, text).encode()):
+        raise UnprovenError("the signature is wrong")
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise UnprovenError(f"that is no {kind.__name__.lower()}") from error
 
 
 def proof_of(key: str, order: str) -> str:
@@ -142,16 +142,6 @@ def sender_at(place: ProbePlace, order: ProbeOrder) -> Sender:
     return Sender(
         address=place.address, port=place.port, ticket=sealed(place.key, order), proof=proof_of(place.key, order.id)
     )
-
-
-def _parsed(kind: type[MessageT], key: str, line: str) -> MessageT:
-    signature, _, text = line.partition(" ")
-    if not hmac.compare_digest(signature.encode(), _signature(key, kind.__name__, text).encode()):
-        raise UnprovenError("the signature is wrong")
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        raise UnprovenError(f"that is no {kind.__name__.lower()}") from error
 
 
 def _signature(key: str, kind: str, text: str) -> str:
@@ -203,18 +193,6 @@ STAMP = struct.Struct("@ll")  # seconds and nanoseconds
 Came = list[tuple[int, float]]  # bytes so far, and when
 
 
-class TransferFigure(NamedTuple):
-    """What a receiver measured."""
-
-    counted_bytes: int  # without the first ones
-    seconds: float  # that they took
-
-    @property
-    def bytes_per_s(self) -> float:
-        """The bandwidth."""
-        return self.counted_bytes / self.seconds
-
-
 def enable_stamps(connection: socket.socket) -> None:
     """Turn on the kernel's time stamps of packets, where it has them; they exist only while a socket has them on."""
     with suppress(OSError):
@@ -230,8 +208,8 @@ def send(connection: socket.socket, limit_s: float) -> None:
             left -= connection.send(block[:left])
 
 
-def receive(connection: socket.socket, limit_s: float) -> TransferFigure | None:
-    """Receive until the bandwidth is known, and return it; None if too little comes.
+def receive(connection: socket.socket, limit_s: float) -> tuple[int, float] | None:
+    """Receive until the bandwidth is known; return the bytes that count, and their seconds; None if too little comes.
 
     Args:
         connection: Over which the other end sends.
@@ -269,15 +247,15 @@ def _stamp(data: bytes) -> float:
     return float(seconds + nanoseconds * 1e-9)
 
 
-def _figure(came: Came) -> TransferFigure | None:
-    """Return the measurement of received bytes; None of too few."""
+def _figure(came: Came) -> tuple[int, float] | None:
+    """Return the bytes and seconds that count of received bytes; None of too few."""
     if len(came) < 2:
         return None
     counted, seconds = came[-1][0] - came[0][0], came[-1][1] - came[0][1]
     if not seconds > 0.0:
         return None
     median = statistics.median(_rates(came, counted / (PROBE_PARTS - SKIPPED_PARTS)))
-    return TransferFigure(counted, min(seconds, counted / median) if median > 0.0 else seconds)
+    return counted, min(seconds, counted / median) if median > 0.0 else seconds
 
 
 def _rates(came: Came, part: float) -> list[float]:
@@ -399,7 +377,7 @@ class Prober:
     def _carry_out(self, connection: socket.socket) -> None:
         """Carry out an order; one that is not signed, or was carried out before, gets no answer."""
         key, until_s = self.place.key, time.monotonic() + PROBE_ORDER_S
-        order = opened_order(key, read_line(connection, until_s))
+        order = opened(ProbeOrder, key, read_line(connection, until_s))
         if not self._is_new(order.id):
             raise UnprovenError(f"order {order.id} was carried out before")
         if order.sender is None:
@@ -444,7 +422,7 @@ def _measured(order: ProbeOrder, sender: Sender) -> ProbeMeasurement:
         return ProbeMeasurement(id=order.id, failed=(str(error) or type(error).__name__)[:200])
     if figure is None:
         return ProbeMeasurement(id=order.id, failed="too little came")
-    return ProbeMeasurement(id=order.id, counted_bytes=figure.counted_bytes, seconds=figure.seconds)
+    return ProbeMeasurement(id=order.id, counted_bytes=figure[0], seconds=figure[1])
 
 
 WHOLE_PROBE_S = 0.32  # for all of a probe: three one after the other fit into a second
@@ -483,7 +461,7 @@ def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE
     try:
         with socket.create_connection((receiver.address, receiver.port), REACH_AGENT_S) as connection:
             write_line(connection, sealed(receiver.key, order_to_receive), until_s)
-            result = opened_result(receiver.key, read_line(connection, until_s))
+            result = opened(ProbeMeasurement, receiver.key, read_line(connection, until_s))
     except (OSError, UnprovenError) as error:
         return LinkOutcome(LinkState.UNKNOWN, why=f"the agent that should receive does not answer: {error}")
     took_s = time.monotonic() - began_s
@@ -506,7 +484,7 @@ def _judged(result: ProbeMeasurement, took_s: float) -> LinkOutcome:
     if not 0 < result.counted_bytes <= MAX_PROBE_BYTES + BLOCK or not 0.0 < result.seconds <= took_s:
         words = f"{result.counted_bytes} bytes in {result.seconds:.3g} s of {took_s:.3g} s are impossible"
         return LinkOutcome(LinkState.UNKNOWN, why=words)
-    return LinkOutcome(LinkState.MEASURED, TransferFigure(result.counted_bytes, result.seconds).bytes_per_s)
+    return LinkOutcome(LinkState.MEASURED, result.counted_bytes / result.seconds)
 
 
 def _answers(place: ProbePlace, until_s: float) -> bool:

@@ -30,18 +30,11 @@ SUSPECT_MISSES, DOWN_MISSES = 3, 6  # polls without an answer, in a row
 AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE = 60.0, 0.3, 2  # nodes that fall silent together are not the cause
 
 
-class Judged(NamedTuple):
-    """Nodes after a poll."""
-
-    nodes: list[NodeRow]
-    at_once: frozenset[str]  # nodes that fell silent within a minute, too many for faults of their own; often none
-
-
 def judge(
     nodes: Sequence[NodeRow], answered_s: Mapping[str, float], now_s: float, *, polls: bool,
     found: Mapping[str, Evidence] = MappingProxyType({}),
-) -> Judged:  # fmt: skip
-    """Return the rows of nodes after a poll.
+) -> tuple[list[NodeRow], frozenset[str]]:  # fmt: skip
+    """Return the rows of nodes after a poll, and those that fell silent within a minute, too many for their own faults.
 
     Args:
         nodes: Their rows before.
@@ -53,7 +46,7 @@ def judge(
     """
     polled = [_with_answer(row, answered_s.get(row.name, 0.0), polls=polls) for row in nodes]
     silent = at_once([(row.seen_s, row.name) for row in polled if row.misses >= SUSPECT_MISSES], len(polled))
-    return Judged([_named(row, silent, found.get(row.name, NO_EVIDENCE), now_s) for row in polled], silent)
+    return [_named(row, silent, found.get(row.name, NO_EVIDENCE), now_s) for row in polled], silent
 
 
 def _with_answer(row: NodeRow, answered_s: float, *, polls: bool) -> NodeRow:

@@ -43,7 +43,7 @@ from ..store.nodes import (
     write_health,
 )
 from ..store.schema import Liveness
-from .evidence import AgentReport, OwnRounds, Reports, Witnesses, accuses
+from .evidence import AgentReport, Reports, Witnesses, accuses
 from .link_probes import LinkTable
 from .liveness import AT_ONCE_S, DOWN_MISSES, FENCED, SUSPECT_MISSES, Leases, at_once, judge
 from .step_monitor import StepMonitor
@@ -211,7 +211,6 @@ class Monitor:
         self.links = LinkTable(self.reports.probe_places)
         self.steps = StepMonitor(backend, types)
         self.witnesses = Witnesses()
-        self._own_rounds = OwnRounds(self.witnesses)
         self.health = ClusterHealth()
         self._fence: int | None = None  # token of the lease under which this state was read
         self._rows: dict[str, NodeRow] = {}
@@ -234,7 +233,7 @@ class Monitor:
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
         faulty = [gpu for gpu in gpus if not gpu.healthy and gpu.gpu < self._layout.nodes.get(gpu.node, 0)]
         self._faulty = frozenset((each.node, each.gpu) for each in faulty)
-        self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
+        _, self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False)
         latest_first = sorted(faulty, key=lambda it: it.since_s, reverse=True)  # of several of a node the first counts
         self._accusers = Accusers({each.node: each.since_s for each in latest_first})
         self._accused_at_once = frozenset()
@@ -298,17 +297,17 @@ class Monitor:
             name: self._rows[name].seen_s for name, may in held.items() if leftover_attempts(reports.get(name), may)
         }
         found = self.witnesses.update(reports, time.monotonic(), polls=polls)
-        self._own_rounds.turn()
-        judged = judge(before, answered_s, now_s, polls=polls, found=found)
-        alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
+        self.witnesses.probe()
+        rows, at_once = judge(before, answered_s, now_s, polls=polls, found=found)
+        alarms = [self._alarm(at_once, now_s)] if at_once and not self._at_once else []
         alarms += self._accuse(seen, reports, now_s)
-        run_out = self._fenced_of(judged.nodes)
+        run_out = self._fenced_of(rows)
         alarms += [fenced(name, now_s) for name in sorted(run_out - self._fenced)]
         faulty = frozenset(
-            place for row in judged.nodes for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
+            place for row in rows for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
         )
-        self._write(store, judged.nodes, faulty, alarms, now_s)
-        self._rows, self._faulty, self._at_once = {row.name: row for row in judged.nodes}, faulty, judged.at_once
+        self._write(store, rows, faulty, alarms, now_s)
+        self._rows, self._faulty, self._at_once = {row.name: row for row in rows}, faulty, at_once
         self._fenced = run_out
         self._polled_s = now_s if polls else self._polled_s
         self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)

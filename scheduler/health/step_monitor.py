@@ -42,6 +42,7 @@ class Straggler(NamedTuple):
     rank: int
     compute_s: float  # mean of its last iterations
     others_s: float  # median of those of the others
+    node: str = ""  # where it is
 
 
 def straggling(times: Sequence[RankStepTimes], going: Collection[int]) -> list[Straggler]:
@@ -129,13 +130,6 @@ class Slow(NamedTuple):
     is_shared: bool  # too many others became slow at the same time for a fault of its nodes
 
 
-class Straggling(NamedTuple):
-    """A rank that all others wait for, and where it is."""
-
-    straggler: Straggler
-    node: str
-
-
 class Findings(NamedTuple):
     """What is new, by job unless noted."""
 
@@ -143,7 +137,7 @@ class Findings(NamedTuple):
     slow: dict[str, Slow]  # those that are so for long enough
     steady: list[str]  # that were among these, and are not slow any more
     shared: list[str]  # that became slow together, the first time
-    stragglers: dict[str, list[Straggling]]  # that have become so
+    stragglers: dict[str, list[Straggler]]  # that have become so
     saved: dict[str, list[SavedCheckpoint]]  # those that are not in the store yet, by name of the attempt
 
 
@@ -342,7 +336,7 @@ class StepMonitor:
             found.hangs[it.job] = hang
         stragglers = one.stragglers.compare(one.watch.times, one.watch.going, now_s)
         if stragglers:
-            found.stragglers[it.job] = [Straggling(each, one.nodes[each.rank]) for each in stragglers]
+            found.stragglers[it.job] = [each._replace(node=one.nodes[each.rank]) for each in stragglers]
         slowness = one.watch.slowness(now_s)
         if slowness is not None:
             going = {rank: one.nodes[rank] for rank in one.watch.going}

@@ -10,7 +10,6 @@ step times: small excesses add up, so that its delay grows with the noise while 
 Source: SPEC K2, K3, K5, F1 to F3; docs/steps.md has the format; benchmarks/steps.py has the figures.
 """
 
-import logging
 import math
 import re
 import statistics
@@ -408,8 +407,6 @@ def news_by_type(ranks: Sequence[RankStepTimes], types: Sequence[str]) -> Mappin
             found[kind] = found.get(kind, NO_TIMES).with_more(news)
     return found
 
-
-log = logging.getLogger(__name__)
 
 MIN_HANG_S, UNKNOWN_HANG_S = 60.0, 900.0
 MEDIANS, LONGESTS, RECENT = 10.0, 2.0, 1500  # a step may take ten medians, and twice the longest of the last ones

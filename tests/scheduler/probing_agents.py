@@ -44,11 +44,11 @@ class Agents:
     def hang(self) -> None:
         """Let no agent carry out any order, until the end."""
 
-        def wait(key: str, line: str) -> ProbeOrder:
+        def wait(kind: type[ProbeOrder], key: str, line: str) -> ProbeOrder:
             self._ends.wait()
             raise UnprovenError("all is over")
 
-        self._patch.setattr(link_probes, "opened_order", wait)
+        self._patch.setattr(link_probes, "opened", wait)
 
     def _send(self, connection: socket.socket, limit_s: float) -> None:
         rate = self._rates.get(connection.getsockname()[1])

@@ -31,7 +31,7 @@ from longshore.scheduler.health.link_probes import (
     Sender,
     connect,
     new_id,
-    opened_order,
+    opened,
     probe,
     prober_at,
     proof_of,
@@ -97,7 +97,7 @@ def impostors() -> Iterator[Callable[[Serve], ProbePlace]]:
 
 
 def order_on(connection: socket.socket) -> ProbeOrder:
-    return opened_order("f" * 64, read_line(connection, time.monotonic() + LONG_S))
+    return opened(ProbeOrder, "f" * 64, read_line(connection, time.monotonic() + LONG_S))
 
 
 def test_a_link_is_measured(agents: tuple[Prober, Prober]) -> None:

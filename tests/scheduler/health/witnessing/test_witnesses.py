@@ -55,7 +55,7 @@ class Cluster:
         self.now_s += POLL_S
         found = self.witnesses.update(self.reports, self.now_s, polls=polls)
         answered = {name: it.at_s for name, it in self.reports.items()}
-        self.rows = judge(self.rows, answered, self.now_s, polls=polls, found=found).nodes
+        self.rows = judge(self.rows, answered, self.now_s, polls=polls, found=found)[0]
         self.plain.look({name: it.at_s for name, it in self.reports.items()}, self.now_s, polls=polls)
         for who in self.names:
             self.plain.orders(who, [it.id for it in self.witnesses.fetch(who)], self.now_s)
