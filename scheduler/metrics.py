@@ -28,11 +28,11 @@ from .store.attempts import (
     DecisionRow,
     GpuState,
     count_unknown,
+    decision_rows_after,
     drains,
     get_attempt,
     last_decision_seq,
     occupied_gpus,
-    slim_decisions_after,
 )
 from .store.database import Store, StoreUnreachableError
 from .store.events import EventRow, events_after, last_seq, lease_tokens, opened_before, queued_at
@@ -107,7 +107,7 @@ class Following:
                 for event in events:
                     self._count_event(tx, event)
                     self._event = event.seq
-            while decisions := slim_decisions_after(tx, self._decision, MAX_ROWS_READ):
+            while decisions := decision_rows_after(tx, self._decision, MAX_ROWS_READ):
                 for decision in decisions:
                     self._count_decision(decision)
                     self._decision = decision.seq

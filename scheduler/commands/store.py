@@ -115,11 +115,11 @@ def _file(config: Path | None, folder: Path | None, store: str | None, instead: 
 def _refuse_while_used(target: Path) -> None:
     """Refuse if a scheduler leads with a store, or a process of this machine has it open."""
     from ...cluster.files.processes import is_proven_dead
-    from ..store.copying import holder_of, open_in
+    from ..store.copying import lease_in, open_in
 
-    holder = holder_of(target)
-    if holder is not None and holder.expires_s > time.time() and not is_proven_dead(holder.owner):
-        raise InputError(f"a scheduler leads with {target}: {holder.owner}", "stop all schedulers of it first")
+    lease = lease_in(target)
+    if lease is not None and lease.expires_s > time.time() and not is_proven_dead(lease.owner):
+        raise InputError(f"a scheduler leads with {target}: {lease.owner}", "stop all schedulers of it first")
     if processes := open_in(target):
         named = ", ".join(map(str, processes[:5]))
         raise InputError(f"{target} is open in process {named}", "stop all schedulers of it first")

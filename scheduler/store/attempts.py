@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, insert, null, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ...cluster.model.placement import Placement
@@ -17,7 +17,7 @@ from ..model.job import NewEvent, ReservationRow
 from ..model.states import OPEN_ATTEMPTS, AttemptState, Contact, RankEnd
 from .database import OlderAttemptError, TakenError
 from .events import EventRow, append
-from .jobs import MANY
+from .jobs import parts_of
 from .schema import attempt, checkpoint, decision, event, job, put_all, reservation
 
 CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
@@ -176,9 +176,9 @@ class CheckpointRow(NamedTuple):
     at_s: float  # Unix time at which it was registered
 
 
+_ALL_CHECKPOINTS = select(*(checkpoint.c[name] for name in CheckpointRow._fields))
 _CHECKPOINTS = (
-    select(*(checkpoint.c[name] for name in CheckpointRow._fields))
-    .where(checkpoint.c.job_id == bindparam("of_job"))
+    _ALL_CHECKPOINTS.where(checkpoint.c.job_id == bindparam("of_job"))
     .order_by(checkpoint.c.number.desc(), checkpoint.c.step.desc())
     .limit(bindparam("most"))
 )
@@ -198,7 +198,7 @@ _CHECKPOINT_KEY = (
     checkpoint.c.number == bindparam("at_number"),
     checkpoint.c.step == bindparam("at_step"),
 )
-_ONE_CHECKPOINT = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_CHECKPOINT_KEY)
+_ONE_CHECKPOINT = _ALL_CHECKPOINTS.where(*_CHECKPOINT_KEY)
 _DELETE_CHECKPOINT = delete(checkpoint).where(*_CHECKPOINT_KEY)
 
 
@@ -313,15 +313,23 @@ class WholeDecision(NamedTuple):
     ended_s: float | None
 
 
+# Without what the policy saw: those columns are large.
 _DECISION_FIELDS = [decision.c[name] for name in DecisionRow._fields]
-_INSERT_ALL = insert(decision)
-_DECISIONS_OF_JOB = select(*_DECISION_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
+_DECISIONS = select(*_DECISION_FIELDS)
+_INSERT_DECISIONS = insert(decision)
+_DECISIONS_OF_JOB = _DECISIONS.where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
+_DECISIONS_AFTER = (
+    _DECISIONS.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
+)
+_LAST_DECISIONS = _DECISIONS.order_by(decision.c.seq.desc()).limit(bindparam("most"))
+_LAST_DECISIONS_OF_JOB = _LAST_DECISIONS.where(decision.c.job_id == bindparam("of_job"))
+_LAST_DECISION = select(func.coalesce(func.max(decision.c.seq), 0))
 _LAST_SEQS = (
     select(func.max(decision.c.seq))
     .where(decision.c.job_id.in_(bindparam("of_jobs", expanding=True)))
     .group_by(decision.c.job_id)
 )
-_LAST_OF_JOBS = select(*_DECISION_FIELDS).where(decision.c.seq.in_(_LAST_SEQS))
+_LAST_OF_JOBS = _DECISIONS.where(decision.c.seq.in_(_LAST_SEQS))
 _ATTEMPT_OF_DECISION = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
 _WHOLE_DECISIONS = (
     select(
@@ -343,7 +351,7 @@ _SETTLE = (
 def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
     """Store decisions, in the transaction of what came of them."""
     if new:
-        tx.execute(_INSERT_ALL, [{**each._asdict(), "outcome": ""} for each in new])
+        tx.execute(_INSERT_DECISIONS, [{**each._asdict(), "outcome": ""} for each in new])
 
 
 def settle_decisions(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -> None:
@@ -374,8 +382,9 @@ def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]
 
 def last_decisions_of(tx: Connection, job_ids: Sequence[str]) -> dict[str, DecisionRow]:
     """Return the last decision on each of some jobs on which there is one."""
-    parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
-    rows = [DecisionRow._make(row) for part in parts for row in tx.execute(_LAST_OF_JOBS, {"of_jobs": part})]
+    rows = [
+        DecisionRow._make(row) for part in parts_of(job_ids) for row in tx.execute(_LAST_OF_JOBS, {"of_jobs": part})
+    ]
     return {row.job_id: row for row in rows}
 
 
@@ -478,27 +487,8 @@ def checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]
     return [(EventRow._make(row[:-1]), row[-1]) for row in tx.execute(_LAST_SAVED, {"of_job": job_id})]
 
 
-# Without what the policy saw: those columns are large, and not read here.
-_SHORT_DECISIONS = select(
-    *(
-        null().label(name) if name in ("observation", "mask", "log_probability") else decision.c[name]
-        for name in DecisionRow._fields
-    )
-)
-_LAST_DECISIONS = _SHORT_DECISIONS.order_by(decision.c.seq.desc()).limit(bindparam("most"))
-_DECISIONS_AFTER = (
-    _SHORT_DECISIONS.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
-)
-_LAST_DECISIONS_OF_JOB = (
-    _SHORT_DECISIONS.where(decision.c.job_id == bindparam("of_job"))
-    .order_by(decision.c.seq.desc())
-    .limit(bindparam("most"))
-)
-_LAST_DECISION = select(func.coalesce(func.max(decision.c.seq), 0))
-
-
 def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> list[DecisionRow]:
-    """Return decisions without what the policy saw, the last first.
+    """Return decisions, the last first.
 
     Args:
         tx: Transaction.
@@ -509,8 +499,8 @@ def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> lis
     return [DecisionRow._make(row) for row in tx.execute(statement, {"most": limit, "of_job": job_id})]
 
 
-def slim_decisions_after(tx: Connection, seq: int, limit: int) -> list[DecisionRow]:
-    """Return the first decisions behind one, without what the policy saw."""
+def decision_rows_after(tx: Connection, seq: int, limit: int) -> list[DecisionRow]:
+    """Return the first decisions behind one, in their order."""
     return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_AFTER, {"after": seq, "most": limit})]
 
 

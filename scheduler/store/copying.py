@@ -5,20 +5,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ...cluster.files.paths import exists
 from .database import VERSION_TABLE, StoreError, is_known, restore_mark
-from .events import SCHEDULER_LEASE
+from .events import SCHEDULER_LEASE, LeaseRow
 
+_LEASE = "SELECT owner, token, expires_s FROM lease WHERE name = ?"
 BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
-
-
-class LeaseHolder(NamedTuple):
-    """Who holds the scheduler's lease in a store."""
-
-    owner: str
-    expires_s: float  # Unix time
 
 
 def back_up(file: Path, target: Path) -> int:
@@ -91,14 +84,14 @@ def _replace(file: Path, draft: Path, aside: Path, mark: Path, stamp: str) -> No
     mark.unlink()
 
 
-def holder_of(file: Path) -> LeaseHolder | None:
-    """Return who holds the scheduler's lease in a store, None if no scheduler does or it cannot be read."""
+def lease_in(file: Path) -> LeaseRow | None:
+    """Return the scheduler's lease in a store, None if no scheduler ever had one or it cannot be read."""
     try:
         with closing(_opened(file)) as store:
-            found = store.execute("SELECT owner, expires_s FROM lease WHERE name = ?", (SCHEDULER_LEASE,)).fetchone()
+            found = store.execute(_LEASE, (SCHEDULER_LEASE,)).fetchone()
     except sqlite3.Error:
         return None
-    return None if found is None else LeaseHolder(str(found[0]), float(found[1]))
+    return None if found is None else LeaseRow(str(found[0]), int(found[1]), float(found[2]))
 
 
 def open_in(file: Path) -> list[int]:

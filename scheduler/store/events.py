@@ -53,12 +53,8 @@ _VERSION = select(job.c.version).where(job.c.id == bindparam("of_job")).scalar_s
 _INSERT_FOR_JOBS = (
     insert(event).values({name: bindparam(name) for name in NewEvent._fields} | {"version": _VERSION}).inline()
 )
-_AFTER = (
-    select(*(event.c[name] for name in EventRow._fields))
-    .where(event.c.seq > bindparam("after"))
-    .order_by(event.c.seq)
-    .limit(bindparam("most"))
-)
+_EVENTS = select(*(event.c[name] for name in EventRow._fields))
+_AFTER = _EVENTS.where(event.c.seq > bindparam("after")).order_by(event.c.seq).limit(bindparam("most"))
 _AFTER_OF_JOB = _AFTER.where(event.c.job_id == bindparam("of_job"))
 # By number and not by owner, who may have many jobs: a range of numbers is read, whatever the database makes of it.
 _OWNER = select(job.c.owner).where(job.c.id == event.c.job_id).scalar_subquery()
@@ -68,21 +64,13 @@ _BY_OTHERS = union_all(
     select(event.c.seq, event.c.job_id).where(event.c.seq > bindparam("after"), event.c.fence.is_(None)),
     select(func.max(event.c.seq), literal(None)).where(event.c.seq > bindparam("after")),
 ).order_by("seq")
-_LAST_EVENT_S = select(func.max(event.c.at_s)).where(
-    event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
-)
-_OF_KIND = (
-    select(*(event.c[name] for name in EventRow._fields))
-    .where(
-        event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
-    )
-    .order_by(event.c.seq)
-)
+_SUCH = (event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word"))
+_LAST_SUCH_S = select(func.max(event.c.at_s)).where(*_SUCH)
+_SUCH_EVENTS = _EVENTS.where(*_SUCH).order_by(event.c.seq)
 _LAST_SEQ = select(func.coalesce(func.max(event.c.seq), 0))
 _FIRST_S = select(event.c.at_s).order_by(event.c.seq).limit(1)
 _LAST_OF_NO_JOB = (
-    select(*(event.c[name] for name in EventRow._fields))
-    .where(event.c.job_id.is_(None), event.c.kind == bindparam("of_kind"), event.c.at_s >= bindparam("since_s"))
+    _EVENTS.where(event.c.job_id.is_(None), event.c.kind == bindparam("of_kind"), event.c.at_s >= bindparam("since_s"))
     .order_by(event.c.seq.desc())
     .limit(bindparam("most"))
 )
@@ -189,13 +177,13 @@ def last_of_no_job(tx: Connection, kind: str, since_s: float, most: int) -> list
 
 def last_such_s(tx: Connection, job_id: str, kind: str, now: str) -> float | None:
     """Return the time of the last event of a kind that brought a job to something, None if there is none."""
-    last: float | None = tx.execute(_LAST_EVENT_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
+    last: float | None = tx.execute(_LAST_SUCH_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
     return last
 
 
 def such_events(tx: Connection, job_id: str, kind: str, now: str) -> list[EventRow]:
     """Return the events of a kind that brought a job to something."""
-    return [EventRow._make(row) for row in tx.execute(_OF_KIND, {"of_job": job_id, "of_kind": kind, "word": now})]
+    return [EventRow._make(row) for row in tx.execute(_SUCH_EVENTS, {"of_job": job_id, "of_kind": kind, "word": now})]
 
 
 def last_seq(tx: Connection) -> int:
@@ -313,7 +301,6 @@ def _extend(tx: Connection, name: str, token: int, expires_s: float) -> bool:
 
 
 _LEASES = select(lease.c.name, lease.c.token)
-_EVENTS = select(*(event.c[name] for name in EventRow._fields))
 _LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
 _LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"), event.c.kind != bindparam("without"))
 _LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))

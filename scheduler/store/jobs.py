@@ -4,7 +4,7 @@ A job whose owner gives no estimate of its run time gets one from the jobs that 
 stays the same whatever ends later.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -118,6 +118,11 @@ def insert_job(tx: Connection, new: NewJob, *, writer: str) -> JobRow:
     return row
 
 
+def parts_of(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield ids in their order, as many as one statement takes."""
+    return (ids[at : at + MANY] for at in range(0, len(ids), MANY))
+
+
 def get_job(tx: Connection, job_id: str) -> JobRow | None:
     """Return a job, None if there is none with this id."""
     row = tx.execute(_ONE_JOB, {"wanted": job_id}).first()
@@ -126,8 +131,7 @@ def get_job(tx: Connection, job_id: str) -> JobRow | None:
 
 def get_jobs(tx: Connection, job_ids: Sequence[str]) -> list[JobRow]:
     """Return those of some jobs that there are, in the order of submission."""
-    parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
-    rows = [JobRow._make(row) for part in parts for row in tx.execute(_SOME_JOBS, {"wanted": part})]
+    rows = [JobRow._make(row) for part in parts_of(job_ids) for row in tx.execute(_SOME_JOBS, {"wanted": part})]
     return sorted(rows, key=lambda row: row.submit_seq)
 
 
@@ -326,8 +330,8 @@ def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
         job_ids: The jobs; those that do not wait stay as they are.
         at_s: Unix time.
     """
-    for at in range(0, len(job_ids), MANY):
-        tx.execute(_FORWARD, {"ids": job_ids[at : at + MANY], "at_s": at_s})
+    for part in parts_of(job_ids):
+        tx.execute(_FORWARD, {"ids": part, "at_s": at_s})
 
 
 class StoredAnswer(NamedTuple):
@@ -363,7 +367,6 @@ def forget_before(tx: Connection, before_s: float) -> int:
 
 _COUNTS = select(job.c.state, func.count().label("jobs")).group_by(job.c.state)
 _WAITS_SINCE = select(func.min(job.c.entered_s)).where(job.c.state == JobState.QUEUED)
-_JOB_ROWS = select(*(job.c[name] for name in JobRow._fields))
 
 
 def count_jobs(tx: Connection) -> dict[JobState, int]:
@@ -380,7 +383,7 @@ def waits_since(tx: Connection) -> float | None:
 def jobs_in(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobRow]:
     """Return jobs in one of some states that have not ended, the first to be served first."""
     assert FINAL.isdisjoint(states)
-    rows = _JOB_ROWS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
+    rows = _ALL_JOBS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
     return [JobRow._make(row) for row in tx.execute(rows.limit(limit))]
 
 
@@ -424,10 +427,9 @@ def listed_jobs(
 
 def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
     """Return the owner of each of some jobs."""
-    parts = [jobs[at : at + MANY] for at in range(0, len(jobs), MANY)]
     return {
         row.id: row.owner
-        for part in parts
+        for part in parts_of(jobs)
         for row in tx.execute(select(job.c.id, job.c.owner).where(job.c.id.in_(part)))
     }
 

@@ -11,14 +11,14 @@ Source: SPEC F1, F2, C9.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, or_, select, update
 
 from ..model.gpu_index import HardwarePlace, QuarantineEntry
 from ..model.job import NewEvent
 from ..model.states import ProbeVerdict
 from ..rules.quarantine import closed_gpus
 from .events import append, append_all, check_fence
-from .schema import Liveness, compute_record, gpu, insert_if_absent, job, node, put_all, quarantine, user_turn
+from .schema import Liveness, compute_record, gpu, insert_if_absent, node, put_all, quarantine, user_turn
 
 QUARANTINE = "quarantine"  # kind of events
 SET, CLEARED, NOT_CLEARED, REFUSED = "quarantined", "cleared", "not cleared", "alarm"
@@ -286,9 +286,3 @@ def put_turns(tx: Connection, turns: Sequence[UserTurn]) -> None:
     """Write the last turns of some users; of one that is named twice, the later."""
     last = {row[:2]: row for row in turns}
     put_all(tx, user_turn, [row._asdict() for row in last.values()])
-
-
-def delete_turns(tx: Connection, before_s: float) -> int:
-    """Delete the turns before a Unix time of users who have no job any more, and return how many users these are."""
-    has_jobs = select(func.count()).where(job.c.owner == user_turn.c.owner).scalar_subquery() > 0
-    return tx.execute(delete(user_turn).where(user_turn.c.started_s < before_s, ~has_jobs)).rowcount

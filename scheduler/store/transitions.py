@@ -35,7 +35,7 @@ from .attempts import (
 from .database import StaleWriteError, Store
 from .events import append, append_all, append_for_jobs, check_fence
 from .jobs import CHANGE as JOB_CHANGE
-from .jobs import MANY, JobColumns, NewJob, get_job, get_jobs, insert_job, open_jobs
+from .jobs import JobColumns, NewJob, get_job, get_jobs, insert_job, open_jobs, parts_of
 from .nodes import UserTurn, list_nodes, put_turns, set_out_of_service
 
 
@@ -285,11 +285,9 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
 
 def _unwanted(tx: Connection, opened: Sequence[Opened]) -> set[str]:
     """Return the jobs that are not to run any more; that is locked until the transaction ends."""
-    ids = [start.job.id for start in opened]
-    parts = [ids[at : at + MANY] for at in range(0, len(ids), MANY)]
     return {
         row.id
-        for part in parts
+        for part in parts_of([start.job.id for start in opened])
         for row in tx.execute(_DESIRED_OF_JOBS, {"wanted": part})
         if row.desired is not Desired.RUN
     }
@@ -351,24 +349,15 @@ _UNCLOSED_KEYS = (
 )
 
 
-class ReadJobs(NamedTuple):
-    """Jobs as far as they can be read."""
-
-    rows: list[JobRow]
-    unreadable: dict[str, str]  # why, by the ids of the others
+def open_jobs_apart(tx: Connection) -> tuple[list[JobRow], dict[str, str]]:
+    """Return all jobs that are in no final state, in the order of submission; by id, why others cannot be read."""
+    return _apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOB_IDS).scalars(), lambda job: get_job(tx, job))
 
 
-def open_jobs_apart(tx: Connection) -> ReadJobs:
-    """Return all jobs that are in no final state, in the order of submission."""
-    return ReadJobs(
-        *_apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOB_IDS).scalars(), lambda job: get_job(tx, job))
-    )
-
-
-def jobs_apart(tx: Connection, job_ids: list[str]) -> ReadJobs:
-    """Return those of some jobs that there are, in the order of submission."""
+def jobs_apart(tx: Connection, job_ids: list[str]) -> tuple[list[JobRow], dict[str, str]]:
+    """Return those of some jobs that there are, in the order of submission; by id, why others cannot be read."""
     rows, unreadable = _apart(lambda: get_jobs(tx, job_ids), lambda: job_ids, lambda job: get_job(tx, job))
-    return ReadJobs(sorted(rows, key=lambda row: row.submit_seq), unreadable)
+    return sorted(rows, key=lambda row: row.submit_seq), unreadable
 
 
 def unclosed_attempts_apart(tx: Connection) -> tuple[list[AttemptRow], dict[tuple[str, int], str]]:

@@ -9,10 +9,10 @@ from longshore.scheduler.store.attempts import (
     GpuState,
     NewDecision,
     count_unknown,
+    decision_rows_after,
     drains,
     last_decisions,
     occupied_gpus,
-    slim_decisions_after,
 )
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import last_event_of, last_events, lease_tokens, opened_before, queued_at
@@ -125,6 +125,6 @@ def test_decisions_are_read_without_what_the_policy_saw(store: Store, fence: int
     with store.read() as tx:
         assert [row.seq for row in last_decisions(tx, 2)] == seqs[:0:-1]
         assert [row.seq for row in last_decisions(tx, 1, job.id)] == seqs[2:]
-        assert [row.seq for row in slim_decisions_after(tx, seqs[0], 9)] == seqs[1:]
+        assert [row.seq for row in decision_rows_after(tx, seqs[0], 9)] == seqs[1:]
         (row,) = last_decisions(tx, 1)
     assert (row.placement, row.took_s) == ((Share(NODE, (0,)),), 0.5)
