@@ -257,7 +257,7 @@ class Reconciler:
         """Return the state in memory; read it from the store if it was dropped."""
         assert self._fence is not None
         if self.cache is None:
-            self.parts.monitor.take_up(self.parts.store, self._fence, self.parts.now_s())
+            self.parts.monitor.load(self.parts.store, self._fence, self.parts.now_s())
             self.unknown_attempts.list_at_backend(self._fence)
             self.cache = StateCache(self.parts, self._fence, self.errors)
             self.is_behind = True  # what was decided about jobs that wait is not known

@@ -221,14 +221,14 @@ _NO_REPORTS = "its agent answers probes, but its reports do not come: see its lo
 
 
 def _words_of_witness(found: PortWitness) -> str:
-    who = found.node or "the scheduler"
+    prober = found.node or "the scheduler"
     words = {
-        PortState.ACCEPTED: f"{who} is connected and gets nothing",
-        PortState.OTHER: f"{who} finds another program at its port",
-        PortState.REFUSED: f"{who} is refused",
-        PortState.NO_ROUTE: f"{who} finds no route",
-        PortState.UNABLE: f"{who} cannot probe it",
-        PortState.TIMED_OUT: f"{who} gets no answer",
+        PortState.ACCEPTED: f"{prober} is connected and gets nothing",
+        PortState.OTHER: f"{prober} finds another program at its port",
+        PortState.REFUSED: f"{prober} is refused",
+        PortState.NO_ROUTE: f"{prober} finds no route",
+        PortState.UNABLE: f"{prober} cannot probe it",
+        PortState.TIMED_OUT: f"{prober} gets no answer",
     }[found.result]
     doubted = found.result in UNREACHED and not found.reached_before
     return f"{words} (it never reached it before, so that is no evidence)" if doubted else words
@@ -396,13 +396,13 @@ class _Agent:
     def is_silent(self) -> bool:
         return self.silent_s is not None
 
-    def is_due(self, who: str, now_s: float) -> bool:
+    def is_due(self, prober: str, now_s: float) -> bool:
         """Return whether a prober should probe again."""
-        tried_s = self.tried_s.get(who)
+        tried_s = self.tried_s.get(prober)
         if tried_s is None:
             return True
         if self.silent_s is None:
-            return who not in self.reached_by and now_s - tried_s >= VERIFY_S
+            return prober not in self.reached_by and now_s - tried_s >= VERIFY_S
         # A result from before it fell silent is no evidence.
         return tried_s < self.silent_s or now_s - tried_s >= _again_s(now_s - self.silent_s)
 
@@ -429,8 +429,8 @@ class Witnesses:
             polls: Whether an answer is due, so that an agent without a report has missed one.
         """
         with self._lock:
-            for gone in self._agents.keys() - reports.keys():
-                self._withdraw(self._agents.pop(gone))
+            for node in self._agents.keys() - reports.keys():
+                self._withdraw(self._agents.pop(node))
             for node, report in reports.items():
                 self._take_report(node, report, now_s, polls=polls)
             living = [node for node, agent in self._agents.items() if not agent.is_silent and agent.probe is not None]
@@ -462,34 +462,34 @@ class Witnesses:
                 agent.tried_s[OWN_PROBE] = now_s
             return [agent.probe for agent in found[:MAX_PROBES_AT_ONCE] if agent.probe is not None]
 
-    def record_own_result(self, probe: PortProbe, result: PortState, asked_s: float) -> None:
+    def record_own_result(self, probe: PortProbe, result: PortState, began_s: float) -> None:
         """Record a result of the scheduler itself, and when its probe began."""
         with self._lock:
             agent = self._agents.get(probe.node)
             if agent is not None and agent.probe == probe:
-                self._take(agent, OWN_PROBE, result, asked_s)
+                self._take(agent, OWN_PROBE, result, began_s)
 
     def reached_by(self) -> dict[str, tuple[str, ...]]:
         """Return the probers that reached the port of each agent; the scheduler comes first, if it did."""
         with self._lock:
             return {node: tuple(sorted(agent.reached_by)) for node, agent in self._agents.items()}
 
-    def fetch(self, who: str) -> tuple[PortProbeOrder, ...]:
+    def fetch(self, prober: str) -> tuple[PortProbeOrder, ...]:
         """Return the ports that the agent of a node is to probe."""
         with self._lock:
-            orders = [self._agents[node].order for node in self._orders.get(who, {}).values()]
+            orders = [self._agents[node].order for node in self._orders.get(prober, {}).values()]
             return tuple(order for order in orders if order is not None)
 
-    def record_result(self, who: str, order: str, result: PortState) -> bool:
+    def record_result(self, prober: str, order: str, result: PortState) -> bool:
         """Record a result of the agent of a node; return whether it was expected."""
         with self._lock:
-            node = self._orders.get(who, {}).get(order)
+            node = self._orders.get(prober, {}).get(order)
             agent = self._agents.get(node) if node is not None else None
             if agent is None or agent.order is None:
                 return False
-            asked_s = agent.order.at_s
+            began_s = agent.order.at_s
             self._withdraw(agent)
-            self._take(agent, who, result, asked_s)
+            self._take(agent, prober, result, began_s)
             return True
 
     def _take_report(self, node: str, report: AgentReport, now_s: float, *, polls: bool) -> None:
@@ -520,20 +520,25 @@ class Witnesses:
                 self._withdraw(agent)
             if agent.probe is None or agent.order is not None or not _wants_other(agent, alive, now_s):
                 continue
-            others = [who for who in living if who != node and agent.is_due(who, now_s)]
+            others = [prober for prober in living if prober != node and agent.is_due(prober, now_s)]
             if others:
-                self._order(agent, min(others, key=lambda who: self._rank(agent, who)), now_s)
+                self._order(agent, min(others, key=lambda prober: self._rank(agent, prober)), now_s)
                 begun += 1
 
-    def _rank(self, agent: _Agent, who: str) -> tuple[bool, float, int, str]:
+    def _rank(self, agent: _Agent, prober: str) -> tuple[bool, float, int, str]:
         """Return the sort key of probers: those that reached it before, then by last order and load."""
-        return who not in agent.reached_by, agent.tried_s.get(who, -1.0), len(self._orders.get(who, ())), who
+        return (
+            prober not in agent.reached_by,
+            agent.tried_s.get(prober, -1.0),
+            len(self._orders.get(prober, ())),
+            prober,
+        )
 
-    def _order(self, agent: _Agent, who: str, now_s: float) -> None:
+    def _order(self, agent: _Agent, prober: str, now_s: float) -> None:
         assert agent.probe is not None
-        agent.order = PortProbeOrder(secrets.token_hex(8), agent.probe, who, now_s)
-        agent.tried_s[who] = now_s
-        self._orders.setdefault(who, {})[agent.order.id] = agent.probe.node
+        agent.order = PortProbeOrder(secrets.token_hex(8), agent.probe, prober, now_s)
+        agent.tried_s[prober] = now_s
+        self._orders.setdefault(prober, {})[agent.order.id] = agent.probe.node
 
     def _withdraw(self, agent: _Agent) -> None:
         if agent.order is not None:
@@ -541,19 +546,19 @@ class Witnesses:
             agent.order = None
 
     @staticmethod
-    def _take(agent: _Agent, who: str, result: PortState, asked_s: float) -> None:
+    def _take(agent: _Agent, prober: str, result: PortState, began_s: float) -> None:
         if result is PortState.ANSWERED:
-            agent.reached_by.add(who)
-        if agent.silent_s is None or asked_s < agent.silent_s:
+            agent.reached_by.add(prober)
+        if agent.silent_s is None or began_s < agent.silent_s:
             return
-        if who == OWN_PROBE:
+        if prober == OWN_PROBE:
             agent.own = result
         else:
-            agent.other = (who, result)
+            agent.other = (prober, result)
 
 
 def _wants_other(agent: _Agent, alive: Iterable[str], now_s: float) -> bool:
-    others = {who: tried_s for who, tried_s in agent.tried_s.items() if who != OWN_PROBE}
+    others = {prober: tried_s for prober, tried_s in agent.tried_s.items() if prober != OWN_PROBE}
     if agent.silent_s is None:
         return len(agent.reached_by.intersection(alive)) < WITNESSES
     last_s = max(others.values(), default=-1.0)

@@ -223,7 +223,7 @@ class Monitor:
         self._polled_s = self._kept_s = 0.0
         self._repeats = Repeats()
 
-    def take_up(self, store: Store, fence: int, now_s: float) -> None:
+    def load(self, store: Store, fence: int, now_s: float) -> None:
         """Read the state in the store, once for each lease; each node gets the time of a few answers again."""
         if fence == self._fence:
             return

@@ -168,10 +168,10 @@ class _Followed:
 
     __slots__ = ("began_s", "figures", "job", "last", "nodes", "read_at_s", "read_s", "slow", "stragglers", "watch")
 
-    def __init__(self, it: RunningAttempt, watch: StepWatch, now_s: float, read_at_s: float) -> None:
-        self.job, self.watch, self.read_s, self.read_at_s = it.job, watch, now_s, read_at_s
+    def __init__(self, attempt: RunningAttempt, watch: StepWatch, now_s: float, read_at_s: float) -> None:
+        self.job, self.watch, self.read_s, self.read_at_s = attempt.job, watch, now_s, read_at_s
         self.began_s = now_s
-        self.nodes = it.nodes  # of each rank
+        self.nodes = attempt.nodes  # of each rank
         self.last = [StepLines()] * len(self.nodes)
         self.stragglers = Stragglers(now_s)
         self.figures = StepFigures(0, None)
@@ -254,10 +254,10 @@ class StepMonitor:
         one = self._followed.get(name)
         return () if one is None else one.watch.train_s()
 
-    def end(self, it: RunningAttempt) -> AttemptEnd:
+    def end(self, attempt: RunningAttempt) -> AttemptEnd:
         """Read the lines of an attempt that has ended for the last time, and return what they report."""
-        self._unwritten.pop(it.name, None)
-        lines = self._read_lines(it, [StepLines()] * len(it.nodes))
+        self._unwritten.pop(attempt.name, None)
+        lines = self._read_lines(attempt, [StepLines()] * len(attempt.nodes))
         saved = _last(saved_in(rank.saved) for rank in lines)
         steps = {(each.kind, each.step) for rank in lines for each in steps_in(rank.steps)}
         # A kind may have numbers of its own, and an attempt that resumes from a checkpoint begins after the first.
@@ -286,12 +286,12 @@ class StepMonitor:
         """Forget the reported checkpoints: they are in the store."""
         self._unwritten.clear()
 
-    def _begin(self, it: RunningAttempt, watching: Watching, now_s: float, others: int) -> _Followed:
+    def _begin(self, attempt: RunningAttempt, watching: Watching, now_s: float, others: int) -> _Followed:
         detector = None if watching.slow == OFF else DETECTORS[watching.slow]()
         # Not all at the same moment, even if a scheduler starts with all of them at once.
         wait_s = STEPS_POLL_S * (others % 8) / 8.0
-        watch = StepWatch(len(it.nodes), detector, watching.hang_s, now_s)
-        return _Followed(it, watch, now_s, now_s + wait_s)
+        watch = StepWatch(len(attempt.nodes), detector, watching.hang_s, now_s)
+        return _Followed(attempt, watch, now_s, now_s + wait_s)
 
     def _keep_news(self, one: _Followed, found: dict[str, dict[str, Computed]]) -> None:
         kinds = [self._types.get(node, "") for node in one.nodes]
@@ -299,30 +299,30 @@ class StepMonitor:
             known = found.setdefault(one.job, {})
             known[kind] = known.get(kind, NO_TIMES).with_more(news)
 
-    def _read_lines(self, it: RunningAttempt, before: Sequence[StepLines]) -> list[StepLines]:
+    def _read_lines(self, attempt: RunningAttempt, before: Sequence[StepLines]) -> list[StepLines]:
         """Return what ranks reported; nothing if the backend fails, which must not stop the others."""
         if self._backend is None:
             return []
         try:
-            lines = self._backend.step_lines(it.name, it.placement, before)
+            lines = self._backend.step_lines(attempt.name, attempt.placement, before)
         except BackendError as error:
-            log.warning("steps of %s cannot be read: %s", it.name, error)
+            log.warning("steps of %s cannot be read: %s", attempt.name, error)
             return []
         except Exception:
-            log.exception("the backend failed: steps of %s cannot be read", it.name)
+            log.exception("the backend failed: steps of %s cannot be read", attempt.name)
             return []
         return lines if len(lines) == len(before) else []
 
-    def _follow(self, it: RunningAttempt, one: _Followed, found: Findings, now_s: float) -> None:
+    def _follow(self, attempt: RunningAttempt, one: _Followed, found: Findings, now_s: float) -> None:
         one.read_at_s = now_s + STEPS_POLL_S
-        one.grow(it.nodes)
-        lines = self._read_lines(it, one.last)
+        one.grow(attempt.nodes)
+        lines = self._read_lines(attempt, one.last)
         if not lines:
             return
         if not 0.0 <= now_s - one.read_s <= (POLL_GAP_S if one.watch.reports else POLL_GAP_S + SILENT_POLL_S):
             one.watch.forgive(now_s)
         one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in lines]
-        one.watch.leave(it.ended)
+        one.watch.leave(attempt.ended)
         one.watch.take([steps_in(each.steps) if each.steps else () for each in lines], now_s)
         one.read_s = now_s
         one.figures = _figures(one)
@@ -330,21 +330,23 @@ class StepMonitor:
             one.began_s = min(one.began_s, now_s)  # the clock may have been set back
             one.read_at_s = now_s + min(max(now_s - one.began_s, STEPS_POLL_S), SILENT_POLL_S)
         if any(each.saved for each in lines):
-            found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in lines)])
+            found.saved[attempt.name] = _last(
+                [found.saved.get(attempt.name, ()), *(saved_in(each.saved) for each in lines)]
+            )
         hang = one.watch.hang(now_s)
         if hang is not None:
-            found.hangs[it.job] = hang
+            found.hangs[attempt.job] = hang
         stragglers = one.stragglers.compare(one.watch.times, one.watch.going, now_s)
         if stragglers:
-            found.stragglers[it.job] = [each._replace(node=one.nodes[each.rank]) for each in stragglers]
+            found.stragglers[attempt.job] = [each._replace(node=one.nodes[each.rank]) for each in stragglers]
         slowness = one.watch.slowness(now_s)
         if slowness is not None:
             going = {rank: one.nodes[rank] for rank in one.watch.going}
             one.slow = Slow(slowness, nodes_of(going, slowness.ranks), is_shared=False)
             if slowness.checks >= CHECKS:
-                found.slow[it.job] = one.slow
+                found.slow[attempt.job] = one.slow
         elif one.slow is not None and not one.watch.is_slow:
-            found.steady.extend([it.job] if one.slow.slowness.checks >= CHECKS else [])
+            found.steady.extend([attempt.job] if one.slow.slowness.checks >= CHECKS else [])
             one.slow = None
 
     def _judge(self, found: Findings) -> None:

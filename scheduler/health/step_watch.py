@@ -624,12 +624,12 @@ class StepWatch:
                 rank.compute = rank.compute or Cusum()
                 rank.compute.update(begun.computed_s)
         key = (was.kind, was.step)
-        it = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._reads)
-        self._pending[key] = _Pending(it.ranks + 1, max(it.took_s, took_s), begun.at_s, it.read)
-        if it.ranks + 1 >= self._reporting:
-            self._take_pending(key)
+        before = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._reads)
+        self._pending[key] = _Pending(before.ranks + 1, max(before.took_s, took_s), begun.at_s, before.read)
+        if before.ranks + 1 >= self._reporting:
+            self._complete(key)
         elif len(self._pending) > MAX_PENDING:
-            self._take_pending(next(iter(self._pending)))
+            self._complete(next(iter(self._pending)))
 
     def _take_left(self) -> None:
         """Process the steps that no rank will report any more.
@@ -641,24 +641,21 @@ class StepWatch:
         oldest = min(going, default=self._reads + 1)
         for key, each in list(self._pending.items()):
             if each.ranks >= len(going) or (key[0] is not StepKind.TRAIN and each.read < oldest):
-                self._take_pending(key)
+                self._complete(key)
 
-    def _take_pending(self, key: tuple[StepKind, int]) -> None:
-        it = self._pending.pop(key)
-        self._take(key[0], it.took_s, it.at_s)
-
-    def _take(self, kind: StepKind, took_s: float, at_s: float) -> None:
+    def _complete(self, key: tuple[StepKind, int]) -> None:
         """Process how long a step took the slowest rank."""
+        kind, done = key[0], self._pending.pop(key)
         times_s = self._took_s.setdefault(kind, array("d"))
-        times_s.append(took_s)
+        times_s.append(done.took_s)
         if len(times_s) > 2 * RECENT:
             del times_s[:-RECENT]
         detector = self._detector
         if kind is not StepKind.TRAIN or detector is None:
             return
         was_slow = detector.is_slow
-        is_slow = detector.update(took_s)
+        is_slow = detector.update(done.took_s)
         if detector.slow_steps == 0:
-            self._calm_s = at_s
+            self._calm_s = done.at_s
         elif is_slow and not was_slow:
             self._usual_s = statistics.median(times_s[: -detector.slow_steps] or times_s)

@@ -341,7 +341,7 @@ _WHOLE_DECISIONS = (
     .order_by(decision.c.seq)
     .limit(bindparam("most"))
 )  # fmt: skip
-_SETTLE = (
+_SET_OUTCOME = (
     update(decision)
     .where(decision.c.job_id == bindparam("of_job"), decision.c.number == bindparam("of_number"))
     .values(outcome=bindparam("new_outcome"))
@@ -354,11 +354,12 @@ def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
         tx.execute(_INSERT_DECISIONS, [{**each._asdict(), "outcome": ""} for each in new])
 
 
-def settle_decisions(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -> None:
+def record_outcomes(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -> None:
     """Write down what came of decisions: of each the job, the number of the attempt, and its exit class."""
     if outcomes:
         tx.execute(
-            _SETTLE, [dict(zip(("of_job", "of_number", "new_outcome"), outcome, strict=True)) for outcome in outcomes]
+            _SET_OUTCOME,
+            [dict(zip(("of_job", "of_number", "new_outcome"), outcome, strict=True)) for outcome in outcomes],
         )
 
 

@@ -152,7 +152,7 @@ def _check(read: sqlite3.Connection, file: Path) -> None:
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """Give a name beside a file for its draft, which is for its owner alone, and which is gone at the end."""
+    """Give a name beside a file for its draft, which is for its owner alone, and which is removed at the end."""
     draft = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

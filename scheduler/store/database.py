@@ -261,13 +261,13 @@ class _Request(Generic[T]):
         mark(tx, "SAVEPOINT request")
         try:
             self._result = self._work(tx)
-        except BaseException as error:  # whatever it is, it goes to the one who asked
+        except BaseException as error:  # whatever it is, it goes to the caller
             self._error = error
             mark(tx, "ROLLBACK TO SAVEPOINT request")
         mark(tx, "RELEASE SAVEPOINT request")
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell that the transaction is over, and how it failed; an error of the work itself goes before."""
+        """Report that the transaction is over, and how it failed; an error of the work itself goes before."""
         self._error = self._error or error
         self._open.release()
 
@@ -299,7 +299,7 @@ class Writer:
         """Return what the work returns, after its transaction is committed.
 
         Raises:
-            ValueError: If the writer is closed, or if the work itself asks for a write.
+            ValueError: If the writer is closed, or if the work itself writes.
             Exception: What the work or the commit raises; then nothing of the work was written.
         """
         if current_thread() is self._thread:
@@ -484,7 +484,7 @@ class Store:
         self.check_file()
         with _reachable():
             result = self._writer.write(work)
-        self.check_file()  # what went into a file that is gone was not stored
+        self.check_file()  # what was written to a deleted file is not stored
         return result
 
     @contextmanager
@@ -558,7 +558,7 @@ def _migrate(engine: Engine) -> None:
 
 @contextmanager
 def _reachable() -> Iterator[None]:
-    """Tell a database that does not answer from a mistake in a statement."""
+    """Distinguish a database that does not answer from a mistake in a statement."""
     try:
         yield
     except (OperationalError, InterfaceError, StoreUnreachableError) as error:

@@ -35,7 +35,7 @@ from .database import StaleWriteError
 from .events import append
 from .schema import attempt, idempotency, insert_if_absent, job, pruned
 
-CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
+CHANGE, DESIRED, PRIORITY = "job", "desired", "priority"  # kinds of events
 
 
 GIVEN, UNKNOWN = "given", "unknown"  # by its owner; by no one
@@ -187,8 +187,8 @@ def open_jobs(tx: Connection) -> list[JobRow]:
 def sum_of_estimates(tx: Connection) -> tuple[int, float]:
     """Return how many jobs there have been, and the sum of their estimates; deleted ones count as well."""
     count, sum_s = tx.execute(_ESTIMATES).one()
-    gone, gone_s = tx.execute(_PRUNED).first() or (0, 0.0)
-    return int(count + gone), float(sum_s + gone_s)
+    deleted, deleted_s = tx.execute(_PRUNED).first() or (0, 0.0)
+    return int(count + deleted), float(sum_s + deleted_s)
 
 
 def set_desired(
@@ -211,12 +211,12 @@ def set_desired(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    standing = locked_job(tx, job_id, version)
-    if standing.state in FINAL or standing.desired in (desired, Desired.CANCEL):
+    row = locked_job(tx, job_id, version)
+    if row.state in FINAL or row.desired in (desired, Desired.CANCEL):
         return False
     tx.execute(_SET_DESIRED, {"at_id": job_id, "wanted": desired})
-    change = (standing.version + 1, standing.desired.value, desired.value)
-    append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change))
+    change = (row.version + 1, row.desired.value, desired.value)
+    append(tx, NewEvent(DESIRED, writer, at_s, job_id, None, *change))
     return True
 
 
@@ -240,11 +240,11 @@ def set_priority(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    standing = locked_job(tx, job_id, version)
-    if standing.state in FINAL or standing.priority == priority:
+    row = locked_job(tx, job_id, version)
+    if row.state in FINAL or row.priority == priority:
         return False
     tx.execute(_PRIORITY, {"at_id": job_id, "wanted": priority})
-    change = (standing.version + 1, str(standing.priority), str(priority))
+    change = (row.version + 1, str(row.priority), str(priority))
     append(tx, NewEvent(PRIORITY, writer, at_s, job_id, None, *change))
     return True
 
@@ -259,10 +259,10 @@ def locked_job(tx: Connection, job_id: str, version: int | None = None) -> JobRo
     row = tx.execute(_ONE_JOB_LOCKED, {"wanted": job_id}).first()
     if row is None:
         raise ValueError(f"no job has the id {job_id!r}")
-    standing = JobRow._make(row)
-    if version not in (None, standing.version):
-        raise StaleWriteError(f"job {job_id} has version {standing.version}, not {version}")
-    return standing
+    job_row = JobRow._make(row)
+    if version not in (None, job_row.version):
+        raise StaleWriteError(f"job {job_id} has version {job_row.version}, not {version}")
+    return job_row
 
 
 CAUSE = "to be tried again, as its owner wants"
@@ -316,7 +316,7 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     elif step is RetryStep.RELEASE:
         tx.execute(_RELEASE, {"at_id": job_id})
         change = (version, row.desired.value, Desired.RUN.value)
-        append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change, cause=CAUSE))
+        append(tx, NewEvent(DESIRED, writer, at_s, job_id, None, *change, cause=CAUSE))
     else:
         return False
     return True
@@ -467,11 +467,11 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
     """
     if new.estimate_from == GIVEN:
         return new
-    asked = {"as_owner": new.owner, "as_name": new.name, "as_gpus": new.gpus}
+    common = {"as_owner": new.owner, "as_name": new.name, "as_gpus": new.gpus}
     for alike, rows in _LEVELS.items():
         if alike is Alike.USER_AND_NAME and new.name == UNNAMED:
             continue
-        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= MIN_COUNTED_RUN_S]
+        works_s = [work_s for row in tx.execute(rows, common) if (work_s := _work_s(*row)) >= MIN_COUNTED_RUN_S]
         if works_s:
             estimate_s = min(max(predicted_s(np.array(works_s[::-1])), MIN_JOB_ESTIMATE_S), YEAR_S)
             spec = {**new.spec, "estimate_s": estimate_s}

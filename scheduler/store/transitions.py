@@ -28,8 +28,8 @@ from .attempts import (
     add_decisions,
     free,
     get_attempt,
+    record_outcomes,
     reserve,
-    settle_decisions,
     unclosed_attempts,
 )
 from .database import StaleWriteError, Store
@@ -229,7 +229,7 @@ def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: Ne
         _update(tx, _attempt_update(names), rows, "attempt")
     released = [change for change in changes if change.now is AttemptState.RELEASED]
     free(tx, [change.row for change in released])
-    settle_decisions(
+    record_outcomes(
         tx, [(change.row.job_id, change.row.number, change.columns.get("outcome", "")) for change in released]
     )
     append_all(tx, events)
@@ -276,8 +276,8 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     append_all(
         tx,
         [
-            reserved._replace(job_id=row.job_id, number=row.number, cause=it.cause)
-            for row, it in zip(rows, starting, strict=True)
+            reserved._replace(job_id=row.job_id, number=row.number, cause=start.cause)
+            for row, start in zip(rows, starting, strict=True)
         ],
     )
     return refused

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, GpuView, NodeView
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status
-from longshore.scheduler.store.jobs import WISH
+from longshore.scheduler.store.jobs import DESIRED
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import KilledError, Trial, local_trial, processes_of
@@ -151,7 +151,7 @@ def assert_true_ends(trial: Trial, jobs: list[str], end_of: Callable[[str], Stat
     for job in jobs:
         row, mine = trial.job(job), [events[number] for number in of_job[job]]
         assert_each_change_has_one_event(row, mine)
-        wishes = [place for place, event in enumerate(mine) if (event.kind, event.now) == (WISH, "cancel")]
+        wishes = [place for place, event in enumerate(mine) if (event.kind, event.now) == (DESIRED, "cancel")]
         states.add(row.state)
         if wishes:
             assert row.desired is Desired.CANCEL

@@ -12,7 +12,7 @@ from longshore.scheduler.store.events import EventRow
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text()
 KINDS = {
-    jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
+    jobs.CHANGE, jobs.DESIRED, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
     step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR_EVENT, unknown_attempts.UNKNOWN_EVENT, nodes.QUARANTINE,
     node_checks.PREFLIGHT_EVENT, rings.SEAT_EVENT, rings.RING_EVENT, nodes.CHANGE,
 }  # fmt: skip
@@ -39,8 +39,8 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
     written = set(re.findall(r"\bNewEvent\(\s*(\w+|\"[^\"]*\")", sources))
     written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
     named = {
-        "CHANGE", "WISH", "PRIORITY", "CONTACT", "CLEANUP", "LAUNCH", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
-        "ERROR_EVENT", "UNKNOWN_EVENT", "QUARANTINE", "PREFLIGHT_EVENT", "SEAT_EVENT", "RING_EVENT",
+        "CHANGE", "DESIRED", "PRIORITY", "CONTACT", "CLEANUP", "LAUNCH", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH",
+        "SAVED", "ERROR_EVENT", "UNKNOWN_EVENT", "QUARANTINE", "PREFLIGHT_EVENT", "SEAT_EVENT", "RING_EVENT",
     }  # fmt: skip
 
     assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in

@@ -50,7 +50,7 @@ def known_at_start(trial: Trial) -> MirrorOrigin:
     fence = trial.scheduler._fence
     assert fence is not None
     parts = trial.parts(trial.way, "another")
-    parts.monitor.take_up(trial.store, fence, trial.now_s())
+    parts.monitor.load(trial.store, fence, trial.now_s())
     known = StateCache(parts, fence, JobErrors()).mirror.origin_now()
     return known._replace(now_s=0.0, beliefs=None)  # both change with time
 

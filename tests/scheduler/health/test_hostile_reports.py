@@ -55,7 +55,7 @@ class AgentCluster:
         """Begin as the next scheduler does, without any reports."""
         layout = Layout(NAMES, [GPUS] * NODES)
         self.monitor = Monitor(self.nodes, "b", layout, dict.fromkeys(NAMES, "a100"))  # type: ignore[arg-type]
-        self.monitor.take_up(self.store, self.fence, self.nodes.now_s)
+        self.monitor.load(self.store, self.fence, self.nodes.now_s)
 
     def report(self, node: str, healthy: tuple[bool | None, ...]) -> None:
         gpus = [

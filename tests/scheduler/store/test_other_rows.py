@@ -18,7 +18,7 @@ from longshore.scheduler.store.attempts import (
     add_decisions,
     decisions_after,
     decisions_of,
-    settle_decisions,
+    record_outcomes,
 )
 from longshore.scheduler.store.database import FencedError, Store, TakenNameError
 from longshore.scheduler.store.jobs import StoredAnswer, forget_before, recall, remember
@@ -84,7 +84,7 @@ def test_a_decision_is_kept_with_what_came_of_it(store: Store, fence: int) -> No
     job = submit(store)
     new = decided(job.id)
     store.write(partial(add_decisions, new=[new._replace(number=None), new]))
-    store.write(lambda tx: settle_decisions(tx, [(job.id, 1, "success")]))
+    store.write(lambda tx: record_outcomes(tx, [(job.id, 1, "success")]))
     with store.read() as tx:
         found = decisions_of(tx, job.id)
     assert [row.outcome for row in found] == ["", "success"]
