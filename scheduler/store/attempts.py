@@ -214,13 +214,6 @@ def register(
 
     It has an event, up to a number of events of the job: what a job reports must not fill the disk.
 
-    Args:
-        tx: Transaction.
-        row: The checkpoint.
-        writer: Role that writes it.
-        fence: Token of its lease.
-        max_events: Events of the checkpoints of one job.
-
     Returns:
         Whether it was not known.
 
@@ -253,13 +246,7 @@ def checkpoints_of(tx: Connection, job_id: str, most: int = MAX_CHECKPOINTS) -> 
 
 
 def latest_before(tx: Connection, job_id: str, number: int) -> CheckpointRow | None:
-    """Return the checkpoint that an attempt begins with: the newest of those before it, which does not change any more.
-
-    Args:
-        tx: Transaction.
-        job_id: The job.
-        number: Of the attempt.
-    """
+    """Return the checkpoint that an attempt begins with: the newest of those before it, which changes no more."""
     row = tx.execute(_ROWS_BEFORE, {"of_job": job_id, "before": number, "most": 1}).first()
     return None if row is None else CheckpointRow._make(row)
 
@@ -369,13 +356,7 @@ def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:
 
 
 def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]:
-    """Return the first decisions behind one, in their order, with all that is kept of them.
-
-    Args:
-        tx: Transaction.
-        seq: Number of the last one that is known, 0 for none.
-        limit: Most decisions to return.
-    """
+    """Return the first decisions behind the one of a number, in their order, with all that is kept of them."""
     rows = tx.execute(_WHOLE_DECISIONS, {"after": seq, "most": limit})
     split = len(_DECISION_FIELDS)
     return [WholeDecision(DecisionRow._make(row[:split]), *row[split:]) for row in rows]
@@ -489,13 +470,7 @@ def checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]
 
 
 def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> list[DecisionRow]:
-    """Return decisions, the last first.
-
-    Args:
-        tx: Transaction.
-        limit: Most decisions to return.
-        job_id: Only those on one job.
-    """
+    """Return decisions, of one job if it is given, the last first."""
     statement = _LAST_DECISIONS if job_id is None else _LAST_DECISIONS_OF_JOB
     return [DecisionRow._make(row) for row in tx.execute(statement, {"most": limit, "of_job": job_id})]
 

@@ -94,17 +94,11 @@ def append_for_jobs(tx: Connection, new: Sequence[NewEvent]) -> None:
 
 
 def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None) -> list[EventRow]:
-    """Return the first events behind one, in the order of their numbers.
+    """Return the first events behind the one of a number, of one job if it is given, in the order of their numbers.
 
     Who goes on from the last one it got misses none: no event with a smaller number is committed later. On PostgreSQL
     that takes waiting for the transactions that write at the moment, if there is anything to return; so call it in a
     read.
-
-    Args:
-        tx: Transaction.
-        seq: Number of the last event that is known, 0 for none.
-        limit: Most events to return.
-        job_id: Only those of one job.
     """
     statement = _AFTER if job_id is None else _AFTER_OF_JOB
     parameters = {"after": seq, "most": limit, "of_job": job_id}
@@ -114,15 +108,7 @@ def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None
 def owners_events_after(
     tx: Connection, seq: int, limit: int, owner: str, within: int
 ) -> tuple[list[EventRow], int]:  # fmt: skip
-    """Return the first events behind one that are about an owner's jobs, and the number up to which none was missed.
-
-    Args:
-        tx: Transaction.
-        seq: Number of the last event that is known, 0 for none.
-        limit: Most events to return.
-        owner: Whose jobs.
-        within: Number of sequence numbers that are read.
-    """
+    """Return events of an owner's jobs behind the one of a number, and the number up to which none was missed."""
     last = last_seq(tx)
     if last <= seq:
         return [], seq
@@ -163,14 +149,7 @@ def first_event_s(tx: Connection) -> float | None:
 
 
 def last_of_no_job(tx: Connection, kind: str, since_s: float, most: int) -> list[EventRow]:
-    """Return the last events of a kind that concern no job, in the order of their numbers.
-
-    Args:
-        tx: Transaction.
-        kind: Their kind.
-        since_s: Unix time of the earliest.
-        most: Most events to return.
-    """
+    """Return the last events of a kind since a Unix time that concern no job, in the order of their numbers."""
     rows = tx.execute(_LAST_OF_NO_JOB, {"of_kind": kind, "since_s": since_s, "most": most}).all()
     return [EventRow._make(row) for row in reversed(rows)]
 
@@ -320,15 +299,7 @@ def lease_tokens(tx: Connection) -> dict[str, int]:
 def last_events(
     tx: Connection, limit: int, *, before_seq: int | None = None, job_id: str | None = None, without: str = ""
 ) -> list[EventRow]:
-    """Return events, the last first.
-
-    Args:
-        tx: Transaction.
-        limit: Most events to return.
-        before_seq: Only those before the one with this number.
-        job_id: Only those of one job.
-        without: Kind of events of the job that are omitted.
-    """
+    """Return events before the one of a number, of one job if it is given, without those of a kind, the last first."""
     parameters = {"before": before_seq or 1 << 62, "most": limit, "of_job": job_id, "without": without}
     statement = _LAST_EVENTS if job_id is None else _LAST_EVENTS_OF_JOB
     return [EventRow._make(row) for row in tx.execute(statement, parameters)]

@@ -144,16 +144,7 @@ def list_jobs(
     name: str | None = None,
     before_seq: int | None = None,
 ) -> list[JobRow]:
-    """Return jobs, the last submitted first.
-
-    Args:
-        tx: Transaction.
-        limit: Most jobs to return.
-        states: Only those in one of these.
-        owner: Only those of one owner.
-        name: Only those of this name; `*` stands for any text.
-        before_seq: Only those submitted before the job with this submit_seq: the last one of the page before.
-    """
+    """Return jobs submitted before the one of a submit_seq, the last first; in a name, `*` stands for any text."""
     wanted = [] if owner is None else [job.c.owner == owner]
     if name is not None:
         wanted.append(is_named(name))
@@ -194,15 +185,7 @@ def sum_of_estimates(tx: Connection) -> tuple[int, float]:
 def set_desired(
     tx: Connection, job_id: str, desired: Desired, *, at_s: float, writer: str, version: int | None = None
 ) -> bool:
-    """Write down what a user wants of a job. A cancel is never taken back.
-
-    Args:
-        tx: Transaction.
-        job_id: The job.
-        desired: What is wanted.
-        at_s: Unix time.
-        writer: Role that writes it.
-        version: Of the job as the user saw it; by default any.
+    """Write down what a user wants of a job, which the user saw in a version. A cancel is never taken back.
 
     Returns:
         Whether anything was written: not if it was wanted already, or if the job is cancelled or has ended.
@@ -223,15 +206,7 @@ def set_desired(
 def set_priority(
     tx: Connection, job_id: str, priority: int, *, at_s: float, writer: str, version: int | None = None
 ) -> bool:
-    """Give a job another priority.
-
-    Args:
-        tx: Transaction.
-        job_id: The job.
-        priority: Higher goes first.
-        at_s: Unix time.
-        writer: Role that writes it.
-        version: Of the job as the user saw it; by default any.
+    """Give a job another priority; the user saw it in a version.
 
     Returns:
         Whether anything was written: not if it has it already, or if the job has ended.
@@ -295,12 +270,6 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     No scheduler knows a job that has ended: so this is the one change of a state that is not the scheduler's, and it
     handles the job like one that is new. One that is held it lets into the queue itself.
 
-    Args:
-        tx: Transaction.
-        job_id: The job.
-        at_s: Unix time.
-        writer: Role that writes it.
-
     Returns:
         Whether anything was written: not of a job that is to run, or is about to, or ended in another way.
 
@@ -323,13 +292,7 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
 
 
 def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
-    """Let jobs that wait for a later time be started from now on.
-
-    Args:
-        tx: Transaction.
-        job_ids: The jobs; those that do not wait stay as they are.
-        at_s: Unix time.
-    """
+    """Let those of some jobs that wait for a later time be started from now on."""
     for part in parts_of(job_ids):
         tx.execute(_FORWARD, {"ids": part, "at_s": at_s})
 
@@ -409,14 +372,7 @@ def waiting_jobs(tx: Connection, now_s: float) -> list[WaitingJob]:
 def listed_jobs(
     tx: Connection, states: Collection[JobState], owner: str | None = None, name: str | None = None
 ) -> list[str]:
-    """Return the ids of the jobs in some states, in the order of submission.
-
-    Args:
-        tx: Transaction.
-        states: The states.
-        owner: Only those of one owner.
-        name: Only those of this name; `*` stands for any text.
-    """
+    """Return the ids of jobs in the order of submission; in a name, `*` stands for any text."""
     statement = select(job.c.id).where(job.c.state.in_(sorted(states))).order_by(job.c.submit_seq)
     if owner is not None:
         statement = statement.where(job.c.owner == owner)

@@ -210,15 +210,7 @@ def write_health(
 
 
 def set_out_of_service(tx: Connection, row: NodeRow, reason: str, *, at_s: float, writer: str) -> bool:
-    """Take a node out of service, or bring it back, and return whether that changed anything.
-
-    Args:
-        tx: Transaction.
-        row: The node, as it is written if no scheduler has seen it yet.
-        reason: For people; "" to bring it back.
-        at_s: Unix time.
-        writer: Role that writes it.
-    """
+    """Take a node out of service for a reason, or back ("" for none), and return whether that changed anything."""
     insert_if_absent(tx, node, row._asdict())
     was = tx.execute(_REASON, {"of_node": row.name}).scalar_one()
     if was == reason:

@@ -69,13 +69,7 @@ def hold(tx: Connection, row: ReservationRow, event: NewEvent) -> None:
 
 
 def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool = False) -> None:
-    """Reserve a GPU for a ring that runs, and write down why.
-
-    Args:
-        tx: Transaction.
-        row: What it is given.
-        event: Of the change, with the token of the scheduler's lease.
-        is_held: Whether it was reserved for the ring before.
+    """Reserve a GPU for a ring that runs, unless it is held for it already, and write down why.
 
     Raises:
         FencedError: If another scheduler has taken over.
@@ -93,13 +87,6 @@ def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool 
 
 def take_back(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]], event: NewEvent) -> None:
     """Free GPUs of a ring: all its processes there are proven gone, or there were none, and none will be started.
-
-    Args:
-        tx: Transaction.
-        job_id: The job.
-        number: Of the attempt.
-        places: Node and index of each.
-        event: Of the change, with the token of the scheduler's lease.
 
     Raises:
         FencedError: If another scheduler has taken over.
@@ -143,13 +130,7 @@ def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
 
 
 def held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
-    """Return the GPUs that attempts with rings hold, or held last; others are omitted.
-
-    Args:
-        tx: Transaction.
-        job_id: Of a job with rings.
-        attempts: Of that job.
-    """
+    """Return the GPUs that attempts with rings hold, or held last; other attempts are omitted."""
     held = {number: _placement(end["gpus"]) for number, end in ring_ends(tx, job_id).items()}
     living = {row.number for row in attempts if row.ended_s is None}
     now = [gpu for gpu in held_gpus(tx) if gpu.job_id == job_id and gpu.number in living]

@@ -159,13 +159,6 @@ def opened_job(opened: Opened) -> JobRow:
 def write_changes(tx: Connection, fence: int, changes: Changes, *, at_s: float, writer: str) -> set[str]:
     """Write changes with their events.
 
-    Args:
-        tx: Transaction.
-        fence: Token of the scheduler's lease.
-        changes: What changes.
-        at_s: Unix time.
-        writer: Role that writes it.
-
     Returns:
         Jobs that were not started, since they are not wanted to run any more; their decisions are stored as if
         nothing had come of them.
@@ -370,11 +363,7 @@ def unclosed_attempts_apart(tx: Connection) -> tuple[list[AttemptRow], dict[tupl
 
 
 def hold_unreadable(tx: Connection, event: NewEvent) -> bool:
-    """Hold a job that waits and cannot be read; return whether it waited.
-
-    Args:
-        tx: Transaction.
-        event: Of the job, with the cause, to be stored beside that of the change.
+    """Hold a job that waits and cannot be read, with an event beside that of the change; return whether it waited.
 
     Raises:
         FencedError: If another scheduler has taken over.
@@ -417,12 +406,6 @@ class _UndoError(Exception):
 
 def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
     """Submit a job, start it, and take all of it back: it writes to each table to which changes of jobs write.
-
-    Args:
-        store: The store.
-        fence: Token of the scheduler's lease.
-        at_s: Unix time.
-        writer: Role that writes.
 
     Raises:
         FencedError: If another scheduler has taken over.

@@ -8,7 +8,14 @@ from sqlalchemy import Connection, text
 
 from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.store.database import Store, open_store
-from longshore.scheduler.store.events import append, changed_by_others, events_after, last_complete_seq, last_seq
+from longshore.scheduler.store.events import (
+    append,
+    changed_by_others,
+    events_after,
+    last_complete_seq,
+    last_of_no_job,
+    last_seq,
+)
 
 from .store_rows import all_events, submit
 
@@ -28,6 +35,16 @@ def test_events_come_in_order_and_page_by_page(store: Store) -> None:
         assert [event.data for event in events_after(tx, first[-1].seq, 3)] == [{"number": 3}, {"number": 4}]
         assert [event.data for event in events_after(tx, 0, 9, "job-1")] == [{"number": 1}, {"number": 3}]
         assert events_after(tx, last_seq(tx), 9) == []
+
+
+def test_the_last_events_of_no_job_begin_at_a_time_and_come_in_order(store: Store) -> None:
+    for number in range(6):
+        event = note(number, "job-1" if number == 3 else None)._replace(at_s=float(number))
+        store.write(partial(append, new=event))
+    store.write(partial(append, new=note(6)._replace(kind="other", at_s=6.0)))
+    with store.read() as tx:
+        assert [event.at_s for event in last_of_no_job(tx, "note", 2.0, 9)] == [2.0, 4.0, 5.0]
+        assert [event.at_s for event in last_of_no_job(tx, "note", 0.0, 2)] == [4.0, 5.0]
 
 
 def test_an_event_without_data_reads_as_none(store: Store) -> None:
