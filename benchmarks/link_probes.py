@@ -90,7 +90,7 @@ def candidates(places: Sequence[ProbePlace]) -> tuple[float, float]:
     while table.request(wanted, began_s + ROUND_S, lambda: None):
         time.sleep(0.001)
     took_s = time.monotonic() - began_s
-    measured = {pair for pair, it in table.known().items() if it.outcome.state is LinkState.MEASURED}
+    measured = {pair for pair, it in table.known().items() if it.state is LinkState.MEASURED}
     return took_s, len(measured) / len(wanted)
 
 

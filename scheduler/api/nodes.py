@@ -21,7 +21,7 @@ from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE
 from ..health.evidence import AgentReport, GpuReport, NodeReport, PortState
 from ..health.liveness import NodeState, state_of
-from ..health.quarantining import OrderOutcome, QuarantineOutcome, by_hand
+from ..health.quarantining import QuarantineOutcome, by_hand
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
@@ -281,7 +281,7 @@ def check_outcome(
 ) -> Response:
     """Take the outcome of an agent's checks; ignored if it is no longer expected."""
     _check_own(node, service, caller)
-    service.checks.orders.record_outcome(node, order, OrderOutcome(outcome.passed, outcome.evidence))
+    service.checks.orders.record_outcome(node, order, outcome.evidence, passed=outcome.passed)
     return Response(status_code=204)
 
 

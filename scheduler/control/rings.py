@@ -18,7 +18,7 @@ from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
 from ...ring.wire import EmptySeat, SeatRequest
 from ..backends.protocol import RingConnection, call_backend
-from ..health.link_probes import LINK_AGAIN_S, ROUND_S, Link, LinkState, LinkTable, Pair
+from ..health.link_probes import LINK_AGAIN_S, ROUND_S, LinkOutcome, LinkState, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import Considered, RingGap, SeatChoice
 from ..model.gpu_index import Layout
@@ -151,7 +151,7 @@ class LinksOf(NamedTuple):
     words: str
 
 
-def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> LinkMeasurements:
+def seen_in(known: Mapping[Pair, LinkOutcome], nodes: Sequence[str], now_s: float) -> LinkMeasurements:
     """Return what is known of links.
 
     Args:
@@ -163,11 +163,11 @@ def seen_in(known: Mapping[Pair, Link], nodes: Sequence[str], now_s: float) -> L
     links = {(number[a], number[b]): it for (a, b), it in known.items() if a in number and b in number}
 
     def why(state: LinkState) -> dict[Numbers, str]:
-        return {pair: link.outcome.why for pair, link in links.items() if link.outcome.state is state}
+        return {pair: link.why for pair, link in links.items() if link.state is state}
 
-    measured = {pair: link for pair, link in links.items() if link.outcome.state is LinkState.MEASURED}
+    measured = {pair: link for pair, link in links.items() if link.state is LinkState.MEASURED}
     return LinkMeasurements(
-        {pair: it.outcome.bytes_per_s for pair, it in measured.items()},
+        {pair: it.bytes_per_s for pair, it in measured.items()},
         {pair: max(now_s - it.at_s, 0.0) for pair, it in measured.items()},
         why(LinkState.BROKEN),
         why(LinkState.UNKNOWN),

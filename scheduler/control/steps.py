@@ -11,8 +11,8 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from ..health.step_monitor import CHECKS, HEALTH, Findings, RunningAttempt, Slow, SlowWord, Straggler
-from ..health.step_watch import CHECK_S, NO_TIMES, Computed, Hang, SavedCheckpoint
+from ..health.step_monitor import CHECKS, HEALTH, Findings, RunningAttempt, SlowWord, Straggler
+from ..health.step_watch import CHECK_S, NO_TIMES, Computed, Hang, SavedCheckpoint, Slowness
 from ..mirror.vacant_seats import GAIN, best_step_s
 from ..model.job import SCHEDULER_WRITER, NewEvent
 from ..model.job_spec import Watching, stored_or_usual
@@ -179,11 +179,11 @@ def _judge_slow(
 
 
 def _judge_one(
-    cache: StateCache, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
+    cache: StateCache, job: str, slow: Slowness, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
 ) -> None:  # fmt: skip
     row = cache.table.attempts[job]
     against = _against_moving(cache, row, slow, verdicts, now_s)
-    if slow.slowness.checks == CHECKS:
+    if slow.checks == CHECKS:
         notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
     if not against and job not in verdicts:
         cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
@@ -193,15 +193,15 @@ def _judge_one(
 
 
 def _against_moving(
-    cache: StateCache, row: AttemptRow, slow: Slow, verdicts: Mapping[str, StopReason], now_s: float
+    cache: StateCache, row: AttemptRow, slow: Slowness, verdicts: Mapping[str, StopReason], now_s: float
 ) -> str:  # fmt: skip
     """Return why a slow job is not moved, "" if it is."""
-    job, slowness = cache.table.jobs[row.job_id], slow.slowness
+    job = cache.table.jobs[row.job_id]
     if slow.is_shared:
         return "many became slow with it"
     if not slow.nodes:
         return "no node of it is known to be slow"
-    if slowness.checks > CHECKS + TRIED_FOR_S / CHECK_S:
+    if slow.checks > CHECKS + TRIED_FOR_S / CHECK_S:
         return "nothing better came in time"
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
@@ -215,12 +215,12 @@ def _against_moving(
     return _against_leaving(cache, row, slow, now_s) or _against_setting_aside(cache, row, slow, now_s)
 
 
-def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
+def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
     """Return why a slow job would not gain by other GPUs, "" if it would."""
-    mirror, layout, slowness = cache.mirror, cache.parts.layout, slow.slowness
+    mirror, layout = cache.mirror, cache.parts.layout
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
-    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, slowness.usual_s, cache.shape_of(row.job_id))
-    if step_s > GAIN * slowness.present_s:
+    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, slow.usual_s, cache.shape_of(row.job_id))
+    if step_s > GAIN * slow.present_s:
         return "no other GPUs would do better"
     with cache.parts.store.read() as tx:
         kept_s = [it.at_s for it in checkpoints_of(tx, row.job_id, 1) if it.number == row.number]
@@ -229,10 +229,10 @@ def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slow, now_s: floa
     # A job that has outlived its estimate is expected to run for as long again.
     left_s = max(standing.guess_s * standing.slowdown - ran_s, 0.0) or ran_s
     lost_s = now_s - max([standing.start_s, *kept_s])
-    return "it would lose more than it gains" if lost_s >= (1.0 - step_s / slowness.present_s) * left_s else ""
+    return "it would lose more than it gains" if lost_s >= (1.0 - step_s / slow.present_s) * left_s else ""
 
 
-def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
+def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
     """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
     with cache.parts.store.read() as tx:
         moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
@@ -267,12 +267,11 @@ def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
         raise SpoiledError from error
 
 
-def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow | None = None) -> NewEvent:
+def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slowness | None = None) -> NewEvent:
     data = None
     if slow is not None:
-        slowness = slow.slowness
         data = {
-            "since_s": slowness.since_s, "usual_s": slowness.usual_s, "present_s": slowness.present_s,
+            "since_s": slow.since_s, "usual_s": slow.usual_s, "present_s": slow.present_s,
             "nodes": sorted(slow.nodes)
         }  # fmt: skip
     return NewEvent(HEALTH, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
@@ -294,11 +293,10 @@ def _words_on_hang(hang: Hang) -> str:
     )
 
 
-def _words_on(slow: Slow, against: str) -> str:
-    slowness = slow.slowness
+def _words_on(slow: Slowness, against: str) -> str:
     where = f" on {', '.join(sorted(slow.nodes))}" if slow.nodes else ""
-    since = f"since {_clock(slowness.since_s)}{where}"
-    what = f"steps take {slowness.present_s:.3g} s instead of {slowness.usual_s:.3g} s {since}"
+    since = f"since {_clock(slow.since_s)}{where}"
+    what = f"steps take {slow.present_s:.3g} s instead of {slow.usual_s:.3g} s {since}"
     return f"{what}; not moved: {against}" if against else what
 
 

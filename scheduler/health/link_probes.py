@@ -443,6 +443,7 @@ class LinkOutcome(NamedTuple):
     state: LinkState
     bytes_per_s: float = 0.0
     why: str = ""  # if it is broken, or unknown
+    at_s: float = 0.0  # when the probe ended, by `time.monotonic`
 
 
 def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE_S) -> LinkOutcome:
@@ -505,13 +506,6 @@ Pair = tuple[str, str]  # nodes: who sends, and who receives
 Places = Callable[[], Mapping[str, ProbePlace]]
 
 
-class Link(NamedTuple):
-    """What is known of a link."""
-
-    outcome: LinkOutcome
-    at_s: float  # by `time.monotonic`
-
-
 def startable(waiting: Sequence[Pair], running: Collection[Pair]) -> list[Pair]:
     """Return the pairs that can be probed now, beside the running probes: none shares a node with another."""
     busy, found = {node for pair in running for node in pair}, []
@@ -536,13 +530,13 @@ class LinkTable:
         probed: Callable[[ProbePlace, ProbePlace], LinkOutcome] = probe,
     ) -> None:  # fmt: skip
         self._places, self._passed_s, self._probed = places, passed_s, probed
-        self._links: dict[Pair, Link] = {}
+        self._links: dict[Pair, LinkOutcome] = {}
         self._waiting: dict[Pair, float] = {}  # until when they are to have ended
         self._running: set[Pair] = set()
         self._wake: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
-    def known(self) -> dict[Pair, Link]:
+    def known(self) -> dict[Pair, LinkOutcome]:
         """Return what is known of links and is not too old."""
         now_s = self._passed_s()
         with self._lock:
@@ -590,10 +584,10 @@ class LinkTable:
         finally:
             with self._lock:
                 self._running.discard(pair)
-                self._links[pair] = Link(outcome, self._passed_s())
+                self._links[pair] = outcome._replace(at_s=self._passed_s())
             self._begin()
             self._wake()
 
 
-def _kept_s(link: Link) -> float:
-    return LINK_KEPT_S if link.outcome.state is LinkState.MEASURED else LINK_AGAIN_S
+def _kept_s(link: LinkOutcome) -> float:
+    return LINK_KEPT_S if link.state is LinkState.MEASURED else LINK_AGAIN_S

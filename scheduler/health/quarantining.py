@@ -238,18 +238,11 @@ class CheckOrder(NamedTuple):
     level: int
 
 
-class OrderOutcome(NamedTuple):
-    """The outcome of an order."""
-
-    passed: bool
-    evidence: str
-
-
 @dataclass(slots=True)
 class _Open:
     order: CheckOrder
     has_come: threading.Event = field(default_factory=threading.Event)
-    outcome: OrderOutcome | None = None
+    outcome: tuple[bool, str] | None = None  # whether the checks passed, and the evidence
 
 
 class CheckOrders:
@@ -265,8 +258,8 @@ class CheckOrders:
         self._able: dict[str, bool] = {}  # nodes whose agents have reported, and whether they run checks
         self._lock = threading.Lock()
 
-    def run(self, node: str, gpus: tuple[int, ...], level: int = 1) -> OrderOutcome:
-        """Let the agent of a node check its GPUs, and wait for the outcome.
+    def run(self, node: str, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
+        """Let the agent of a node check its GPUs, and wait for the outcome: whether they passed, and the evidence.
 
         Raises:
             InputError: If no agent there runs checks, or none reported an outcome in time.
@@ -295,13 +288,13 @@ class CheckOrders:
             self._able[node] = able
             return tuple(each.order for each in self._open.get(node, {}).values()) if able else ()
 
-    def record_outcome(self, node: str, order: str, outcome: OrderOutcome) -> bool:
+    def record_outcome(self, node: str, order: str, evidence: str, *, passed: bool) -> bool:
         """Record the outcome of an order; return whether it was expected."""
         with self._lock:
             found = self._open.get(node, {}).get(order)
             if found is None or found.outcome is not None:
                 return False
-            found.outcome = outcome
+            found.outcome = passed, evidence
         found.has_come.set()
         return True
 

@@ -122,19 +122,11 @@ class RunningAttempt(NamedTuple):
         return [*(share.node for share in self.placement for _ in share.gpus), *self.later]
 
 
-class Slow(NamedTuple):
-    """A job whose steps have become slow, and the nodes that cause it."""
-
-    slowness: Slowness
-    nodes: frozenset[str]  # whose own computing is slow; empty if unknown, or if it is slow on all of several
-    is_shared: bool  # too many others became slow at the same time for a fault of its nodes
-
-
 class Findings(NamedTuple):
     """What is new, by job unless noted."""
 
     hangs: dict[str, Hang]
-    slow: dict[str, Slow]  # those that are so for long enough
+    slow: dict[str, Slowness]  # those that are so for long enough
     steady: list[str]  # that were among these, and are not slow any more
     shared: list[str]  # that became slow together, the first time
     stragglers: dict[str, list[Straggler]]  # that have become so
@@ -175,7 +167,7 @@ class _Followed:
         self.last = [StepLines()] * len(self.nodes)
         self.stragglers = Stragglers(now_s)
         self.figures = StepFigures(0, None)
-        self.slow: Slow | None = None  # None while its steps are as they should be
+        self.slow: Slowness | None = None  # None while its steps are as they should be
 
     def grow(self, nodes: list[str]) -> None:
         """Follow the ranks that were added since the last read."""
@@ -342,11 +334,11 @@ class StepMonitor:
         slowness = one.watch.slowness(now_s)
         if slowness is not None:
             going = {rank: one.nodes[rank] for rank in one.watch.going}
-            one.slow = Slow(slowness, nodes_of(going, slowness.ranks), is_shared=False)
+            one.slow = slowness._replace(nodes=nodes_of(going, slowness.ranks))
             if slowness.checks >= CHECKS:
                 found.slow[attempt.job] = one.slow
         elif one.slow is not None and not one.watch.is_slow:
-            found.steady.extend([attempt.job] if one.slow.slowness.checks >= CHECKS else [])
+            found.steady.extend([attempt.job] if one.slow.checks >= CHECKS else [])
             one.slow = None
 
     def _judge(self, found: Findings) -> None:
@@ -357,7 +349,7 @@ class StepMonitor:
         all_slow = {one.job: one.slow for one in ready if one.slow is not None}
         for job, slow in found.slow.items():
             others = together(slow, all_slow, len(ready))
-            since_s = slow.slowness.since_s
+            since_s = slow.since_s
             if others and abs(since_s - self._shared_since_s) > 2.0 * AT_ONCE_S:
                 found.shared.extend(others)
                 self._shared_since_s = since_s
@@ -390,7 +382,7 @@ def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozense
     return found if len(several) == 1 or (slow is not None and len(found) < len(several)) else frozenset()
 
 
-def together(one: Slow, slow: Mapping[str, Slow], ready: int) -> list[str]:
+def together(one: Slowness, slow: Mapping[str, Slowness], ready: int) -> list[str]:
     """Return the jobs that became slow together with one: none unless they are too many for a fault of one node.
 
     Args:
@@ -398,11 +390,7 @@ def together(one: Slow, slow: Mapping[str, Slow], ready: int) -> list[str]:
         slow: All that are, itself too.
         ready: Number of jobs whose slowness would be known.
     """
-    near = {
-        job: slow_job
-        for job, slow_job in slow.items()
-        if abs(slow_job.slowness.since_s - one.slowness.since_s) <= AT_ONCE_S
-    }
+    near = {job: slow_job for job, slow_job in slow.items() if abs(slow_job.since_s - one.since_s) <= AT_ONCE_S}
     # Those with the same slow node have one cause.
     causes = len({each.nodes for each in near.values() if each.nodes}) + sum(not each.nodes for each in near.values())
     return list(near) if causes >= MIN_AT_ONCE and len(near) > AT_ONCE_SHARE * ready else []

@@ -434,6 +434,8 @@ class Slowness(NamedTuple):
     present_s: float
     ranks: tuple[int, ...] | None  # whose own computing is slow; None if they do not report it
     checks: int  # in a row at which they were slow
+    nodes: frozenset[str] = frozenset()  # that cause it; empty if unknown, or if all of several are slow
+    is_shared: bool = False  # too many others became slow at the same time for a fault of its nodes
 
 
 class _Rank:

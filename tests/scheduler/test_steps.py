@@ -153,7 +153,7 @@ def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: St
     job, other = (case.submit() for _ in range(2))
     reported = [StepLog(case, job, 0, 300), StepLog(case, other, 1)]
     steps = case.service.reconciler.parts.monitor.steps
-    while not any(one.slow and one.slow.slowness.checks == CHECKS - 1 for one in steps._followed.values()):
+    while not any(one.slow and one.slow.checks == CHECKS - 1 for one in steps._followed.values()):
         play(case, reported, TICK_S)
     case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
     case.now_s += CHECK_S - TICK_S

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.health.quarantining import CheckOrder, CheckOrders, OrderOutcome
+from longshore.scheduler.health.quarantining import CheckOrder, CheckOrders
 from tests.scheduler.served import until
 
 NODE = "rack0-node2"
@@ -26,11 +26,11 @@ def test_an_order_is_fetched_until_the_agent_reports_its_outcome() -> None:
         assert fetched(board) == (order,)
         assert order[1:] == ((0, 1), 1)
         assert board.fetch("another", able=True) == ()
-        assert not board.record_outcome("another", order.id, OrderOutcome(passed=True, evidence=""))
-        assert board.record_outcome(NODE, order.id, OrderOutcome(passed=False, evidence="smoke"))
+        assert not board.record_outcome("another", order.id, "", passed=True)
+        assert board.record_outcome(NODE, order.id, "smoke", passed=False)
         assert running.result(10.0) == (False, "smoke")
     assert board.fetch(NODE, able=True) == ()
-    assert not board.record_outcome(NODE, order.id, OrderOutcome(passed=True, evidence="too late"))
+    assert not board.record_outcome(NODE, order.id, "too late", passed=True)
 
 
 def test_each_caller_gets_the_outcome_of_its_own_order() -> None:
@@ -40,8 +40,8 @@ def test_each_caller_gets_the_outcome_of_its_own_order() -> None:
         running = {gpu: pool.submit(board.run, NODE, (gpu,)) for gpu in range(8)}
         until(lambda: len(board.fetch(NODE, able=True)) == 8)
         for order in board.fetch(NODE, able=True):
-            board.record_outcome(NODE, order.id, OrderOutcome(passed=True, evidence=str(order.gpus[0])))
-        assert [it.result(10.0).evidence for it in running.values()] == [str(gpu) for gpu in running]
+            board.record_outcome(NODE, order.id, str(order.gpus[0], passed=True))
+        assert [it.result(10.0)[1] for it in running.values()] == [str(gpu) for gpu in running]
 
 
 @pytest.mark.parametrize("able", [None, False])

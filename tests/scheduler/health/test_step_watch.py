@@ -14,7 +14,6 @@ from longshore.scheduler.health.step_monitor import (
     SILENT_POLL_S,
     STEPS_POLL_S,
     RunningAttempt,
-    Slow,
     StepMonitor,
     nodes_of,
     together,
@@ -187,8 +186,8 @@ def test_nodes_are_to_blame_whose_ranks_compute_longer(
     assert nodes_of(by_rank, ranks) == nodes
 
 
-def slow(since_s: float, *nodes: str) -> Slow:
-    return Slow(Slowness(since_s, 1.0, 1.3, None, 3), frozenset(nodes), is_shared=False)
+def slow(since_s: float, *nodes: str) -> Slowness:
+    return Slowness(since_s, 1.0, 1.3, None, 3, frozenset(nodes))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def slow(since_s: float, *nodes: str) -> Slow:
     ],
 )
 def test_many_that_become_slow_at_once_have_another_cause_than_a_node(
-    others: dict[str, Slow], ready: int, is_shared: bool  # noqa: FBT001
+    others: dict[str, Slowness], ready: int, is_shared: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
     one = slow(0.0, "n0")
     assert bool(together(one, {"a": one, **others}, ready)) is is_shared

@@ -113,7 +113,7 @@ def test_what_was_measured_counts_for_ten_minutes_and_what_is_not_known_is_probe
         table, wanted = LinkTable(PLACES.copy, clock, probes), [("n0", "n1")]
         done(table, wanted, clock.now_s + ROUND_S)
         clock.now_s += kept_s
-        assert table.known()["n0", "n1"].outcome == outcome
+        assert table.known()["n0", "n1"][:3] == outcome[:3]
         assert not table.request(wanted, clock.now_s + ROUND_S, nothing)
         clock.now_s += 0.1
         assert table.known() == {}
@@ -169,4 +169,4 @@ def test_a_probe_that_raises_leaves_a_link_that_is_not_known() -> None:
         done(table, [("n0", "n1")], time.monotonic() + 60.0)
     finally:
         threading.excepthook = before
-    assert table.known()["n0", "n1"].outcome.state is LinkState.UNKNOWN
+    assert table.known()["n0", "n1"].state is LinkState.UNKNOWN
