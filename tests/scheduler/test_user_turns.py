@@ -80,10 +80,11 @@ def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
     past = decode(to_json(encode(0, calls, encode_opening(mirror.site, known_then))))
 
     assert past.opening is not None
-    assert list(past.opening.known.turns) == list(known_then.turns)
-    assert past.opening.known.jobs == known_then.jobs
+    site, known = past.opening
+    assert list(known.turns) == list(known_then.turns)
+    assert known.jobs == known_then.jobs
     assert list(past.calls) == calls
-    again = ClusterMirror(past.opening.site, past.opening.known)
+    again = ClusterMirror(site, known)
     assert again.origin_now() == known_then
     assert ClusterMirror.of(mirror.snapshot()).origin_now() == known_then
     assert again.due() == mirror.due()
