@@ -106,12 +106,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def probe_ports(probes: Sequence[PortProbe], within_s: float = PROBE_LIMIT_S) -> list[PortState]:
-    """Probe ports, many at once, and return the result of each.
-
-    Args:
-        probes: The ports.
-        within_s: For a connection, and again for the line.
-    """
+    """Probe ports, many at once; return the result of each, which has the limit to connect, and again for the line."""
 
     async def every() -> list[PortState]:
         turns = asyncio.Semaphore(MAX_PROBES_AT_ONCE)
@@ -615,14 +610,7 @@ class Usage:
 def sample_of(
     held: Iterable[tuple[str, int]], nodes: Mapping[str, int], reports: Mapping[str, AgentReport], now_s: float
 ) -> UseSample:  # fmt: skip
-    """Return the use of a cluster.
-
-    Args:
-        held: GPUs that jobs hold: node and index.
-        nodes: GPUs of each node.
-        reports: The last report of each node that has an agent.
-        now_s: Unix time.
-    """
+    """Return the use of a cluster, by the node and index of GPUs that jobs hold, and the last reports of agents."""
     gpus = sum(nodes.values())
     busy = [each.utilisation for name in nodes if name in reports for each in _fresh(reports[name], nodes[name], now_s)]
     taken = sum(1 for node, gpu in held if gpu < nodes.get(node, 0))

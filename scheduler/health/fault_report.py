@@ -140,14 +140,7 @@ class _Fault(NamedTuple):
 
 
 def fault_report(past: FaultHistory, beliefs: Beliefs | None, layout: Layout, types: Mapping[str, str]) -> FaultReport:
-    """Return the faults of the past.
-
-    Args:
-        past: What happened.
-        beliefs: What policies have learned from it; None where nothing is learned.
-        layout: Of the cluster.
-        types: Node type of each node.
-    """
+    """Return the faults of the past, with what policies have learned from them, None where nothing is learned."""
     days = max(past.now_s - past.since_s, 0.0) / DAY_S
     by_node: dict[str, list[_Fault]] = {node: [] for node in layout.nodes}
     for fault in _faults(past.events, layout):

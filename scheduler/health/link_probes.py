@@ -149,11 +149,7 @@ def _signature(key: str, kind: str, text: str) -> str:
 
 
 def read_line(connection: socket.socket, until_s: float) -> str:
-    """Return a line of a connection, and read nothing after it.
-
-    Args:
-        connection: The connection.
-        until_s: By `time.monotonic`.
+    """Return a line of a connection until a time by `time.monotonic`, and read nothing after it.
 
     Raises:
         OSError: If none comes in time.
@@ -210,10 +206,6 @@ def send(connection: socket.socket, limit_s: float) -> None:
 
 def receive(connection: socket.socket, limit_s: float) -> tuple[int, float] | None:
     """Receive until the bandwidth is known; return the bytes that count, and their seconds; None if too little comes.
-
-    Args:
-        connection: Over which the other end sends.
-        limit_s: For all of it.
 
     Raises:
         OSError: If the connection breaks.
@@ -284,11 +276,7 @@ class BrokenError(Exception):
 
 
 def connect(sender: Sender, until_s: float) -> socket.socket:
-    """Return a connection over which another agent sends.
-
-    Args:
-        sender: The agent.
-        until_s: By `time.monotonic`.
+    """Return a connection over which another agent sends, until a time by `time.monotonic`.
 
     Raises:
         BrokenError: If its node is not reached, also if nothing answers: its kernel would.
@@ -447,13 +435,7 @@ class LinkOutcome(NamedTuple):
 
 
 def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE_S) -> LinkOutcome:
-    """Let one agent send to another, and return the outcome for the link.
-
-    Args:
-        sender: Where the one listens.
-        receiver: Where the other does.
-        limit_s: For all of it.
-    """
+    """Let one agent send to another, and return the outcome for the link."""
     began_s = time.monotonic()
     until_s, order = began_s + limit_s, new_id()
     order_to_receive = ProbeOrder(
@@ -474,12 +456,7 @@ def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE
 
 
 def _judged(result: ProbeMeasurement, took_s: float) -> LinkOutcome:
-    """Return the outcome of an agent's result: an impossible one counts as unknown.
-
-    Args:
-        result: Of the agent.
-        took_s: All of the probe, by the scheduler's clock.
-    """
+    """Return the outcome of an agent's result of a probe that took a while; an impossible one counts as unknown."""
     if result.broken or result.failed:
         return LinkOutcome(LinkState.BROKEN if result.broken else LinkState.UNKNOWN, why=result.broken or result.failed)
     if not 0 < result.counted_bytes <= MAX_PROBE_BYTES + BLOCK or not 0.0 < result.seconds <= took_s:

@@ -197,14 +197,7 @@ class NodeState(NamedTuple):
 
 
 def state_of(row: NodeRow, quarantines: Sequence[QuarantineEntry], *, is_fenced: bool, now_s: float) -> NodeState:
-    """Return the state of a node.
-
-    Args:
-        row: The node.
-        quarantines: All open ones, of any node.
-        is_fenced: Whether its lease has run out.
-        now_s: Unix time.
-    """
+    """Return the state of a node, by the open quarantines of all nodes, and whether its lease has run out."""
     if row.liveness is Liveness.UP:
         whole = next((quarantine for quarantine in quarantines if quarantine.place == HardwarePlace(row.name)), None)
         if whole is not None:

@@ -71,13 +71,6 @@ def quarantine(
 
     An operator's finding skips steps 2 and 3. Safe to repeat.
 
-    Args:
-        tx: Transaction.
-        fleet: The nodes of the cluster.
-        finding: What was found.
-        now_s: Unix time.
-        writer: Role that writes it.
-
     Raises:
         InputError: If the cluster has no such node or GPU.
     """
@@ -180,16 +173,7 @@ def clear(
     tx: Connection, place: HardwarePlace, by: str, evidence: str, now_s: float, *, writer: str,
     is_ready: Callable[[QuarantineEntry], bool] = lambda _entry: True,
 ) -> int:  # fmt: skip
-    """End the quarantine of a place, of a node also that of its GPUs and links; return how many ended.
-
-    Args:
-        tx: Transaction.
-        place: What was repaired.
-        by: Who cleared it, `checks` if they passed in a scheduled run.
-        evidence: What the checks found.
-        now_s: Unix time.
-        writer: Role that writes it.
-        is_ready: Whether an entry may end.
+    """End the quarantine of a place, of a node also that of its GPUs and links, if it is ready; return how many.
 
     Raises:
         InputError: As `entries_for`.
@@ -278,12 +262,7 @@ class CheckOrders:
             return entry.outcome
 
     def fetch(self, node: str, *, able: bool) -> tuple[CheckOrder, ...]:
-        """Return the orders of a node's agent.
-
-        Args:
-            node: Of the agent.
-            able: Whether it runs checks.
-        """
+        """Return the orders of a node's agent; none if it is not able to run checks."""
         with self._lock:
             self._able[node] = able
             return tuple(each.order for each in self._open.get(node, {}).values()) if able else ()

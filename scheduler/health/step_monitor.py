@@ -68,13 +68,7 @@ class Stragglers:
         self._in_a_row: dict[int, int] = {}  # in a row, by rank
 
     def compare(self, times: Sequence[RankStepTimes], going: Collection[int], now_s: float) -> list[Straggler]:
-        """Return the ranks that have been stragglers for long enough now, at most once a minute.
-
-        Args:
-            times: Of all ranks.
-            going: Ranks that report steps, and will report more.
-            now_s: The present.
-        """
+        """Return the ranks that have been stragglers for long enough now, at most once a minute."""
         if 0.0 < self._compare_at_s - now_s <= COMPARE_EVERY_S:  # else the clock was set back
             return []
         self._compare_at_s = now_s + COMPARE_EVERY_S
@@ -383,13 +377,7 @@ def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozense
 
 
 def together(one: Slowness, slow: Mapping[str, Slowness], ready: int) -> list[str]:
-    """Return the jobs that became slow together with one: none unless they are too many for a fault of one node.
-
-    Args:
-        one: A job that is slow.
-        slow: All that are, itself too.
-        ready: Number of jobs whose slowness would be known.
-    """
+    """Return the jobs that became slow together with one: none unless they are too many for a fault of one node."""
     near = {job: slow_job for job, slow_job in slow.items() if abs(slow_job.since_s - one.since_s) <= AT_ONCE_S}
     # Those with the same slow node have one cause.
     causes = len({each.nodes for each in near.values() if each.nodes}) + sum(not each.nodes for each in near.values())

@@ -78,11 +78,6 @@ def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> 
     """Return the free GPUs in service that suit a job: of each node the one of lowest hazard, then of lowest number.
 
     The other GPUs of a node are no better, as in the simulator.
-
-    Args:
-        mirror: The cluster.
-        job: A job of it.
-        without: GPUs that it is not to have.
     """
     state = mirror.sim.state
     hazard = state.gpu_hazard_per_s[ROW]
@@ -100,14 +95,7 @@ def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> 
 def choose_for(
     cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured = NO_MEASUREMENTS
 ) -> SeatChoice:
-    """Return which free GPU takes the seat.
-
-    Args:
-        cluster: Of which the GPUs are.
-        ring: That lacks a member.
-        free: Who could come.
-        formula: Of a candidate's iteration time, SOURCE or RING.
-        measured: Bandwidths that were measured; the others are reckoned.
+    """Return which free GPU takes the seat, by a formula of a candidate's iteration time, SOURCE or RING.
 
     Source: SPEC F6, F7.
     """
@@ -229,14 +217,9 @@ class PlacementShape(NamedTuple):
 def fitted(
     mirror: ClusterMirror, job: str, chosen: Iterable[int], form: PlacementShape, *, in_service: bool = False
 ) -> tuple[int, ...]:
-    """Return free GPUs that suit a waiting job, as many of them as can be from those that were chosen for it.
+    """Return free GPUs that suit a waiting job, as many of them as can be from those that a policy proposes.
 
-    Args:
-        mirror: The cluster; nothing may be picked for the job yet.
-        job: The job.
-        chosen: GPUs that a policy proposes.
-        form: How the job's GPUs must lie.
-        in_service: Whether GPUs of other jobs count as free.
+    Nothing may be picked for the job yet. With `in_service`, GPUs of other jobs count as free.
 
     Returns:
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
@@ -318,15 +301,7 @@ GAIN = 0.8  # of the present step time, at most, on other GPUs
 def candidates(
     mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: PlacementShape | None = None
 ) -> list[list[int]]:
-    """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones.
-
-    Args:
-        mirror: The cluster.
-        own: GPUs that it has.
-        wanted: How many it asks for.
-        slow_gpus: All GPUs of the slow nodes.
-        form: How they must lie on nodes, None for any.
-    """
+    """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones."""
     state, cluster = mirror.sim.state, mirror.site.cluster
     usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
     usable[list(own)] = state.gpu_down[ROW, list(own)] == 0
@@ -350,13 +325,7 @@ def candidates(
 
 
 def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
-    """Return by what a job's work takes longer on GPUs, whether they are free or not.
-
-    Args:
-        mirror: The cluster.
-        slot: Of the job.
-        gpus: The GPUs.
-    """
+    """Return by what a job's work takes longer on GPUs, whether they are free or not."""
     cluster = mirror.site.cluster
     nodes, taken = np.unique(cluster.gpu_node[gpus], return_counts=True)
     racks = np.unique(cluster.node_rack[nodes])
@@ -378,15 +347,7 @@ def best_step_s(
     usual_s: float,
     form: PlacementShape | None = None,
 ) -> float:
-    """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it.
-
-    Args:
-        mirror: The cluster.
-        own: GPUs that it has.
-        slow_gpus: All GPUs of the slow nodes.
-        usual_s: Its step time before they were slow.
-        form: How its GPUs must lie on nodes, None for any.
-    """
+    """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it."""
     slot = int(mirror.sim.state.gpu_job[ROW, own[0]])
     present = slowdown_on(mirror, slot, list(own))
     others = [slowdown_on(mirror, slot, gpus) for gpus in candidates(mirror, own, len(own), slow_gpus, form)]
