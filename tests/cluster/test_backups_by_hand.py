@@ -13,10 +13,11 @@ from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.placing import take_gpu
 from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.simulator.slow_nodes import next_relief_s
 from longshore.cluster.simulator.state_border import sound_state
 from longshore.cluster.state.state import Simulation
 from tests.cases_by_hand import Jobs, Outages, slow_case
-from tests.compiled_runs import compiled, run_heuristic
+from tests.compiled_runs import at_first_decision, compiled, run_heuristic
 from tests.reference_slow import turns_of
 
 FOUND_S, SWITCH_S = 5.0, 3.0
@@ -194,3 +195,13 @@ def test_a_kept_state_in_which_backups_do_not_hold_together_is_refused(name: str
     spoiled.reshape(-1)[at] = value
     with pytest.raises(ValueError, match=r"state\.\w+"):
         sound_state(sim, sim.state._replace(**{name: spoiled}))
+
+
+def test_the_moment_at_which_a_slow_node_is_found_is_awaited_once() -> None:
+    sim = at_first_decision(slow_case(THREE, [(1, 100.0, 0.0)], **RULES))
+    take_gpu(sim, 0, 0)
+    assert start(sim, 0)
+    sim.state.slowed_s[0, 0], sim.state.now_s[0] = 10.0, 14.0
+    assert next_relief_s(sim, 0) == 10.0 + FOUND_S
+    sim.state.now_s[0] = 10.0 + FOUND_S
+    assert next_relief_s(sim, 0) == math.inf
