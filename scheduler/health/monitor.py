@@ -153,6 +153,10 @@ def _judged(row: NodeRow, now_s: float) -> NewEvent:
     return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=now, cause=f"{row.name} is {state}: {row.found}", data=data)
 
 
+def _alarm(text: str, nodes: frozenset[str], now_s: float) -> NewEvent:
+    return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(nodes)})
+
+
 def fenced(node: str, now_s: float) -> NewEvent:
     """Return the event that the lease of a node has run out."""
     text = f"{node} is fenced: its lease has run out, so its agent has killed what ran there"
@@ -299,8 +303,13 @@ class Monitor:
         found = self.witnesses.update(reports, time.monotonic(), polls=polls)
         self.witnesses.probe()
         rows, at_once = judge(before, answered_s, now_s, polls=polls, found=found)
-        alarms = [self._alarm(at_once, now_s)] if at_once and not self._at_once else []
-        alarms += self._accuse(seen, reports, now_s)
+        alarms = self._accuse(seen, reports, now_s)
+        if at_once and not self._at_once:
+            text = (
+                f"{len(at_once)} of {len(self._layout.nodes)} nodes fell silent within a minute: none of them counts "
+                "as down; check the network, and the address that they report to"
+            )
+            alarms.insert(0, _alarm(text, at_once, now_s))
         run_out = self._fenced_of(rows)
         alarms += [fenced(name, now_s) for name in sorted(run_out - self._fenced)]
         faulty = frozenset(
@@ -333,15 +342,12 @@ class Monitor:
             elif report is None:
                 is_faulty = not gpu.healthy or (before and row.agent_s is not None)  # until its agent reports
             else:
-                is_faulty = not gpu.healthy or self._is_faulty(report, gpu.index, slots=node.slots, before=before)
+                # No further one while too many nodes accuse theirs.
+                counts = report.accuses if before else report.is_faulty
+                is_accused = (before or not self._accused_at_once) and counts(gpu.index, slots=node.slots)
+                is_faulty = not gpu.healthy or is_accused
             if is_faulty:
                 yield (row.name, gpu.index)
-
-    def _is_faulty(self, report: AgentReport, gpu: int, *, slots: bool, before: bool) -> bool:
-        """Return whether a GPU is faulty by its node's reports; no further one while too many report."""
-        if before:
-            return report.accuses(gpu, slots=slots)
-        return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
 
     def _accuse(self, seen: Mapping[str, NodeView], reports: Mapping[str, AgentReport], now_s: float) -> list[NewEvent]:
         """Record which nodes began together to report a faulty GPU; raise an alarm if they are too many."""
@@ -353,11 +359,7 @@ class Monitor:
             f"agents of {len(self._accused_at_once)} of {nodes} nodes called GPUs faulty within a minute: no further "
             "GPU counts as faulty; check the agents and the driver, and drain what is broken"
         )
-        return [
-            NewEvent(
-                CHANGE, MONITOR_WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(self._accused_at_once)}
-            )
-        ]
+        return [_alarm(text, self._accused_at_once, now_s)]
 
     def _write(
         self, store: Store, rows: Sequence[NodeRow], faulty: frozenset[tuple[str, int]], alarms: Sequence[NewEvent],
@@ -377,13 +379,6 @@ class Monitor:
         assert fence is not None
         store.write(lambda tx: write_health(tx, fence, changed, gpus, events))
         self._kept_s = now_s if keeps else self._kept_s
-
-    def _alarm(self, at_once: frozenset[str], now_s: float) -> NewEvent:
-        text = (
-            f"{len(at_once)} of {len(self._layout.nodes)} nodes fell silent within a minute: none of them counts as "
-            "down; check the network, and the address that they report to"
-        )
-        return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
 
     def _health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> ClusterHealth:
         silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
@@ -435,8 +430,7 @@ def _differs(was: NodeRow | None, row: NodeRow) -> bool:
     """Return whether anything of a node has changed except the time of its last answer."""
     if was is None or (was.agent_s is None) != (row.agent_s is None):
         return True
-    if (was.misses < DOWN_MISSES) != (
-        row.misses < DOWN_MISSES
-    ):  # the reason why a suspect node is not down depends on it
+    # The reason why a suspect node is not down depends on it.
+    if (was.misses < DOWN_MISSES) != (row.misses < DOWN_MISSES):
         return True
     return row._replace(seen_s=was.seen_s, misses=was.misses, agent_s=was.agent_s) != was
