@@ -142,9 +142,7 @@ class StepFigures(NamedTuple):
     step_s: float | None  # None before the first steps have ended
     average: Average | None = None  # of its iterations, None before the first that counts
     slowest: str = ""  # node that the average is of, "" without one
-    computed_s: tuple[
-        float | None, ...
-    ] = ()  # mean of the last computing times of each rank, None where none was reported
+    computed_s: tuple[float | None, ...] = ()  # mean of the last computing times of each rank, None for no report
     loss: float | None = None  # the last one reported, not always finite
     away_bytes: tuple[int | None, ...] = ()  # offloaded state of each rank, None where none was reported
 
@@ -185,9 +183,7 @@ class StepMonitor:
         self._recorded_s = -math.inf
         self._backend = backend if backend.capabilities.reads_steps else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
-        self._unwritten: dict[
-            str, list[SavedCheckpoint]
-        ] = {}  # checkpoints that are not in the store yet, by name of the attempt
+        self._unwritten: dict[str, list[SavedCheckpoint]] = {}  # not in the store yet, by name of the attempt
         self._shared_since_s = -math.inf  # when jobs last became slow together
         self.figures: Mapping[str, StepFigures] = {}  # by job, of those that report; never changed, but replaced
 

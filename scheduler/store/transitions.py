@@ -196,15 +196,12 @@ def _change_jobs(tx: Connection, changes: Sequence[JobChange], entry: NewEvent) 
         groups.setdefault(tuple(values), []).append({"at_id": change.job_id, "at_state": change.was, **values})
     for names, rows in groups.items():
         _update(tx, _job_update(names), rows, "job")
-    append_for_jobs(
-        tx,
-        [
-            entry._replace(
-                kind=JOB_CHANGE, job_id=change.job_id, was=change.was.value, now=change.now.value, cause=change.cause
-            )
-            for change in changes
-        ],
-    )
+    of_job = entry._replace(kind=JOB_CHANGE)
+    events = [
+        of_job._replace(job_id=change.job_id, was=change.was.value, now=change.now.value, cause=change.cause)
+        for change in changes
+    ]
+    append_for_jobs(tx, events)
 
 
 def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: NewEvent) -> None:
@@ -257,21 +254,12 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     rows = [opened_attempt(start, entry.at_s) for start in starting]
     tx.execute(_INSERT_ATTEMPT, [row._asdict() for row in rows])
     reserve(tx, rows)
-    was, now = JobState.QUEUED.value, JobState.STARTING.value
-    append_for_jobs(
-        tx,
-        [
-            entry._replace(kind=JOB_CHANGE, job_id=start.job.id, was=was, now=now, cause=start.cause)
-            for start in starting
-        ],
-    )
+    of_job = entry._replace(kind=JOB_CHANGE, was=JobState.QUEUED.value, now=JobState.STARTING.value)
+    append_for_jobs(tx, [of_job._replace(job_id=start.job.id, cause=start.cause) for start in starting])
     reserved = entry._replace(kind=ATTEMPT_CHANGE, version=1, now=AttemptState.RESERVED.value)
     append_all(
         tx,
-        [
-            reserved._replace(job_id=row.job_id, number=row.number, cause=start.cause)
-            for row, start in zip(rows, starting, strict=True)
-        ],
+        [reserved._replace(job_id=start.job.id, number=start.job.attempt + 1, cause=start.cause) for start in starting],
     )
     return refused
 
