@@ -1,6 +1,4 @@
-"""Nodes and GPUs as they were last known, quarantines, and what users and jobs had on them.
-
-Nodes and their GPUs, as they were last known.
+"""Nodes and GPUs as they were last known, quarantines, computing times of jobs by node type, and turns of users.
 
 The leading scheduler writes what it sees of a node. Whether a node is to be in service is written by the API, but for a
 slow one, which the scheduler takes out of service.

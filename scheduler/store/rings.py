@@ -1,10 +1,8 @@
-"""What is kept of rings: GPUs that they were given beside those of their start, and how each stood last.
+"""What is kept of rings: GPUs that they were given beside those of their start, and the last state of each.
 
-Which GPUs rings were given beside those that they began with, and why; what they gave back is free.
+A GPU that a ring holds is reserved as any other; what it gave back is free.
 
-A GPU that a ring holds is reserved as any other. Source: SPEC F7, F8; docs/decisions/0015.
-
-Source: docs/failover.md.
+Source: SPEC F7, F8; docs/decisions/0015; docs/failover.md.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
