@@ -40,7 +40,7 @@ def test_each_caller_gets_the_outcome_of_its_own_order() -> None:
         running = {gpu: pool.submit(board.run, NODE, (gpu,)) for gpu in range(8)}
         until(lambda: len(board.fetch(NODE, able=True)) == 8)
         for order in board.fetch(NODE, able=True):
-            board.record_outcome(NODE, order.id, str(order.gpus[0], passed=True))
+            board.record_outcome(NODE, order.id, str(order.gpus[0]), passed=True)
         assert [it.result(10.0)[1] for it in running.values()] == [str(gpu) for gpu in running]
 
 
