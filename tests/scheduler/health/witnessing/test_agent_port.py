@@ -124,7 +124,7 @@ def test_without_a_network_there_is_no_route() -> None:
     if not shutil.which("unshare") or processes.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces are allowed here")
     script = (
-        "from longshore.scheduler.health.liveness import PortProbe, probe_ports; "
+        "from longshore.scheduler.health.evidence import PortProbe, probe_ports; "
         "print(*probe_ports([PortProbe('n1', '10.77.0.2', 80)]))"
     )
     reported = processes.run([*alone, sys.executable, "-c", script], env=PYTHON, capture_output=True, check=True)
