@@ -52,15 +52,15 @@ def kind_of(name: str, file: YamlFile | None = None) -> type[Backend]:
     """
     known = registered("backends")
     if name not in known:
-        problem = f"there is no backend {name!r}"
-        raise (
-            InputError(problem, nearest(name, known))
-            if file is None
-            else file.error(("backend", "name"), problem, nearest(name, known))
-        )
+        problem, fix = f"there is no backend {name!r}", nearest(name, known)
+        raise InputError(problem, fix) if file is None else file.error(("backend", "name"), problem, fix)
     kind: object = load("backends", name)
-    if not isinstance(kind, type) or not issubclass(kind, Backend) or not hasattr(kind, "Settings"):
-        raise PluginError(f"backend {name!r} ({known[name].value}) is no subclass of Backend with Settings and build")
+    whole = f"backend {name!r} ({known[name].value})"
+    if not isinstance(kind, type) or not issubclass(kind, Backend):
+        raise PluginError(f"{whole} is no subclass of Backend")
+    missing = sorted(kind.__abstractmethods__) + ["Settings"] * (not hasattr(kind, "Settings"))
+    if missing:
+        raise PluginError(f"{whole} lacks {', '.join(missing)}")
     return kind
 
 

@@ -168,9 +168,9 @@ class Backend(ABC):
     The life of an attempt is `launch`, then `status` or `statuses` until it has ended, `released` until that is true,
     then `forget`; `cancel` may come at any time, and `logs` also after `forget`.
 
-    A subclass has all abstract methods, a pydantic model `Settings` of its section of the configuration, and `build`.
-    The others are optional: their defaults belong to a backend without the feature, and `capabilities` lists the
-    features that it has. Register the class under the entry point group `longshore.backends`, and check it with
+    A subclass has all abstract methods, and a pydantic model `Settings` of its section of the configuration. The other
+    methods are optional: their defaults belong to a backend without the feature, and `capabilities` lists the features
+    that it has. Register the class under the entry point group `longshore.backends`, and check it with
     `longshore.testing.check_backend`.
 
     Attributes:
@@ -182,6 +182,7 @@ class Backend(ABC):
     capabilities: Capabilities
 
     @classmethod
+    @abstractmethod
     def build(cls, settings: Any, folder: Path, layout: Layout) -> Self:
         """Return the backend of a scheduler.
 
@@ -193,7 +194,6 @@ class Backend(ABC):
         Raises:
             LongshoreError: If it cannot be used here.
         """
-        raise NotImplementedError(f"{cls.__name__} cannot be built from a configuration")
 
     @abstractmethod
     def observe(self) -> tuple[NodeView, ...]:

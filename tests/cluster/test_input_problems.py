@@ -25,7 +25,7 @@ from longshore.scheduler.api.tokens import TokenRequest
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.local.backend import LocalSettings
 from longshore.scheduler.backends.ray.backend import RaySettings
-from longshore.scheduler.backends.slurm.commands import SlurmSettings
+from longshore.scheduler.backends.slurm.backend import SlurmSettings
 from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.settings import SchedulerSettings

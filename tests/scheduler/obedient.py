@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
 
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, GpuView, NodeView, StepLines
+from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import EndedBy, RankEnd, Run, Status
 
 WELL = Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0)
@@ -27,6 +30,10 @@ class Obedient(Backend):
         self.known: dict[str, Status] = {}
         self.attempts: dict[str, Attempt] = {}
         self.holds: set[str] = set()  # attempts of which processes are left, whatever else is known of them
+
+    @classmethod
+    def build(cls, settings: object, folder: Path, layout: Layout) -> Self:
+        return cls(layout.nodes)
 
     def observe(self) -> tuple[NodeView, ...]:
         return tuple(

@@ -17,7 +17,7 @@ import pytest
 
 from longshore.cluster.files.processes import free_port
 from longshore.scheduler.backends.local.ranks import user_variables
-from longshore.scheduler.backends.shared_folder.sweep import sweep
+from longshore.scheduler.backends.shared_folder.node import sweep
 from tests.scheduler.served import LONGSHORE, Served, until
 from tests.support import processes
 

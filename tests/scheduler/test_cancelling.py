@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import pytest
 from sqlalchemy import Connection
 
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, GpuView, NodeView
+from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.store.jobs import DESIRED
 from tests.scheduler.backends.attempts import until
@@ -38,6 +39,10 @@ class Chance(Backend):
         self.known: dict[str, Status] = {}
         self.lives: set[str] = set()
         self.cancelled: set[str] = set()
+
+    @classmethod
+    def build(cls, settings: object, folder: Path, layout: Layout) -> Self:
+        return cls(Random(0))
 
     def observe(self) -> tuple[NodeView, ...]:
         gpus = tuple(map(GpuView, range(8)))

@@ -17,8 +17,7 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.api.models import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.folders import Folders
-from longshore.scheduler.backends.local.launching import launched_in
+from longshore.scheduler.backends.local.folders import Folders, launched_in
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.submission import is_late
 from longshore.scheduler.control.unknown_attempts import CHECK_UNKNOWN_S, UnknownAttempts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
@@ -22,6 +22,7 @@ from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.metrics import StoreCollector
+from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow, ReservationRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, JobState, Status
@@ -68,6 +69,10 @@ class Way(Backend):
         self.before: Callable[[str], None] = lambda _call: None  # reported the name of each call before it is made
         self.after: Callable[[str], None] = lambda _call: None  # and when it has been made
         self.silent_s: dict[str, float] = {}  # last answer of each silent node
+
+    @classmethod
+    def build(cls, settings: object, folder: Path, layout: Layout) -> Self:
+        return cls(LocalBackend(folder, layout.nodes))
 
     def _call(self, name: str, call: Callable[[], ValueT]) -> ValueT:
         self.before(name)

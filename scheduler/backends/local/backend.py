@@ -1,8 +1,14 @@
-"""The local backend: jobs as processes of this machine, whose nodes and GPUs are slots with names."""
+"""The local backend: jobs as processes of this machine, whose nodes and GPUs are slots with names.
+
+An attempt whose supervisor is gone has its processes found by their traces, and killed. A process loses the trace of
+its control group only by leaving the group on purpose; the others are lost more easily (docs/nodes.md).
+"""
 
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,21 +17,43 @@ from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.durable import is_there, open_folder, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
-from ....cluster.files.processes import boot_id, machine_id, shows_this_process
+from ....cluster.files.processes import Identity, boot_id, is_alive, last_error, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
 from ....ring.ring_client import RingClient, ask_report, last_report, retire
 from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
-from ...model.states import Run, Status
+from ...model.states import EndedBy, Run, Status, read_reason
 from ..protocol import Attempt, Backend, Capabilities, GpuView, MemberPlace, NodeView, StepLines
-from .folders import Folders, as_backend_error, delete_but, read_log_of, read_step_lines
-from .launching import launched_in, refuse_what_cannot_start, spawn_supervisor, spec_of
-from .ranks import encode
-from .reading import proven_gone, read_status
+from .folders import (
+    Ends,
+    Exited,
+    Folders,
+    Ranks,
+    Started,
+    as_backend_error,
+    delete_but,
+    launched_in,
+    rank_ends,
+    read_log_of,
+    read_marker,
+    read_progress,
+    read_step_lines,
+    write_spec,
+)
+from .ranks import SPEC_FILE, Traces, kill_all, log_name
 from .ring_host import PLACES, RING, add_name, members_in, places_in
-from .supervision import SPEC_BYTES, write_exit
+from .supervision import CANCELLED, write_exit
+from .supervisor import STARTED_BEFORE, TWIN
 
 _PLACE_BYTES = 4096
+_START_WITHIN_S = 30.0  # a machine under load; usually 0.03
+_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
+_SUPERVISE = (
+    "import os, sys; sys.path.append(sys.argv[1]); "
+    "from longshore.scheduler.backends.local.supervisor import main; os._exit(main(sys.argv[2]))"
+)
+_KILL_WITHIN_S = 0.3  # what needs longer is tried again with the next call
+_NOTE_BYTES = 1 << 20
 
 
 class LocalSettings(BaseModel):
@@ -88,19 +116,8 @@ class LocalBackend(Backend):
             RefusedError: If its program or folder does not exist.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
-        path = self._folders.path(attempt.name)
-        spec = spec_of(attempt, placement, self._nodes, path / "work")
-        with as_backend_error(attempt.name):
-            with self._folders.open(attempt.name) as folder:
-                if folder is not None and _has_begun(folder, attempt.name, encode(spec)):
-                    return
-            refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
-            with self._folders.make(attempt.name) as folder:
-                if not attempt.folder:
-                    (path / "work").mkdir(exist_ok=True)
-                if not write_first(folder, "spec.json", encode(spec)):
-                    _has_begun(folder, attempt.name, encode(spec))
-            spawn_supervisor(path)
+        if write_spec(self._folders, attempt, placement, self._nodes, ("started.json", "exit.json")) is not None:
+            _spawn_supervisor(self._folders.path(attempt.name))
 
     def status(self, name: str) -> Status:
         """Return what is known of an attempt.
@@ -111,13 +128,9 @@ class LocalBackend(Backend):
         self._folders.path(name)
         try:
             with self._folders.open(name) as folder:
-                return Status(Run.ABSENT) if folder is None else read_status(folder, name, boot_id())
+                return Status(Run.ABSENT) if folder is None else _read_status(folder, name, boot_id())
         except (OSError, ValueError) as error:
             return Status(Run.UNREACHABLE, words=str(error))
-
-    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        """Return what is known of many attempts."""
-        return {name: self.status(name) for name in names}
 
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or as soon as it starts; again, this does nothing.
@@ -137,7 +150,7 @@ class LocalBackend(Backend):
         self._folders.path(name)
         try:
             with self._folders.open(name) as folder:
-                return folder is None or proven_gone(folder, name, boot_id())
+                return folder is None or _proven_gone(folder, name, boot_id())
         except (OSError, ValueError):
             return False
 
@@ -254,27 +267,133 @@ class LocalBackend(Backend):
                 delete_but(folder, kept)
 
 
-def _has_begun(folder: int, name: str, content: bytes) -> bool:
-    """Return whether an attempt has started or ended.
+def _spawn_supervisor(path: Path) -> None:
+    """Start a supervisor on an attempt's folder, unless there is or was one.
+
+    Args:
+        path: The attempt's folder, absolute.
 
     Raises:
-        BackendError: If its name was launched with something else to run.
+        BackendError: If it is not known whether it started.
     """
-    if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
-        raise BackendError(f"{name} was launched before with another command or placement")
-    return is_there(folder, "started.json") or is_there(folder, "exit.json")
+    # -I -S: none of the user's settings or site packages, which also makes it start fast. It has nothing of the
+    # environment but HOME, for ranks of a user whom the machine does not know.
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _SUPERVISE, str(_ROOT), str(path)]
+    null = subprocess.DEVNULL
+    environment = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
+    try:
+        done = subprocess.run(
+            command, stdin=null, stdout=null, stderr=null, cwd="/", env=environment,
+            start_new_session=True, timeout=_START_WITHIN_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendError(f"{path.name}: its supervisor could not be started: {error}") from error
+    if done.returncode not in (0, TWIN, STARTED_BEFORE):
+        raise BackendError(f"{path.name}: its supervisor ended with {done.returncode} at its start")
 
 
 def _end_unless_started(folder: int, name: str) -> None:
     """Write the exit marker of a cancelled attempt that has no supervisor to do so."""
-    if not is_there(folder, "spec.json"):
+    if not is_there(folder, SPEC_FILE):
         return
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not is_there(folder, "started.json") and not is_there(folder, "exit.json"):
-            write_exit(folder, name, "cancelled", 0.0, [])
+            write_exit(folder, name, CANCELLED, 0.0, [])
     except BlockingIOError:
         pass  # A supervisor lives, and will find the request.
     finally:
         os.close(lock)
+
+
+def _read_status(folder: int, attempt: str, boot: str) -> Status:
+    """Return what is known of an attempt; first ends one whose supervisor was killed.
+
+    Raises:
+        OSError: If a marker cannot be read.
+        ValueError: If a marker makes no sense.
+    """
+    ended = _read_end(folder, attempt)
+    if ended is not None:
+        return ended
+    started = read_marker(folder, attempt, Started)
+    if started is None:
+        return Status(Run.PENDING if is_there(folder, SPEC_FILE) else Run.ABSENT)
+    if not _supervised(started, boot):
+        # It may have written the exit marker since that was read.
+        return _read_end(folder, attempt) or _read_loss(folder, started, boot)
+    ranks = read_marker(folder, attempt, Ranks)
+    if ranks is None:
+        return Status(Run.PENDING)
+    ends = rank_ends(read_marker(folder, attempt, Ends))
+    return Status(Run.RUNNING, ends, started_s=ranks.started_s, progress=read_progress(folder))
+
+
+def _proven_gone(folder: int, attempt: str, boot: str) -> bool:
+    """Return whether no process of an attempt is left, after killing what outlived its supervisor.
+
+    Raises:
+        OSError: If a marker cannot be read.
+        ValueError: If a marker makes no sense.
+    """
+    ended = read_marker(folder, attempt, Exited)
+    started = read_marker(folder, attempt, Started)
+    if started is None:
+        # Launched and neither started nor ended: it could start at any moment.
+        may_start = ended is None and is_there(folder, SPEC_FILE)
+        return not may_start and kill_all(Traces(attempt, folder, -1, {}), _KILL_WITHIN_S)
+    return not (_supervised(started, boot) or _guarded(started, boot)) and _kill_left(folder, started, boot)
+
+
+def _read_end(folder: int, attempt: str) -> Status | None:
+    ended = read_marker(folder, attempt, Exited)
+    if ended is None:
+        return None
+    by, words = read_reason(ended.reason)
+    ends = rank_ends(ended)
+    failed = next((end for end in ends if end.code), None) if by in (EndedBy.NONE, EndedBy.RANK_FAILED) else None
+    if failed is not None and not words:
+        words = last_error(log_name(failed.rank), folder)
+    return Status(Run.EXITED, ends, by, words, ended.started_s, read_progress(folder))
+
+
+def _read_loss(folder: int, started: Started, boot: str) -> Status:
+    if _guarded(started, boot) or not _kill_left(folder, started, boot):
+        return Status(Run.UNREACHABLE, words="its supervisor is gone, and processes of it still live")
+    ranks = read_marker(folder, started.attempt, Ranks)
+    return Status(
+        Run.LOST,
+        rank_ends(read_marker(folder, started.attempt, Ends)),
+        EndedBy.NONE,
+        f"supervisor lost: {_why_lost(folder, started, boot)}",
+        0.0 if ranks is None else ranks.started_s,
+        read_progress(folder),
+    )
+
+
+def _why_lost(folder: int, started: Started, boot: str) -> str:
+    if started.boot != boot:
+        return "the machine was restarted"
+    try:
+        note = read_whole(folder, "supervisor.log", _NOTE_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return "it was killed"
+    return next((line for line in reversed(note) if line), "it failed")
+
+
+def _supervised(started: Started, boot: str) -> bool:
+    return is_alive(Identity(started.pid, started.start_ticks, started.boot), boot)
+
+
+def _guarded(started: Started, boot: str) -> bool:
+    """Return whether the guard lives: it adopts what is left, and ends when nothing is."""
+    return is_alive(Identity(*started.guard, started.boot), boot)
+
+
+def _kill_left(folder: int, started: Started, boot: str) -> bool:
+    # After a restart of the machine the numbers of groups and sessions are other processes'.
+    ranks = read_marker(folder, started.attempt, Ranks) if started.boot == boot else None
+    groups = {} if ranks is None else dict(ranks.ranks)
+    cgroup = "" if ranks is None else ranks.cgroup
+    return kill_all(Traces(started.attempt, folder, started.session, groups, cgroup), _KILL_WITHIN_S)

@@ -1,20 +1,45 @@
-"""The folders of attempts: their files of output, progress, steps and checkpoints, which jobs may write to."""
+"""The folders of attempts, as the scheduler uses them: it writes what is to be run, and reads what they report.
+
+- `write_spec`, `launched_in`: what is to be run.
+- `read_marker`: the markers of supervisors, read strictly.
+- `read_log_of`, `read_progress`, `read_step_lines`: what ranks write, in files that a job can replace by anything.
+"""
 
 import errno
 import json
+import logging
 import math
 import os
 import re
+import reprlib
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.durable import is_there, make_folder, open_file, open_folder, read_whole, write_first
-from ....cluster.files.errors import BackendError
-from ..protocol import NoLogError, StepLines
-from .ranks import decode, log_name, read_log, saved_name, steps_name
-from .supervision import SPEC_BYTES
+from ....cluster.files.errors import BackendError, error_line
+from ....cluster.model.placement import Placement, Share
+from ...model.job import is_job_id
+from ...model.states import RankEnd
+from ..protocol import Attempt, NoLogError, RefusedError, StepLines, refuse_placement, refuse_texts
+from .ranks import (
+    MAX_SPEC_BYTES,
+    SPEC_FILE,
+    RankPlace,
+    Spec,
+    encode,
+    log_name,
+    read_log,
+    read_spec,
+    saved_name,
+    steps_name,
+)
+
+log = logging.getLogger(__name__)
 
 _ATTEMPT_FOLDER = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
@@ -134,6 +159,20 @@ def as_backend_error(name: str) -> Iterator[None]:
         raise BackendError(f"{name}: {error}") from error
 
 
+@contextmanager
+def opened(folder: int, place: str) -> Iterator[int]:
+    """Open a folder inside that of an attempt.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    own = open_folder(place, inside=folder)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
+
 def delete_but(folder: int, proofs: Collection[str]) -> None:
     """Delete everything in a folder except logs and the markers without which its attempt could start a second time.
 
@@ -153,6 +192,288 @@ def delete_but(folder: int, proofs: Collection[str]) -> None:
             shutil.rmtree(name, dir_fd=folder)
         elif not re.fullmatch(r"rank-\d+\.log", name):
             os.unlink(name, dir_fd=folder)
+
+
+def write_spec(
+    folders: Folders, attempt: Attempt, placement: Placement, nodes: Mapping[str, int], begun: Collection[str]
+) -> tuple[Spec, bool] | None:
+    """Write what is to be run.
+
+    Args:
+        folders: Of all attempts.
+        attempt: The attempt.
+        placement: GPUs for it.
+        nodes: GPUs of each node.
+        begun: Names of the markers either of which an attempt has that has begun.
+
+    Returns:
+        The spec, and whether it was written for the first time; None if the attempt has begun.
+
+    Raises:
+        CannotHonourError: If there are no such GPUs.
+        RefusedError: If its program or folder does not exist.
+        BackendError: If it cannot be written, or another attempt has this name.
+    """
+    name, work = attempt.name, folders.path(attempt.name) / "work"
+    spec = spec_of(attempt, placement, nodes, work)
+    with as_backend_error(name):
+        with folders.open(name) as folder:
+            if folder is not None and _has_begun(folder, name, encode(spec), begun):
+                return None
+        _refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
+        with folders.make(name) as folder:
+            if not attempt.folder:
+                work.mkdir(exist_ok=True)
+            is_first = write_first(folder, SPEC_FILE, encode(spec))
+            if not is_first and _has_begun(folder, name, encode(spec), begun):
+                return None
+    return spec, is_first
+
+
+def _has_begun(folder: int, name: str, content: bytes, begun: Collection[str]) -> bool:
+    """Return whether an attempt has begun.
+
+    Raises:
+        BackendError: If its name was launched with something else to run.
+    """
+    if is_there(folder, SPEC_FILE) and read_whole(folder, SPEC_FILE, MAX_SPEC_BYTES) != content:
+        raise BackendError(f"{name} was launched before with another command or placement")
+    return any(is_there(folder, marker) for marker in begun)
+
+
+def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], own_folder: Path) -> Spec:
+    """Return what a supervisor is to run.
+
+    Args:
+        attempt: The attempt.
+        placement: GPUs for it.
+        nodes: GPUs of each node.
+        own_folder: Its working directory, unless it names one.
+
+    Raises:
+        CannotHonourError: If there are no such GPUs, or one is named twice.
+        RefusedError: If a text of it cannot be passed to a program.
+    """
+    refuse_placement(attempt, placement, nodes)
+    refuse_texts(attempt)
+    return Spec(
+        attempt.name,
+        attempt.job,
+        attempt.number,
+        attempt.command,
+        attempt.folder or str(own_folder),
+        # Unbuffered: else what a program in Python prints is seen late, and is lost when it is killed.
+        {"PATH": os.defpath, "PYTHONUNBUFFERED": "1", **attempt.environment},
+        attempt.grace_s,
+        None if attempt.limit_s == float("inf") else attempt.limit_s,
+        tuple(RankPlace(share.node, gpu) for share in placement for gpu in share.gpus),
+        attempt.seats,
+        attempt.backups,
+        attempt.visible_gpus,
+    )
+
+
+def _refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
+    """Refuse an attempt that would certainly fail at its start.
+
+    Args:
+        spec: What is to be run.
+        makes_folder: Whether its folder is created for it, and so empty.
+
+    Raises:
+        RefusedError: If its program or folder does not exist.
+    """
+    folder = Path(spec.folder)
+    if not makes_folder and not folder.is_absolute():
+        raise RefusedError(f"{spec.attempt}: {spec.folder!r} is not an absolute path")
+    if not makes_folder and not folder.is_dir():
+        raise RefusedError(f"{spec.attempt}: folder {spec.folder!r} does not exist on this machine")
+    program = spec.command[0]
+    path = str(folder / program) if "/" in program else program
+    if shutil.which(path, path=spec.environment["PATH"]) is None:
+        raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
+
+
+NO_FILE_OF_OURS = (  # errors
+    errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
+    errno.EACCES, errno.EPERM,  # unreadable, as a job can make it
+)  # fmt: skip
+_ATTEMPT_NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
+_MAX_NODE_LETTERS = 200  # of a node's name, as in a cluster file
+_MAX_GPU = 10**9
+
+
+def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
+    """Return the attempts that were launched and not forgotten, with their GPUs, by name.
+
+    Of one whose file is damaged, which is logged, only the job and number in its name are known, and no GPUs.
+
+    Raises:
+        BackendError: If one of them cannot be read.
+    """
+    found: dict[str, tuple[Attempt, Placement]] = {}
+    for name in folders.names_with(SPEC_FILE):
+        with as_backend_error(name):
+            try:
+                spec = _read_own_spec(folders, name)
+                if spec is not None:
+                    found[name] = (_attempt(spec), _placement(spec))
+            except (ValueError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in NO_FILE_OF_OURS:
+                    raise
+                log.error("%s: its %s cannot be read: %s", name, SPEC_FILE, error_line(error))
+                found[name] = (_named(name), ())
+    return found
+
+
+def _read_own_spec(folders: Folders, name: str) -> Spec | None:
+    """Return what an attempt is to run, None if it has just been forgotten.
+
+    Raises:
+        ValueError: If its file makes no sense.
+        OSError: If it cannot be read.
+    """
+    with folders.open(name) as folder:
+        if folder is None or not is_there(folder, SPEC_FILE):
+            return None
+        return _checked(read_spec(folder), name)
+
+
+def _checked(spec: Spec, name: str) -> Spec:
+    """Return what was read, if it belongs to this attempt and names its GPUs.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    job, number = _numbered(name)
+    is_its_own = (spec.attempt, spec.job, spec.number) == (name, job, number) and type(spec.number) is int
+    if not is_its_own or not is_job_id(job):
+        found = map(reprlib.repr, (spec.attempt, spec.job, spec.number))
+        raise ValueError("it is of attempt {}, job {}, number {}".format(*found))
+    places = {(rank.node, rank.gpu) for rank in spec.ranks if _is_place(rank)}
+    if not places or len(places) < len(spec.ranks):
+        raise ValueError("it does not name the GPUs of its ranks")
+    return spec
+
+
+def _is_place(rank: RankPlace) -> bool:
+    """Return whether a rank has a node and a GPU; the node's name must be printable."""
+    is_node = isinstance(rank.node, str) and 0 < len(rank.node) <= _MAX_NODE_LETTERS and rank.node.isprintable()
+    return is_node and type(rank.gpu) is int and 0 <= rank.gpu < _MAX_GPU
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Return the job and the number in the name of an attempt, of no job if it has none."""
+    found = _ATTEMPT_NAME.fullmatch(name)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def _named(name: str) -> Attempt:
+    """Return what is known of an attempt by its name alone."""
+    return Attempt(name, *_numbered(name), command=(), folder="", environment={})
+
+
+def _attempt(spec: Spec) -> Attempt:
+    limit_s = float("inf") if spec.limit_s is None else spec.limit_s
+    return Attempt(
+        spec.attempt, spec.job, spec.number, spec.command, spec.folder, spec.environment, spec.grace_s, limit_s,
+        seats=spec.seats, backups=spec.backups, visible_gpus=spec.visible_gpus,
+    )  # fmt: skip
+
+
+def _placement(spec: Spec) -> Placement:
+    nodes: dict[str, list[int]] = {}
+    for rank in spec.ranks:
+        nodes.setdefault(rank.node, []).append(rank.gpu)
+    return tuple(Share(node, tuple(sorted(gpus))) for node, gpus in nodes.items())
+
+
+_MAX_MARKER_BYTES = 1 << 20
+
+_Whole = Annotated[int, Field(ge=0)]
+_Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_End = tuple[_Whole, Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(ge=0, le=127)], _Time]
+
+
+class Marker(BaseModel):
+    """A file with facts about an attempt."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    file_name: ClassVar[str]
+
+    attempt: str
+
+
+class Started(Marker):
+    """The supervisor of an attempt, and its guard."""
+
+    file_name = "started.json"
+
+    pid: Annotated[int, Field(gt=0)]
+    start_ticks: _Whole
+    boot: str
+    session: _Whole
+    guard: tuple[_Whole, _Whole] = (0, 0)  # pid and start; a pid of 0 for none
+
+
+class Ranks(Marker):
+    """The processes of an attempt's ranks: pid, which is their group's number too, and start."""
+
+    file_name = "ranks.json"
+
+    started_s: _Time
+    ranks: tuple[tuple[Annotated[int, Field(gt=0)], _Whole], ...]
+    cgroup: str = ""  # path of their control group, "" for none
+
+
+class Ends(Marker):
+    """Ranks that ended while others run: rank, exit code, signal, Unix time."""
+
+    file_name = "ends.json"
+
+    ends: tuple[_End, ...]
+
+
+class Exited(Marker):
+    """How an attempt ended, and its ranks."""
+
+    file_name = "exit.json"
+
+    ends: tuple[_End, ...]
+    boot: str
+    reason: str
+    started_s: _Time
+
+
+MarkerT = TypeVar("MarkerT", bound=Marker)
+
+
+def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | None:
+    """Return a marker of an attempt, None if it does not exist.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name, which the marker must have.
+        kind: Which marker.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no such marker, or another attempt's.
+    """
+    name = kind.file_name
+    try:
+        content = read_whole(folder, name, _MAX_MARKER_BYTES)
+    except FileNotFoundError:
+        return None
+    marker = kind.model_validate_json(content)
+    if marker.attempt != attempt:
+        raise ValueError(f"{name} is of attempt {marker.attempt!r}, not of {attempt!r}")
+    return marker
+
+
+def rank_ends(marker: Ends | Exited | None) -> tuple[RankEnd, ...]:
+    """Return how ranks ended, in the order of their ends."""
+    return () if marker is None else tuple(RankEnd(*end) for end in marker.ends)
 
 
 _MAX_RANKS = 1 << 16
@@ -194,20 +515,6 @@ def read_log_of(
     return b"", offset
 
 
-@contextmanager
-def opened(folder: int, place: str) -> Iterator[int]:
-    """Open a folder inside that of an attempt.
-
-    Raises:
-        OSError: If it cannot be opened.
-    """
-    own = open_folder(place, inside=folder)
-    try:
-        yield own
-    finally:
-        os.close(own)
-
-
 def _read(folder: int, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
     try:
         log = open_file(folder, log_name(rank))
@@ -222,9 +529,7 @@ def _read(folder: int, rank: int, offset: int, max_bytes: int) -> tuple[bytes, i
 
 
 def _count_ranks(folder: int) -> int:
-    if not is_there(folder, "spec.json"):
-        return 0
-    return len(decode(read_whole(folder, "spec.json", SPEC_BYTES)).ranks)
+    return len(read_spec(folder).ranks) if is_there(folder, SPEC_FILE) else 0
 
 
 _MAX_PROGRESS_BYTES = 4096

@@ -1,11 +1,13 @@
 """The ranks of an attempt: started, logged, limited and ended, with all their processes. Standard library only.
 
-- `fork_rank`: the start of a rank, with its environment.
+- `Spec`: what is to be run, as the scheduler writes it and supervisors read it.
+- `environment_of`: the environment of a rank.
 - `open_log`, `drop_beginning`, `read_log`: the output of ranks, in files that keep only their last part.
 - `adopt_orphans`, `kill_children`: processes that lose their parent become children of the supervisor or its guard.
 - `Gang`: the ranks that a supervisor runs.
 - `confine`, `kill_group`: a control group (version 2) for the processes of an attempt, where this user may create one.
   Whatever a process does to its session, parent or environment, the processes that it starts are in its group.
+- `kill_all`: ends the processes of an attempt that has no supervisor any more; it finds them by their traces.
 """
 
 import ctypes
@@ -16,12 +18,16 @@ import pwd
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ....cluster.files.processes import children, find, memory_kills, read_file
+from ....cluster.files.durable import open_folder, read_whole
+from ....cluster.files.processes import Process, children, environment, find, kill, living, memory_kills, read_file
+
+SPEC_FILE = "spec.json"
+MAX_SPEC_BYTES = 4 << 20
 
 ALL_ON_NODE, OWN = "node", "rank"  # GPUs that a rank sees
 
@@ -75,12 +81,24 @@ def decode(content: bytes) -> Spec:
     """
     try:
         fields = json.loads(content)
-        ranks = tuple(
-            RankPlace(node, gpu) for node, gpu, *_ in fields.pop("ranks")
-        )  # older versions wrote more of each
+        # Older versions wrote more of each rank.
+        ranks = tuple(RankPlace(node, gpu) for node, gpu, *_ in fields.pop("ranks"))
         return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an attempt: {type(error).__name__}: {error}") from error
+
+
+def read_spec(folder: int) -> Spec:
+    """Return what an attempt is to run.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it makes no sense.
+    """
+    return decode(read_whole(folder, SPEC_FILE, MAX_SPEC_BYTES))
 
 
 _PR_SET_PDEATHSIG = 1
@@ -95,17 +113,6 @@ _BACK_TO_DEFAULT = (
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Start(NamedTuple):
-    """What a rank's start needs in addition to the spec."""
-
-    rank: int
-    path: str  # the attempt's folder
-    part: RankGroup  # of the attempt that its supervisor runs
-    log: int  # descriptor for its output
-    gate: int  # descriptor that a byte comes through once the rank may begin
-    gate_in: int  # the gate's other end, which only the supervisor may hold
-
-
 def steps_name(rank: int) -> str:
     """Return the name of the file in which a rank reports its steps, in the folder of its attempt."""
     return f"steps-{rank}"
@@ -116,34 +123,40 @@ def saved_name(rank: int) -> str:
     return f"saved-{rank}"
 
 
-def environment_of(spec: Spec, start: Start) -> dict[str, str]:
+def environment_of(spec: Spec, part: RankGroup, rank: int, path: str) -> dict[str, str]:
     """Return the environment of a rank: the attempt's, overridden by what the placement fixes.
 
     As under torchrun, a rank sees the GPUs of all ranks on its node, and its own is number LOCAL_RANK among them. One
     that sees its own alone has the environment of the only rank on a node.
+
+    Args:
+        spec: The attempt.
+        part: The ranks that its supervisor runs.
+        rank: One of them.
+        path: The folder for its logs and reports.
     """
-    place, visible = spec.ranks[start.rank], start.part.visible
-    seen = [rank for rank in visible if spec.ranks[rank].node == place.node]
+    place = spec.ranks[rank]
+    seen = [each for each in part.visible if spec.ranks[each].node == place.node]
     if spec.visible_gpus == OWN:
-        seen = [start.rank]
+        seen = [rank]
     return {
-        **user_variables(start.path),
+        **user_variables(path),
         **spec.environment,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the indices count, and not CUDA's own order of speed
-        "CUDA_VISIBLE_DEVICES": ",".join(visible[rank] for rank in seen),
-        "RANK": str(start.rank),
-        "LOCAL_RANK": str(seen.index(start.rank)),
+        "CUDA_VISIBLE_DEVICES": ",".join(part.visible[each] for each in seen),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(seen.index(rank)),
         "WORLD_SIZE": str(len(spec.ranks)),
         "LOCAL_WORLD_SIZE": str(len(seen)),
-        "MASTER_ADDR": start.part.address,
-        "MASTER_PORT": str(start.part.port),
+        "MASTER_ADDR": part.address,
+        "MASTER_PORT": str(part.port),
         "LONGSHORE_JOB": spec.job,
         "LONGSHORE_ATTEMPT": spec.attempt,
         "LONGSHORE_NODE": place.node,
-        "LONGSHORE_GPUS": ",".join(str(spec.ranks[rank].gpu) for rank in seen),
-        "LONGSHORE_PROGRESS": f"{start.path}/progress.json",
-        "LONGSHORE_STEPS": f"{start.path}/{steps_name(start.rank)}",
-        "LONGSHORE_SAVED": f"{start.path}/{saved_name(start.rank)}",
+        "LONGSHORE_GPUS": ",".join(str(spec.ranks[each].gpu) for each in seen),
+        "LONGSHORE_PROGRESS": f"{path}/progress.json",
+        "LONGSHORE_STEPS": f"{path}/{steps_name(rank)}",
+        "LONGSHORE_SAVED": f"{path}/{saved_name(rank)}",
     }
 
 
@@ -174,48 +187,6 @@ def _own_home(path: str) -> str:
     return home
 
 
-def fork_rank(spec: Spec, start: Start) -> int:
-    """Fork a rank, which waits at the gate in a process group of its own, and return its pid.
-
-    Call it in the main thread: the rank is killed when the thread that forked it ends.
-
-    Raises:
-        OSError: If there can be no further process.
-    """
-    supervisor = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _run(spec, start, supervisor)
-    os.setpgid(pid, pid)  # The rank does the same: in either order, no signal to the group misses it.
-    return pid
-
-
-def _run(spec: Spec, start: Start, supervisor: int) -> NoReturn:
-    try:
-        os.dup2(start.log, 1)
-        os.dup2(start.log, 2)
-        _wait_at_gate(start, supervisor)
-        _restore_signals()
-        _be_killed_first()
-        os.chdir(spec.folder)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.execvpe(spec.command[0], spec.command, environment_of(spec, start))
-    except BaseException as error:
-        problem = f"longshore: cannot start {spec.command[0]!r} in {spec.folder!r}: {error}\n"
-        os.write(2, problem.encode(errors="backslashreplace"))
-    finally:  # A copy of the supervisor must not live on.
-        os._exit(_NOT_STARTED)
-
-
-def _wait_at_gate(start: Start, supervisor: int) -> None:
-    os.setpgid(0, 0)
-    os.close(start.gate_in)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The supervisor may have died before that; if it did since, nothing comes through the gate.
-    if os.getppid() != supervisor or os.read(start.gate, 1) == b"":
-        raise ChildProcessError("its supervisor died")
-
-
 def _be_killed_first() -> None:
     """Let the kernel kill ranks for memory before their supervisor."""
     with suppress(OSError):
@@ -224,23 +195,12 @@ def _be_killed_first() -> None:
         os.pwrite(file, str(raised).encode(), 0)
 
 
-def _restore_signals() -> None:
-    for number in _BACK_TO_DEFAULT:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # linux/falloc.h
 
 
 def log_name(rank: int) -> str:
     """Return the name of a rank's log in the folder of its attempt."""
     return f"rank-{rank}.log"
-
-
-def is_log(name: str) -> bool:
-    """Return whether this is the name of a rank's log."""
-    return name.startswith("rank-") and name.endswith(".log")
 
 
 def open_log(folder: int, rank: int) -> int:
@@ -265,7 +225,6 @@ def drop_beginning(log: int, keep_bytes: int) -> None:
     seen = os.fstat(log)
     if seen.st_blocks * 512 <= 2 * keep_bytes:  # 512: the unit of st_blocks everywhere
         return
-    libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     libc.fallocate64(log, _KEEP_SIZE | _PUNCH_HOLE, 0, seen.st_size - keep_bytes)
 
@@ -342,20 +301,58 @@ class Gang:
     def __init__(self, spec: Spec, part: RankGroup, folder: int, path: str) -> None:
         self.reason = ""  # why it is being stopped
         self.ends: list[tuple[int, int, int, float]] = []  # rank, code, signal, Unix time: in the order of the ends
-        self._grace_s = spec.grace_s
+        self._spec, self._part, self._path = spec, part, path
         self._kill_at_s = 0.0
         self._killed = False
         self._memory_kills = deque([(time.monotonic(), memory_kills())])  # time and count of the last readings
         self._logs = {rank: open_log(folder, rank) for rank in part.visible}
-        self._gate, self._gate_in = os.pipe()
-        self._ranks: dict[int, int] = {}  # living ranks by pid
-        for rank, log in self._logs.items():
-            self._ranks[fork_rank(spec, Start(rank, path, part, log, self._gate, self._gate_in))] = rank
+        self._gate, self._gate_in = os.pipe()  # a byte comes through for each rank once it may begin
+        self._ranks = {self._fork(rank): rank for rank in self._logs}  # living ranks by pid
 
     @property
     def running(self) -> bool:
         """Whether a rank lives."""
         return bool(self._ranks)
+
+    def _fork(self, rank: int) -> int:
+        """Fork a rank, which waits at the gate in a process group of its own, and return its pid.
+
+        Its process is killed when the thread that forked it ends, so that has to be the main thread.
+        """
+        supervisor = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become(rank, supervisor)
+        os.setpgid(pid, pid)  # The rank does the same: in either order, no signal to the group misses it.
+        return pid
+
+    def _become(self, rank: int, supervisor: int) -> NoReturn:
+        """Turn this process, just forked, into a rank."""
+        spec = self._spec
+        try:
+            os.dup2(self._logs[rank], 1)
+            os.dup2(self._logs[rank], 2)
+            self._wait_at_gate(supervisor)
+            for number in _BACK_TO_DEFAULT:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            _be_killed_first()
+            os.chdir(spec.folder)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.execvpe(spec.command[0], spec.command, environment_of(spec, self._part, rank, self._path))
+        except BaseException as error:
+            problem = f"longshore: cannot start {spec.command[0]!r} in {spec.folder!r}: {error}\n"
+            os.write(2, problem.encode(errors="backslashreplace"))
+        finally:  # A copy of the supervisor must not live on.
+            os._exit(_NOT_STARTED)
+
+    def _wait_at_gate(self, supervisor: int) -> None:
+        os.setpgid(0, 0)
+        os.close(self._gate_in)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # The supervisor may have died before that; if it did since, nothing comes through the gate.
+        if os.getppid() != supervisor or os.read(self._gate, 1) == b"":
+            raise ChildProcessError("its supervisor died")
 
     def pids(self) -> list[tuple[int, int]]:
         """Return the pid and the start of each rank, in the order of ranks; none of them has been reaped."""
@@ -389,7 +386,7 @@ class Gang:
         """Ask all processes to end; they are killed after the grace. The first reason stays."""
         if not self.reason:
             self.reason = reason
-            self._kill_at_s = time.monotonic() + self._grace_s
+            self._kill_at_s = time.monotonic() + self._spec.grace_s
             self._signal(signal.SIGTERM)
 
     def tend(self) -> None:
@@ -521,3 +518,115 @@ def _own_group() -> str:
         if kind.startswith("cgroup2 ") and own.startswith(f"{root}/"):
             return point + own.removeprefix(root).rstrip("/")
     raise FileNotFoundError("no control group of version 2 is mounted")
+
+
+_KILL_PAUSE_S = 0.02
+
+
+class Traces(NamedTuple):
+    """How an attempt's processes are recognised."""
+
+    attempt: str  # in the environment of each, as LONGSHORE_ATTEMPT
+    folder: int  # descriptor of its folder
+    session: int  # of its supervisor, and so of its ranks' groups
+    groups: Mapping[int, int]  # group of each rank, and the start of the rank that leads it; none after a restart
+    cgroup: str = ""  # path of their control group, "" for none
+
+
+def _left_of(traces: Traces) -> list[Process]:
+    """Return the living processes of an attempt: by groups, environment and output, and the descendants of those."""
+    processes, logs = living(), _logs_in(traces.folder)
+    found = {
+        process.pid
+        for process in processes
+        if _is_of_group(process, traces) or _names_attempt(process, traces) or _writes_to(process, logs)
+    }
+    return with_descendants(found, processes)
+
+
+def with_descendants(pids: Collection[int], processes: Collection[Process]) -> list[Process]:
+    """Return those of all living processes that have one of these pids, or descend from one that has."""
+    found, before = set(pids), 0
+    while before != len(found):
+        before = len(found)
+        found |= {process.pid for process in processes if process.parent in found}
+    return [process for process in processes if process.pid in found]
+
+
+def kill_all(traces: Traces, within_s: float) -> bool:
+    """Kill what is left of an attempt, and return whether nothing is.
+
+    Args:
+        traces: How its processes are recognised.
+        within_s: How long to try.
+
+    Returns:
+        Whether the last read of their control group, and of all processes, found none of them.
+
+    Raises:
+        OSError: If their control group cannot be read.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        if traces.cgroup:
+            kill_group(traces.cgroup)
+        in_group = bool(traces.cgroup) and is_populated(traces.cgroup)
+        left = _left_of(traces)
+        if not (in_group or left):
+            remove(traces.cgroup)
+            return True
+        if time.monotonic() > until_s:
+            return False
+        for process in left:
+            kill(process)
+        time.sleep(_KILL_PAUSE_S)
+
+
+def _is_of_group(process: Process, traces: Traces) -> bool:
+    # Once the group is empty its number may be reused, but not in the same session by a process as old.
+    led_since = traces.groups.get(process.group)
+    return led_since is not None and process.session == traces.session and process.start_ticks >= led_since
+
+
+def _logs_in(folder: int) -> set[tuple[int, int]]:
+    """Return the identity of each log in an attempt's folder: device and inode."""
+    found = set()
+    for name in os.listdir(folder):
+        if name.startswith("rank-") and name.endswith(".log"):
+            with suppress(OSError):
+                seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                found.add((seen.st_dev, seen.st_ino))
+    return found
+
+
+def _writes_to(process: Process, logs: Collection[tuple[int, int]]) -> bool:
+    if process.uid != os.getuid():
+        return False
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            seen = Path(f"/proc/{process.pid}/fd/{descriptor}").stat()
+            if (seen.st_dev, seen.st_ino) in logs:
+                return True
+    return False
+
+
+def _names_attempt(process: Process, traces: Traces) -> bool:
+    if process.uid != os.getuid():
+        return False
+    found = environment(process, b"LONGSHORE_ATTEMPT", b"LONGSHORE_PROGRESS")
+    if found.get(b"LONGSHORE_ATTEMPT") != traces.attempt.encode():
+        return False
+    path = os.fsdecode(found.get(b"LONGSHORE_PROGRESS", b""))
+    return not _is_elsewhere(path.rpartition("/")[0], traces.folder)
+
+
+def _is_elsewhere(path: str, folder: int) -> bool:
+    """Return whether a folder exists and is another one: of an attempt of the same name under another scheduler."""
+    try:
+        other = open_folder(path)
+    except OSError:
+        return False
+    try:
+        return not os.path.sameopenfile(other, folder)
+    finally:
+        os.close(other)

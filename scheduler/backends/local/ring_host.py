@@ -1,6 +1,6 @@
 """The host of a ring: the one rank of an attempt with seats, which runs all members and ends as they did.
 
-It has `ring/` in the attempt's folder (ring/standing.py), and there
+It has `ring/` in the attempt's folder (ring/coordinator_state.py), and there
 
 members.json   node, GPU and rank of each member
 places.json    node and GPU of each rank, whether it is used, whether it was left (its processes are proven gone), and
@@ -32,9 +32,27 @@ from ....ring.coordinator import WORN_OUT
 from ....ring.coordinator_state import make_ring, write_file
 from ....ring.launcher import MemberStart, RingLauncher
 from ....ring.wire import GONE_STATUS, RESTART_STATUS, UNKNOWN_STATUS, RingEnd
-from .ranks import RankGroup, RankPlace, Spec, decode, drop_beginning, environment_of, log_name, open_log, steps_name
-from .ranks import Start as RankStart
+from .ranks import (
+    RankGroup,
+    RankPlace,
+    Spec,
+    drop_beginning,
+    environment_of,
+    log_name,
+    open_log,
+    read_spec,
+    steps_name,
+    with_descendants,
+)
 
+RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
+RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
+LOG_BYTES = 64 << 20  # of each rank's output, kept at least
+TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
+MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
+# Before a member is started in place of one that asked for it without a reason, or could not be started.
+RESTART_PAUSE_S = 1.0
+_MAX_FILE_BYTES = 4 << 20
 _ATTEMPT, _MEMBER = b"LONGSHORE_ATTEMPT", b"LONGSHORE_RING_MEMBER"
 
 
@@ -94,12 +112,7 @@ def _left_of(traces: MemberTraces, others: Others, all_seen: list[_Seen], pids: 
         seen.process.pid for seen in all_seen
         if seen.process.session in sessions or _is_member(seen, traces) or (log is not None and log in seen.outputs)
     }  # fmt: skip
-    found -= spared
-    before = 0
-    while before != len(found):
-        before = len(found)
-        found |= {seen.process.pid for seen in all_seen if seen.process.parent in found}
-    return [seen.process for seen in all_seen if seen.process.pid in found]
+    return with_descendants(found - spared, [seen.process for seen in all_seen])
 
 
 def _is_member(seen: _Seen, traces: MemberTraces) -> bool:
@@ -122,17 +135,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
         seen = path.stat()
         return seen.st_dev, seen.st_ino
     return None
-
-
-RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
-RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
-LOG_BYTES = 64 << 20  # of each rank's output, kept at least
-TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
-MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
-RESTART_PAUSE_S = (
-    1.0  # before a member is started in place of one that asked for it without a reason, or could not be started
-)
-_MAX_SPEC_BYTES, _MAX_FILE_BYTES = 4 << 20, 4 << 20
 
 
 class Host:
@@ -254,27 +256,27 @@ class Host:
         # The GPUs that the ring has now: this process does not see those that it gets later, or has left.
         has = {each: gpu for each, gpu in self._part.visible.items() if each == rank or each not in self._unused}
         part = self._part._replace(visible=has)
-        environment = environment_of(self._spec, RankStart(rank, self._path, part, -1, -1, -1))
+        environment = environment_of(self._spec, part, rank, self._path)
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
             del environment[name]  # The ring assigns seats, and they change.
         log = Path(self._path) / log_name(rank)
         start = MemberStart(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
         self._launcher.start(start)
 
-    def _exited(self, it: MemberStart, status: int) -> None:
+    def _exited(self, start: MemberStart, status: int) -> None:
         """Record a member's end, and start another on its GPU unless that was given up.
 
         A member that ended as it has no seat was declared gone, though that message may come after its end.
         """
-        rank = self._ranks[it.member]
+        rank = self._ranks[start.member]
         self._write_done(rank)
         if self._is_ending or self._launcher.is_over:
             return
-        self._log(f"member {it.member} on {it.node} {self._launcher.describe_exit(it.member)}")
-        if self._launcher.needs_restart(it.member, status):
-            self._anew.add(it.member)
+        self._log(f"member {start.member} on {start.node} {self._launcher.describe_exit(start.member)}")
+        if self._launcher.needs_restart(start.member, status):
+            self._anew.add(start.member)
             self._start(rank)
-        elif status not in (0, GONE_STATUS) and self._restarts and it.member not in self._launcher.declared:
+        elif status not in (0, GONE_STATUS) and self._restarts and start.member not in self._launcher.declared:
             self._restarts -= 1
             self._start(rank, RESTART_PAUSE_S if status == RESTART_STATUS else 0.0)
         else:
@@ -300,9 +302,9 @@ class Host:
         ranks = sorted(self._leaving)
         self._search_s = min(2 * self._search_s, MAX_SEARCH_S)
         self._search_at_s = time.monotonic() + self._search_s
-        for rank, is_left in zip(
-            ranks, kill_members([self._traces(each) for each in ranks], self._others()), strict=True
-        ):
+        others = Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
+        left = kill_members([self._traces(each) for each in ranks], others)
+        for rank, is_left in zip(ranks, left, strict=True):
             if is_left:
                 self._leaving.remove(rank)
                 self._left.add(rank)
@@ -310,13 +312,10 @@ class Host:
         self._try(self._write_places)
 
     def _traces(self, rank: int) -> MemberTraces:
-        members = [member for member, its in enumerate(self._ranks) if its == rank]
+        members = [member for member, each in enumerate(self._ranks) if each == rank]
         pids = self._launcher.pids
         log = Path(self._path) / log_name(rank)
         return MemberTraces(self._spec.attempt, members, [pids[each] for each in members if each in pids], log)
-
-    def _others(self) -> Others:
-        return Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
 
     def _write_done(self, rank: int) -> None:
         """Mark the steps of a rank whose process is gone as done (docs/steps.md)."""
@@ -346,9 +345,8 @@ class Host:
             self._log(f"the ring is lost: {end.reason}")
         nothing = (0, GONE_STATUS, UNKNOWN_STATUS)
         own = [status for member, status in exits.items() if status not in nothing and member not in self._anew]
-        return max(
-            own, default=-signal.SIGTERM if self._is_ending else 1
-        )  # a program's own status has more information than a signal
+        # A program's own status has more information than a signal.
+        return max(own, default=-signal.SIGTERM if self._is_ending else 1)
 
     def _log(self, words: str) -> None:
         sys.stderr.write(f"longshore: {words}\n")
@@ -401,7 +399,7 @@ def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
 def main(path: str) -> int:
     """Run the ring of the attempt whose folder this is, and return the status to exit with."""
     folder = open_folder(path)
-    spec = decode(read_whole(folder, "spec.json", _MAX_SPEC_BYTES))
+    spec = read_spec(folder)
     os.close(folder)
     status = asyncio.run(Host(spec, path).run())
     if status >= 0:

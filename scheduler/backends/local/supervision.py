@@ -1,94 +1,99 @@
 """The supervision of an attempt, from its started marker to its exit marker. Standard library only.
 
-`supervise` is the whole of it; `run_ranks` is shared with the supervisors of nodes (shared_folder/node.py).
+`guarded` runs a supervisor as the child of a guard: if the supervisor is killed, its orphans become children of the
+guard, which kills them. `supervise` is the whole of a supervisor; `run_ranks` is shared with the supervisors of nodes
+(shared_folder/node.py).
 """
 
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import NoReturn
 
-from ....cluster.files.durable import is_there, read_whole, write_whole
+from ....cluster.files.durable import is_there, write_whole
 from ....cluster.files.processes import Process, boot_id, find, free_port, shows_this_process
-from .ranks import Gang, RankGroup, Spec, adopt_orphans, confine, decode, kill_children, kill_group, remove
+from .ranks import Gang, RankGroup, Spec, adopt_orphans, confine, kill_children, kill_group, read_spec, remove, send
 
-if TYPE_CHECKING:
-    from ....cluster.files.processes import Process
-
-
-SOURCE_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
-
-
+_SIGNAL_EXIT = 128  # plus the signal: exit code of a process that a signal ended, as in shells
+_SOURCE_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
 _HOST = (
     "import os, sys; sys.path.append(sys.argv[1]); "
     "from longshore.scheduler.backends.local.ring_host import main; os._exit(main(sys.argv[2]))"
 )
-
-
-def host_command(path: str) -> tuple[str, ...]:
-    """Return what runs the ring of the attempt whose folder this is."""
-    return (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(SOURCE_ROOT), path)
-
-
-def host_environment(spec: Spec) -> dict[str, str]:
-    """Return the environment of that process, by which it and what it starts find Longshore's own code."""
-    found = [str(SOURCE_ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
-    return {**spec.environment, "PYTHONPATH": os.pathsep.join(found)}
-
-
-def gpus_of(spec: Spec) -> str:
-    """Return all GPUs of an attempt, each once, as CUDA_VISIBLE_DEVICES has them."""
-    return ",".join(str(gpu) for gpu in sorted({rank.gpu for rank in spec.ranks}))
-
-
-SPEC_BYTES = 4 << 20  # of a spec, at most
-
-
 _POLL_S = 0.5  # between two checks of the cancel file
-
-
 _DISK_TRIES = 60  # a second apart, when the disk is full
+CANCELLED = "cancelled"
 
 
-class StopRequests(Protocol):
-    """Reasons to stop the ranks other than their own ends and time limit."""
-
-    @property
-    def term_reason(self) -> str:
-        """Why they are stopped when their supervisor gets SIGTERM."""
-        ...
-
-    def reason(self) -> str:
-        """Return why they are to be stopped, "" if they are not."""
-        ...
-
-    def record_stop(self, reason: str) -> str:
-        """Record that they are being stopped, and return the reason to report."""
-        ...
-
-
-class CancelFile:
-    """The stop request that a scheduler writes into the attempt's folder.
+def guarded(supervise: Callable[[Process | None], int]) -> int:
+    """Run a supervisor as a child of this process, and return when it and all that it left are gone.
 
     Args:
-        folder: Descriptor of that folder.
+        supervise: What the child does; its return value is the exit code. It gets this process as its guard.
+
+    Returns:
+        Exit code of the child.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    adopt_orphans()
+    guard = find(os.getpid())
+    supervisor = os.fork()
+    if supervisor == 0:
+        _become(supervise, guard)
+    code = _wait_for(supervisor)
+    kill_children()
+    return code
+
+
+def _become(supervise: Callable[[Process | None], int], guard: Process | None) -> NoReturn:
+    code = 1
+    try:
+        code = supervise(guard)
+    except BaseException:
+        import traceback  # Only here: it takes as much time and memory as all the rest.
+
+        os.write(2, traceback.format_exc().encode())
+    finally:  # A copy of the guard must not live on.
+        os._exit(code)
+
+
+def _wait_for(supervisor: int) -> int:
+    """Return the exit code of a child; a SIGTERM of this process is passed on to it."""
+    while True:
+        pid, status = os.waitpid(supervisor, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else _SIGNAL_EXIT - code
+        woken = signal.sigwaitinfo({signal.SIGCHLD, signal.SIGTERM})
+        if woken.si_signo == signal.SIGTERM:
+            send(os.kill, supervisor, signal.SIGTERM)
+
+
+class StopRequests:
+    """Reasons to stop the ranks other than their own ends and time limit: the scheduler's request in their folder.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
     """
 
-    term_reason = "cancelled"
+    term_reason = CANCELLED  # why they are stopped when their supervisor gets SIGTERM
 
     def __init__(self, folder: int) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def reason(self) -> str:
         """Return why the ranks are to be stopped, "" if they are not."""
-        return "cancelled" if is_there(self._folder, "cancel.json") else ""
+        return CANCELLED if is_there(self.folder, "cancel.json") else ""
 
     def record_stop(self, reason: str) -> str:
-        """Return the reason: no other supervisor has to know."""
+        """Record that they are being stopped, and return the reason to report; no other supervisor has to know it."""
         return reason
 
 
@@ -110,23 +115,29 @@ def supervise(folder: int, path: str, guard: Process | None) -> None:
         OSError: If the ranks cannot be started, or their end cannot be written.
     """
     adopt_orphans()
-    spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
+    spec = read_spec(folder)
     write_whole(folder, "started.json", own_marker(spec.attempt, guard))
-    requests = CancelFile(folder)
+    requests = StopRequests(folder)
     if reason := requests.reason():
         write_exit_patiently(folder, spec.attempt, reason, 0.0, [])
         return
     if spec.seats:
-        host = spec._replace(command=host_command(path), environment=host_environment(spec))
-        run_ranks(host, RankGroup({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, requests, confine=confine)
+        gpus = ",".join(str(gpu) for gpu in sorted({rank.gpu for rank in spec.ranks}))
+        run_ranks(_host_of(spec, path), RankGroup({0: gpus}, "127.0.0.1", 0), folder, path, requests, confines=True)
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
-    run_ranks(spec, RankGroup(visible, "127.0.0.1", free_port()), folder, path, requests, confine=confine)
+    run_ranks(spec, RankGroup(visible, "127.0.0.1", free_port()), folder, path, requests, confines=True)
+
+
+def _host_of(spec: Spec, path: str) -> Spec:
+    """Return what runs the ring of an attempt; by its environment it and what it starts find Longshore's own code."""
+    command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(_SOURCE_ROOT), path)
+    found = [str(_SOURCE_ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
+    return spec._replace(command=command, environment={**spec.environment, "PYTHONPATH": os.pathsep.join(found)})
 
 
 def run_ranks(
-    spec: Spec, part: RankGroup, folder: int, path: str, requests: StopRequests,
-    *, confine: Callable[[str, Iterable[int]], str] = lambda *_: "",
+    spec: Spec, part: RankGroup, folder: int, path: str, requests: StopRequests, *, confines: bool = False
 ) -> list[tuple[int, int, int, float]]:  # fmt: skip
     """Run ranks of an attempt to their end, and write the exit marker.
 
@@ -136,7 +147,7 @@ def run_ranks(
         folder: Descriptor of the folder for their logs and markers.
         path: The same folder.
         requests: Reasons to stop them.
-        confine: Moves processes into a control group of their own and returns its path, "" if it does not.
+        confines: Whether they get a control group of their own, where that can be created.
 
     Returns:
         How they ended, as the exit marker holds it.
@@ -147,7 +158,7 @@ def run_ranks(
     gang = Gang(spec, part, folder, path)
     started_s = time.time()
     ranks = gang.pids()
-    cgroup = confine(spec.attempt, [pid for pid, _ in ranks])
+    cgroup = confine(spec.attempt, [pid for pid, _ in ranks]) if confines else ""
     marker = {"attempt": spec.attempt, "started_s": started_s, "ranks": ranks, "cgroup": cgroup}
     _write(folder, "ranks.json", marker)
     gang.begin()

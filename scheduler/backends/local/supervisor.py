@@ -49,7 +49,7 @@ def main(path: str) -> int:
 
 def _live(folder: int, path: str) -> None:
     # Not at the top: the launcher waits for what is above, and these imports take as long again.
-    from .guard import guarded
+    from .supervision import guarded
 
     try:
         guarded(lambda guard: _supervise(folder, path, guard))

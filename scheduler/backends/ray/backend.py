@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from ....cluster.files.durable import is_there, open_folder, write_first
 from ....cluster.files.errors import BackendError, InputError
@@ -22,15 +22,24 @@ from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
 from ..local.folders import as_backend_error
+from ..local.supervision import CANCELLED
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 from ..shared_folder.backend import SharedFolderBackend
-from ..shared_folder.node import CANCELLED, python_line, revoke
+from ..shared_folder.node import python_line, revoke
 from ..shared_folder.records import ALIVE_S, AttemptRecords, status_of, status_of_running
 from .launcher import ALIVE, LABEL, QUEUE, gpu_resource
 
 DEADLINE_S = 5.0  # of a call; one takes 0.01 s
 PAUSE_AFTER_MISS_S = 5.0  # after a missed deadline, in which the next calls fail at once: the scheduler has other work
 _MAX_ANSWER_BYTES = 64 << 20
+_LAUNCHER_CHECK_S = 5.0  # between two checks that it runs
+_HUNG_S = 60.0  # after the last touch of its file, of which there are ten a second
+_MAX_DOUBLINGS = 6  # of the time between two checks while it does not start
+_LIVING = ("PENDING", "RUNNING")
+_NODES_POLL_S = 1.0  # minimum between two polls
+_NODES_PATH = "/api/v0/nodes?detail=1&limit=10000"  # the maximum of an answer, dead nodes included
+
+log = logging.getLogger(__name__)
 
 
 class RayAnswerError(BackendError):
@@ -118,17 +127,14 @@ def _read_token(path: Path) -> str:
         raise InputError(f"the token of Ray cannot be read: {error}", "name a file that holds it", path=path) from error
 
 
-log = logging.getLogger(__name__)
-
-_LAUNCHER_CHECK_S = 5.0  # between two checks that it runs
-_HUNG_S = 60.0  # after the last touch of its file, of which there are ten a second
-_MAX_DOUBLINGS = 6  # of the time between two checks while it does not start
-_LIVING = ("PENDING", "RUNNING")
-
-
-class _Job(BaseModel):
+class _RayModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
+
+_AnswerT = TypeVar("_AnswerT", bound=_RayModel)
+
+
+class _Job(_RayModel):
     submission_id: str | None
     status: str
 
@@ -168,7 +174,7 @@ class LauncherJob:
 
     def _status(self, job: str) -> str:
         try:
-            return _validated(self._api.get(f"/api/jobs/{job}")).status
+            return _validated(_Job, self._api.get(f"/api/jobs/{job}"), "jobs").status
         except RayAnswerError as error:
             if error.code == httpx.codes.NOT_FOUND:  # Ray was started anew.
                 return ""
@@ -176,7 +182,7 @@ class LauncherJob:
 
     def _submit(self) -> None:
         found = self._api.get("/api/jobs/")
-        jobs = [_validated(job) for job in (found if isinstance(found, list) else [])]
+        jobs = [_validated(_Job, job, "jobs") for job in (found if isinstance(found, list) else [])]
         own = [job for job in jobs if self._number(job)]
         living = [job.submission_id or "" for job in own if job.status in _LIVING]
         if living and not self._is_hung():
@@ -202,20 +208,12 @@ class LauncherJob:
         return time.time() - self._alive.stat().st_mtime > _HUNG_S
 
 
-def _validated(job: object) -> _Job:
+def _validated(model: type[_AnswerT], answer: object, what: str) -> _AnswerT:
     try:
-        return _Job.model_validate(job)
+        return model.model_validate(answer)
     except ValidationError as error:
         first = error.errors()[0]
-        raise BackendError(f"Ray reports its jobs in an unknown format: {first['loc']}: {first['msg']}") from error
-
-
-_NODES_POLL_S = 1.0  # minimum between two polls
-_NODES_PATH = "/api/v0/nodes?detail=1&limit=10000"  # the maximum of an answer, dead nodes included
-
-
-class _RayModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+        raise BackendError(f"Ray reports its {what} in an unknown format: {first['loc']}: {first['msg']}") from error
 
 
 class _Node(_RayModel):
@@ -224,19 +222,11 @@ class _Node(_RayModel):
     resources_total: dict[str, float] | None = None
 
 
-class _Nodes(_RayModel):
-    result: list[_Node]
-    total: int
-
-
-class _Data(_RayModel):
-    result: _Nodes
-
-
 class _NodesAnswer(_RayModel):
     result: bool
     msg: str
-    data: _Data
+    nodes: list[_Node] = Field(validation_alias=AliasPath("data", "result", "result"))
+    total: int = Field(validation_alias=AliasPath("data", "result", "total"))
 
 
 class RayNode(NamedTuple):
@@ -255,41 +245,16 @@ class RayNode(NamedTuple):
         return self.resources.get(gpu_resource(name, gpu)) == 1.0
 
 
-class RayView:
-    """Ray's nodes by their label, at most a second old.
+def _read_nodes(api: RayApi) -> Mapping[str, RayNode]:
+    """Return Ray's nodes by their label.
 
-    Args:
-        api: Ray's.
+    Raises:
+        BackendError: If it does not answer, or not all.
     """
-
-    def __init__(self, api: RayApi) -> None:
-        self._api = api
-        self._read_s = -_NODES_POLL_S
-        self._nodes: Mapping[str, RayNode] = {}
-
-    def read(self) -> Mapping[str, RayNode]:
-        """Return Ray's nodes by their label.
-
-        Raises:
-            BackendError: If it does not answer, or not all.
-        """
-        now_s = time.monotonic()
-        if now_s >= self._read_s + _NODES_POLL_S:
-            self._nodes, self._read_s = _by_label(_read(self._api)), now_s
-        return self._nodes
-
-
-def _read(api: RayApi) -> list[_Node]:
-    answer = api.get(_NODES_PATH)
-    try:
-        found = _NodesAnswer.model_validate(answer)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BackendError(f"Ray reports its nodes in an unknown format: {first['loc']}: {first['msg']}") from error
-    nodes = found.data.result
-    if not found.result or len(nodes.result) != nodes.total:
-        raise BackendError(f"Ray reported {len(nodes.result)} of its {nodes.total} nodes: {found.msg}")
-    return nodes.result
+    answer = _validated(_NodesAnswer, api.get(_NODES_PATH), "nodes")
+    if not answer.result or len(answer.nodes) != answer.total:
+        raise BackendError(f"Ray reported {len(answer.nodes)} of its {answer.total} nodes: {answer.msg}")
+    return _by_label(answer.nodes)
 
 
 def _by_label(nodes: list[_Node]) -> dict[str, RayNode]:
@@ -354,11 +319,12 @@ class RayBackend(SharedFolderBackend):
         if found is None or found.origin is None:
             raise BackendError("Ray is not installed; pip install 'longshore[ray]'")
         super().__init__(folder, nodes)
-        api = RayApi(address, token, deadline_s=deadline_s)
-        self._view = RayView(api)
+        self._api = RayApi(address, token, deadline_s=deadline_s)
+        self._ray_nodes: Mapping[str, RayNode] = {}  # by label
+        self._read_s = -_NODES_POLL_S
         self._queue = folder.absolute() / QUEUE
         self._queue.mkdir(parents=True, exist_ok=True)
-        self._launcher = LauncherJob(api, folder.absolute(), packages=str(Path(found.origin).parents[1]))
+        self._launcher = LauncherJob(self._api, folder.absolute(), packages=str(Path(found.origin).parents[1]))
         self._answered_s: dict[str, float] = {}  # last answer of each node
 
     def observe(self) -> tuple[NodeView, ...]:
@@ -367,12 +333,19 @@ class RayBackend(SharedFolderBackend):
         Raises:
             BackendError: If Ray does not answer.
         """
-        nodes = self._view.read()
+        nodes = self._nodes_of_ray()
         try:
             self._launcher.ensure_running()
         except BackendError as error:  # Nodes can be read, and running jobs continue, without a launcher.
             log.warning("the launcher cannot be checked: %s", error)
         return tuple(self._seen(name, gpus, nodes.get(name, RayNode(0, {}))) for name, gpus in self._nodes.items())
+
+    def _nodes_of_ray(self) -> Mapping[str, RayNode]:
+        """Return Ray's nodes by their label, at most a second old."""
+        now_s = time.monotonic()
+        if now_s >= self._read_s + _NODES_POLL_S:
+            self._ray_nodes, self._read_s = _read_nodes(self._api), now_s
+        return self._ray_nodes
 
     def _seen(self, name: str, gpus: int, node: RayNode) -> NodeView:
         if node.living:
@@ -389,7 +362,7 @@ class RayBackend(SharedFolderBackend):
             RefusedError: If its program or folder does not exist.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
-        if self._write_down(attempt, placement) is None:
+        if self._write_spec(attempt, placement) is None:
             return
         self._refuse(placement)
         with as_backend_error(attempt.name):
@@ -397,7 +370,7 @@ class RayBackend(SharedFolderBackend):
         self._launcher.ensure_running()
 
     def _refuse(self, placement: Placement) -> None:
-        nodes = self._view.read()
+        nodes = self._nodes_of_ray()
         for share in placement:
             node = nodes.get(share.node, RayNode(0, {}))
             if node.living != 1:

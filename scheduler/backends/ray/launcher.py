@@ -2,7 +2,8 @@
 
 One runs for each scheduler, as a job of Ray. All its state is in files: a new one continues where another was killed,
 and if there are two of them for a while, the claim of each attempt lets one start it. `GpuHolders` holds the GPUs of
-one attempt in Ray, from before its claim until nothing of it is left.
+one attempt in Ray, from before its claim until nothing of it is left. `start_part` is what Ray's workers start on its
+nodes: a supervisor that outlives them.
 """
 
 import json
@@ -12,11 +13,14 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ....cluster.files.durable import is_there, open_folder, read_whole
-from ..shared_folder.node import claim, gpus_on, nodes_of, python_line, read_spec, write_stop
+from ....cluster.model.placement import Share
+from ..local.ranks import SPEC_FILE, read_spec
+from ..shared_folder.node import Grant, claim, gpus_on, nodes_of, python_line, run_part, write_stop
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -25,6 +29,16 @@ if TYPE_CHECKING:
 LABEL = "longshore/node"  # of a node: its name in the cluster file
 QUEUE = "ray/wanted"  # folder of the scheduler; an empty file for each attempt that is to be started or followed
 ALIVE = "ray/alive"  # file that the launcher touches
+
+_NODES_POLL_S = 1.0
+_FAILED = ("NO_RESOURCES", "INFEASIBLE", "FAILED_TO_COMMIT_RESOURCES")  # results of a group's last try
+_TEND_S = 1.0  # between two checks of a running attempt
+_SWEEP_AGAIN_S = 5.0
+_SILENT_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
+_MAX_CLAIM_BYTES = 1 << 16
+_NODE_FAULT = "node fault: "  # prefix of reasons that are the cluster's fault (model/states.py)
+_CLAIMS_EVERY_S = 0.1
+_ERROR_PAUSE_S = 5.0  # after an error of an attempt
 
 
 def gpu_resource(node: str, gpu: int) -> str:
@@ -49,20 +63,9 @@ def gpus_among(resources: dict[str, float], node: str) -> list[int]:
     return sorted(int(index) for index in indices if index.isdecimal())
 
 
-_NODES_POLL_S = 1.0
-_FAILED = ("NO_RESOURCES", "INFEASIBLE", "FAILED_TO_COMMIT_RESOURCES")  # results of a group's last try
-
-
-class Bundle(NamedTuple):
-    """GPUs of one node, which an attempt is to get."""
-
-    node: str
-    gpus: tuple[int, ...]
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """Their resources in Ray."""
-        return {gpu_resource(self.node, gpu): 1.0 for gpu in self.gpus}
+def resources_of(share: Share) -> dict[str, float]:
+    """Return the resources in Ray that GPUs of a node are."""
+    return {gpu_resource(share.node, gpu): 1.0 for gpu in share.gpus}
 
 
 class LivingNode(NamedTuple):
@@ -103,9 +106,8 @@ class RayCluster:
         from ray.util import scheduling_strategies
 
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
-        cloudpickle.register_pickle_by_value(
-            sys.modules[__name__]
-        )  # Workers may have another Python, without this package.
+        # Workers may have another Python, without this package.
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
         self._ray, self._strategies = ray, scheduling_strategies
         self._task = ray.remote(num_cpus=0, max_retries=0)(run_granted)
         self._nodes: dict[str, LivingNode] = {}
@@ -127,16 +129,16 @@ class RayCluster:
             self._read_s = time.monotonic()
         return self._nodes
 
-    def reserve(self, attempt: str, bundles: Sequence[Bundle]) -> "PlacementGroup":
+    def reserve(self, attempt: str, shares: Sequence[Share]) -> "PlacementGroup":
         """Request GPUs of several nodes, all or none.
 
         Args:
             attempt: That is to have them.
-            bundles: The GPUs.
+            shares: The GPUs.
         """
         return self._ray.util.placement_group(
-            [bundle.resources for bundle in bundles], strategy="STRICT_SPREAD", name=attempt,
-            bundle_label_selector=[{LABEL: bundle.node} for bundle in bundles],
+            [resources_of(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
+            bundle_label_selector=[{LABEL: share.node} for share in shares],
         )  # fmt: skip
 
     def is_placed(self, group: "PlacementGroup") -> bool:
@@ -161,20 +163,18 @@ class RayCluster:
         self._ray.util.remove_placement_group(group)
         return True
 
-    def run(
-        self, group: "PlacementGroup", number: int, bundle: Bundle, line: Sequence[str], log: str
-    ) -> "ObjectRef[None]":
-        """Start a program that gets the GPUs of a bundle.
+    def run(self, group: "PlacementGroup", part: int, share: Share, line: Sequence[str], log: str) -> "ObjectRef[None]":
+        """Start a program that gets the GPUs of an attempt on one of its nodes.
 
         Args:
-            group: Of bundles, which was granted.
-            number: Of the bundle in it.
-            bundle: That bundle.
+            group: Its request, which was granted.
+            part: Number of the node in it.
+            share: The GPUs there.
             line: The program, which finds its GPUs in its environment.
             log: File for its output.
         """
-        where = self._strategies.PlacementGroupSchedulingStrategy(group, number)
-        own = self._task.options(resources=bundle.resources, scheduling_strategy=where)
+        where = self._strategies.PlacementGroupSchedulingStrategy(group, part)
+        own = self._task.options(resources=resources_of(share), scheduling_strategy=where)
         return own.remote(list(line), log)
 
     def run_on(self, node: LivingNode, line: Sequence[str], log: str) -> "ObjectRef[None]":
@@ -196,13 +196,6 @@ class RayCluster:
         return True
 
 
-_TEND_S = 1.0  # between two checks of a running attempt
-_SWEEP_AGAIN_S = 5.0
-_SILENT_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
-_MAX_CLAIM_BYTES = 1 << 16
-_NODE_FAULT = "node fault: "  # prefix of reasons that are the cluster's fault (model/states.py)
-
-
 class GpuHolders:
     """An attempt, with its request to Ray.
 
@@ -220,16 +213,16 @@ class GpuHolders:
         self._folder = open_folder(path)
         try:
             spec = read_spec(self._folder)
-            self._bundles = [Bundle(node, gpus_on(spec, node)) for node in nodes_of(spec)]
+            self._shares = [Share(node, gpus_on(spec, node)) for node in nodes_of(spec)]
             # One that may not start any more gets none, and one that runs has them held for it.
-            self._group = None if self._is_revoked() else cluster.reserve(spec.attempt, self._bundles)
+            self._group = None if self._is_revoked() else cluster.reserve(spec.attempt, self._shares)
         except BaseException:
             os.close(self._folder)
             raise
         self._attempt, self._ranks = spec.attempt, len(spec.ranks)
         self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and is not known to have ended
         self._sweeps: dict[int, ObjectRef[None]] = {}
-        self._sweep_at_s = dict.fromkeys(range(len(self._bundles)), 0.0)
+        self._sweep_at_s = dict.fromkeys(range(len(self._shares)), 0.0)
         self._numbers: dict[str, str] = {}  # of the lives of the nodes on which it was started
         self._tend_at_s, self._done = 0.0, 0
 
@@ -252,7 +245,7 @@ class GpuHolders:
         if self._is_revoked():
             return True
         # Check all: one that is over may be the reason why others have to stop.
-        over = [self._is_over(part) for part in range(len(self._bundles))]
+        over = [self._is_over(part) for part in range(len(self._shares))]
         return all(over)
 
     def free(self) -> bool:
@@ -269,18 +262,18 @@ class GpuHolders:
 
     def _start(self, group: "PlacementGroup") -> None:
         nodes = self._cluster.nodes()
-        first = nodes.get(self._bundles[0].node)
+        first = nodes.get(self._shares[0].node)
         if first is None:
             return  # It has just gone; Ray takes the GPUs back.
         token = claim(
-            self._folder, self._attempt, job=self._cluster.job, parts=len(self._bundles), ranks=self._ranks,
+            self._folder, self._attempt, job=self._cluster.job, parts=len(self._shares), ranks=self._ranks,
             address=first.address,
         )  # fmt: skip
         if not token:
             return
-        for part, bundle in enumerate(self._bundles):
-            line = python_line("ray.node", "start_part", self._path, token, bundle.node)
-            self._tasks[part] = self._cluster.run(group, part, bundle, line, self._log)
+        for part, share in enumerate(self._shares):
+            line = python_line("ray.launcher", "start_part", self._path, token, share.node)
+            self._tasks[part] = self._cluster.run(group, part, share, line, self._log)
         self._numbers = {name: node.number for name, node in nodes.items()}
 
     def _is_over(self, part: int) -> bool:
@@ -296,7 +289,7 @@ class GpuHolders:
         has_ended = is_done and task is not None and self._cluster.has_ended(task)
         if not has_ended and self._is_fresh(f"{where}started.json"):
             return False
-        if self._bundles[part].node not in self._cluster.nodes():
+        if self._shares[part].node not in self._cluster.nodes():
             self._stop_others(part)
         elif is_done or task is None:
             self._sweep(part)
@@ -310,16 +303,16 @@ class GpuHolders:
 
     def _sweep(self, part: int) -> None:
         """End what is left of a part on its node, if the node lives and no supervisor does."""
-        sweep, node = self._sweeps.get(part), self._cluster.nodes().get(self._bundles[part].node)
+        sweep, node = self._sweeps.get(part), self._cluster.nodes().get(self._shares[part].node)
         is_busy = sweep is not None and not self._cluster.is_done(sweep)
         if node is None or is_busy or time.monotonic() < self._sweep_at_s[part]:
             return
         self._sweep_at_s[part] = time.monotonic() + _SWEEP_AGAIN_S
-        line = python_line("shared_folder.sweep", "sweep_unless_alive", self._path, str(part))
+        line = python_line("shared_folder.node", "sweep_unless_alive", self._path, str(part))
         self._sweeps[part] = self._cluster.run_on(node, line, self._log)
 
     def _stop_others(self, part: int) -> None:
-        name = self._bundles[part].node
+        name = self._shares[part].node
         node = self._cluster.nodes().get(name)
         is_lost = node is None or self._numbers.get(name, node.number) != node.number
         reason = f"{_NODE_FAULT}Ray lost node {name}" if is_lost else f"a supervisor was lost on node {name}"
@@ -328,10 +321,6 @@ class GpuHolders:
     @property
     def _log(self) -> str:
         return f"{self._path}/ray.log"
-
-
-_CLAIMS_EVERY_S = 0.1
-_ERROR_PAUSE_S = 5.0  # after an error of an attempt
 
 
 def launch_all(folder: str) -> int:
@@ -364,7 +353,7 @@ def launch_all(folder: str) -> int:
 def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, GpuHolders]) -> None:
     entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
-        if not (path / "spec.json").exists():  # It is over and was forgotten.
+        if not (path / SPEC_FILE).exists():  # It is over and was forgotten.
             entry.unlink(missing_ok=True)
             return
         held[name] = GpuHolders(cluster, str(path))
@@ -372,3 +361,45 @@ def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, GpuHolder
     if held[name].tend() and held[name].free():
         del held[name]
         entry.unlink(missing_ok=True)
+
+
+def start_part(path: str, token: str, node: str) -> int:
+    """Start the supervisor of an attempt's part as a daemon, and return at once.
+
+    Call it in a session of its own. Its standard output ends when the daemon has ended.
+
+    Args:
+        path: The attempt's folder.
+        token: Of the claim.
+        node: Name of this node.
+
+    Returns:
+        0.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    if os.fork() == 0:
+        _live(path, token, node)
+    return 0
+
+
+def _live(path: str, token: str, node: str) -> None:
+    code = 1
+    try:
+        _undo_worker_settings()
+        # As JSON, from the worker that has started this.
+        gpus = gpus_among(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
+        code = run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
+    except BaseException:  # Every exit is the same: the code that forked this process must not continue in it.
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _undo_worker_settings() -> None:
+    """Undo, where allowed, what Ray sets for its workers: a low priority, and to be killed first for memory."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("0")

@@ -6,16 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....cluster.files.durable import is_there, read_whole, write_first
+from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.states import Run, Status
-from ..local.folders import Folders, as_backend_error, delete_but, opened, read_log_of, read_step_lines
-from ..local.launching import launched_in, refuse_what_cannot_start, spec_of
-from ..local.ranks import Spec, encode
-from ..local.supervision import SPEC_BYTES
+from ..local.folders import (
+    Folders,
+    as_backend_error,
+    delete_but,
+    launched_in,
+    opened,
+    read_log_of,
+    read_step_lines,
+    write_spec,
+)
+from ..local.ranks import SPEC_FILE, Spec
+from ..local.supervision import CANCELLED
 from ..protocol import Attempt, Backend, StepLines
-from .node import CANCELLED, revoke
+from .node import revoke
 from .records import AttemptRecords, is_released, read_records, status_of
 
 
@@ -94,34 +102,15 @@ class SharedFolderBackend(Backend):
             # Without a claim it never began: a late launch must find that it was cancelled.
             delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
 
-    def _write_down(self, attempt: Attempt, placement: Placement) -> tuple[Spec, bool] | None:
-        """Write what is to be run.
-
-        Returns:
-            The spec, and whether it was written for the first time; None if there is nothing left to start.
-
-        Raises:
-            CannotHonourError: If there are no such GPUs.
-            RefusedError: If its program or folder does not exist.
-            BackendError: If it cannot be written, or another attempt has this name.
-        """
-        name, path = attempt.name, self._folders.path(attempt.name)
-        spec = spec_of(attempt, placement, self._nodes, path / "work")
-        with as_backend_error(name):
-            with self._folders.open(name) as folder:
-                if folder is not None and _has_begun(folder, name, encode(spec)):
-                    return None
-            refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
-            with self._folders.make(name) as folder:
-                if not attempt.folder:
-                    (path / "work").mkdir(exist_ok=True)
-                is_first = write_first(folder, "spec.json", encode(spec))
-                if not is_first and _has_begun(folder, name, encode(spec)):
-                    return None
-                if is_there(folder, "cancel.json"):
-                    revoke(folder, name, CANCELLED)
-                    return None
-        return spec, is_first
+    def _write_spec(self, attempt: Attempt, placement: Placement) -> tuple[Spec, bool] | None:
+        """Write what is to be run, as `write_spec` does, unless the attempt was cancelled before."""
+        name = attempt.name
+        written = write_spec(self._folders, attempt, placement, self._nodes, ("claim.json",))
+        with as_backend_error(name), self._folders.open(name) as folder:
+            if written is None or folder is None or not is_there(folder, "cancel.json"):
+                return written
+            revoke(folder, name, CANCELLED)
+        return None
 
     @contextmanager
     def _request_stop(self, name: str, reason: str) -> Iterator[int | None]:
@@ -136,7 +125,7 @@ class SharedFolderBackend(Backend):
                 yield None
                 return
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
-            yield folder if is_there(folder, "spec.json") else None
+            yield folder if is_there(folder, SPEC_FILE) else None
 
     def _read_all(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, AttemptRecords]]:
         """Return the statuses that records prove, and the records of the attempts of which they do not prove any.
@@ -162,17 +151,6 @@ class SharedFolderBackend(Backend):
     def _records(self, name: str) -> AttemptRecords | None:
         with self._folders.open(name) as folder:
             return None if folder is None else read_records(folder, name)
-
-
-def _has_begun(folder: int, name: str, content: bytes) -> bool:
-    """Return whether an attempt is claimed.
-
-    Raises:
-        BackendError: If its name was launched with something else to run.
-    """
-    if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
-        raise BackendError(f"{name} was launched before with another command or placement")
-    return is_there(folder, "claim.json")
 
 
 def _parts(folder: int) -> list[str]:

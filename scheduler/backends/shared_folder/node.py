@@ -1,4 +1,4 @@
-"""The part of an attempt that runs on one of its nodes, under a supervisor. Standard library only.
+"""The part of an attempt on one of its nodes: it runs under a supervisor, or is swept. Standard library only.
 
 Everything is in the attempt's folder, which all nodes and the scheduler share:
 
@@ -9,6 +9,8 @@ Everything is in the attempt's folder, which all nodes and the scheduler share:
     meet.json        the port where the ranks meet
     part-N/          of its N-th node: the markers and logs of a local supervisor, and
     part-N/gone.json the proof that nothing is left there, where no exit marker was written
+
+A sweep ends, on its node, what is left of a part whose supervisor wrote no exit marker, and writes that proof.
 """
 
 import json
@@ -17,15 +19,39 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
-from ....cluster.files.processes import Process, free_port
-from ..local.guard import guarded
-from ..local.ranks import RankGroup, Spec, adopt_orphans, decode
-from ..local.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
+from ....cluster.files.processes import Identity, Process, boot_id, find, free_port, is_alive, kill
+from ..local.ranks import RankGroup, Spec, Traces, adopt_orphans, kill_all, read_spec
+from ..local.supervision import StopRequests, guarded, own_marker, run_ranks, write_exit_patiently
 
-CANCELLED = "cancelled"
+STARTED_BEFORE = 76  # exit code of a second start
+STOPPED_BY_PREFIX = "stopped by "
+MISPLACED = "misplaced: "
+SWITCHED_OFF = "the node is switched off"  # a proof
+
+_BEAT_S = 2.0  # between two updates of its marker
+_MEET_WITHIN_S = 300.0  # the nodes of a job start together
+_MEET_POLL_S = 0.1
+_MAX_MARKER_BYTES = 1 << 20
+_END_WITHIN_S = 10.0  # for a supervisor that is to end
+_SWEEP_POLL_S = 0.1
+_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
+_CALL_FUNCTION = (
+    "import importlib, os, sys; sys.path += sys.argv[1].split(os.pathsep); "
+    "call = getattr(importlib.import_module('longshore.scheduler.backends.' + sys.argv[2]), sys.argv[3]); "
+    "os._exit(call(*sys.argv[4:]))"
+)
+
+
+class Grant(NamedTuple):
+    """What Slurm or Ray gives an attempt on a node."""
+
+    by: str  # Slurm or Ray
+    node: str
+    gpus: list[int]
+    visible: list[str]  # what each of these is called in CUDA_VISIBLE_DEVICES
 
 
 def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, address: str) -> str:
@@ -69,25 +95,6 @@ def _write(folder: int, attempt: str, content: dict[str, object]) -> bool:
     return write_first(folder, "claim.json", json.dumps({"attempt": attempt, **content}).encode())
 
 
-STARTED_BEFORE = 76  # exit code of a second start
-STOPPED_BY_PREFIX = "stopped by "
-MISPLACED = "misplaced: "
-
-_BEAT_S = 2.0  # between two updates of its marker
-_MEET_WITHIN_S = 300.0  # the nodes of a job start together
-_MEET_POLL_S = 0.1
-_MAX_CLAIM_BYTES = 1 << 16
-
-
-class Grant(NamedTuple):
-    """What Slurm or Ray gives an attempt on a node."""
-
-    by: str  # Slurm or Ray
-    node: str
-    gpus: list[int]
-    visible: list[str]  # what each of these is called in CUDA_VISIBLE_DEVICES
-
-
 def nodes_of(spec: Spec) -> list[str]:
     """Return the nodes of an attempt, in the order of its ranks."""
     return list(dict.fromkeys(rank.node for rank in spec.ranks))
@@ -96,19 +103,6 @@ def nodes_of(spec: Spec) -> list[str]:
 def gpus_on(spec: Spec, node: str) -> tuple[int, ...]:
     """Return the GPUs of an attempt on a node, in the order of its ranks."""
     return tuple(rank.gpu for rank in spec.ranks if rank.node == node)
-
-
-def read_spec(folder: int) -> Spec:
-    """Return what an attempt is to run.
-
-    Args:
-        folder: Descriptor of the attempt's folder.
-
-    Raises:
-        OSError: If it does not exist.
-        ValueError: If it makes no sense.
-    """
-    return decode(read_whole(folder, "spec.json", SPEC_BYTES))
 
 
 def run_part(path: str, token: str, grant: Grant) -> int:
@@ -130,7 +124,7 @@ def run_part(path: str, token: str, grant: Grant) -> int:
 
 def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
     folder = open_folder(path)
-    claimed = json.loads(read_whole(folder, "claim.json", _MAX_CLAIM_BYTES))
+    claimed = json.loads(read_whole(folder, "claim.json", _MAX_MARKER_BYTES))
     spec = read_spec(folder)
     number = nodes_of(spec).index(grant.node)
     make_folder(folder, f"part-{number}")
@@ -144,7 +138,7 @@ def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int
     return 0 if claimed["parts"] > 1 else int(not ended_well)
 
 
-class SharedStopRequests:
+class SharedStopRequests(StopRequests):
     """Stop requests of the scheduler and of the supervisors of other nodes, in the attempt's folder.
 
     A file system that does not answer for a while is no reason to stop anything.
@@ -157,7 +151,8 @@ class SharedStopRequests:
     """
 
     def __init__(self, folder: int, own: int, attempt: str, term_reason: str) -> None:
-        self.folder, self.term_reason = folder, term_reason
+        super().__init__(folder)
+        self.term_reason = term_reason
         self._own, self._attempt = own, attempt
         self._beat_at_s = 0.0
 
@@ -169,8 +164,7 @@ class SharedStopRequests:
                 os.utime("started.json", dir_fd=self._own)
             if is_there(self.folder, "stop.json"):
                 return read_stop(self.folder)
-            if is_there(self.folder, "cancel.json"):
-                return CANCELLED
+            return super().reason()
         return ""
 
     def record_stop(self, reason: str) -> str:
@@ -203,7 +197,7 @@ def read_stop(folder: int) -> str:
         ValueError: If it makes no sense.
     """
     try:
-        return str(json.loads(read_whole(folder, "stop.json", _MAX_CLAIM_BYTES))["reason"])
+        return str(json.loads(read_whole(folder, "stop.json", _MAX_MARKER_BYTES))["reason"])
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"stop.json is damaged: {type(error).__name__}: {error}") from error
 
@@ -235,15 +229,101 @@ def _meet(requests: SharedStopRequests, *, is_first: bool) -> int | None:
         if time.monotonic() > until_s:
             raise TimeoutError(f"the attempt's first node did not start within {_MEET_WITHIN_S:.0f} s")
         time.sleep(_MEET_POLL_S)
-    return int(json.loads(read_whole(requests.folder, "meet.json", _MAX_CLAIM_BYTES))["port"])
+    return int(json.loads(read_whole(requests.folder, "meet.json", _MAX_MARKER_BYTES))["port"])
 
 
-_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
-_CALL_FUNCTION = (
-    "import importlib, os, sys; sys.path += sys.argv[1].split(os.pathsep); "
-    "call = getattr(importlib.import_module('longshore.scheduler.backends.' + sys.argv[2]), sys.argv[3]); "
-    "os._exit(call(*sys.argv[4:]))"
-)
+def sweep(path: str, part: str) -> int:
+    """End what is left on this node of an attempt that may not run any more, and write the proof.
+
+    Args:
+        path: The attempt's folder.
+        part: Number of this node in it.
+
+    Returns:
+        0.
+
+    Raises:
+        OSError: If that is not known or written down.
+        ValueError: If a marker makes no sense.
+    """
+    attempt = Path(path).name
+    make_folder(open_folder(path), f"part-{part}")
+    own = open_folder(f"{path}/part-{part}")
+    if is_there(own, "gone.json"):
+        return 0
+    # The first writer of this marker has the part: a late supervisor finds it and ends.
+    if not write_first(own, "started.json", own_marker(attempt)):
+        _end(own, attempt)
+    if not is_there(own, "exit.json"):
+        write_gone(own, attempt, "no process of it is left on the node")
+    return 0
+
+
+def sweep_unless_alive(path: str, part: str) -> int:
+    """Do what `sweep` does, unless a supervisor of the attempt lives here.
+
+    Args:
+        path: The attempt's folder.
+        part: Number of this node in it.
+
+    Returns:
+        0.
+
+    Raises:
+        OSError: If that is not known or written down.
+        ValueError: If a marker makes no sense.
+    """
+    folder = open_folder(path)
+    make_folder(folder, f"part-{part}")
+    own = open_folder(f"part-{part}", inside=folder)
+    if is_there(own, "started.json") and is_alive(_supervisor_in(_read_started(own)), boot_id()):
+        return 0
+    return sweep(path, part)
+
+
+def write_gone(own: int, attempt: str, proof: str) -> None:
+    """Write the proof that nothing is left of an attempt's part.
+
+    Args:
+        own: Descriptor of the part's folder.
+        attempt: The attempt's name.
+        proof: How that is known.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    write_first(own, "gone.json", json.dumps({"attempt": attempt, "proof": proof}).encode())
+
+
+def _read_started(own: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(read_whole(own, "started.json", _MAX_MARKER_BYTES))
+    return found
+
+
+def _supervisor_in(started: dict[str, Any]) -> Identity:
+    return Identity(started["pid"], started["start_ticks"], started["boot"])
+
+
+def _end(own: int, attempt: str) -> None:
+    started, boot = _read_started(own), boot_id()
+    supervisor = _supervisor_in(started)
+    until_s = time.monotonic() + _END_WITHIN_S
+    while is_alive(supervisor, boot) and time.monotonic() < until_s:
+        time.sleep(_SWEEP_POLL_S)
+    while is_alive(supervisor, boot):
+        if (process := find(supervisor.pid)) is not None:
+            kill(process)
+        time.sleep(_SWEEP_POLL_S)
+    # Its guard adopts what it leaves, and ends when nothing is left.
+    guard_pid, guard_start_ticks = started.get("guard", (0, 0))
+    while is_alive(Identity(guard_pid, guard_start_ticks, started["boot"]), boot):
+        time.sleep(_SWEEP_POLL_S)
+    groups: dict[int, int] = {}
+    # After a restart of the node the numbers of groups and sessions are other processes'.
+    if started["boot"] == boot and is_there(own, "ranks.json"):
+        groups = dict(json.loads(read_whole(own, "ranks.json", _MAX_MARKER_BYTES))["ranks"])
+    while not kill_all(Traces(attempt, own, started["session"], groups), _END_WITHIN_S):
+        pass
 
 
 def python_line(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:

@@ -8,12 +8,11 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from ....cluster.files.durable import is_there, open_folder
+from ....cluster.files.durable import is_there
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from ..local.folders import read_progress
-from ..local.reading import Ends, Exited, Marker, Ranks, rank_ends, read_marker
-from .node import MISPLACED, STOPPED_BY_PREFIX, read_stop
-from .sweep import SWITCHED_OFF
+from ..local.folders import Ends, Exited, Marker, Ranks, opened, rank_ends, read_marker, read_progress
+from ..local.ranks import SPEC_FILE
+from .node import MISPLACED, STOPPED_BY_PREFIX, SWITCHED_OFF, read_stop
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
 
@@ -80,7 +79,7 @@ def read_records(folder: int, attempt: str) -> AttemptRecords:
     claim = read_marker(folder, attempt, ClaimMarker)
     parts = () if claim is None else tuple(_read_part(folder, attempt, number) for number in range(claim.parts))
     stop = read_stop(folder) if is_there(folder, "stop.json") else ""
-    return AttemptRecords(is_there(folder, "spec.json"), claim, parts, stop)
+    return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop)
 
 
 def status_of(records: AttemptRecords) -> Status | None:
@@ -133,28 +132,23 @@ def _end_of(records: AttemptRecords, ranks: int) -> Status:
 
 
 def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
-    try:
-        own = open_folder(f"part-{number}", inside=folder)
-    except FileNotFoundError:
+    if not is_there(folder, f"part-{number}"):
         return PartRecord()
-    try:
+    with opened(folder, f"part-{number}") as own:
         is_alive = _is_fresh(own)
         gone = read_marker(own, attempt, Gone)
         exited = read_marker(own, attempt, Exited)
         ranks = read_marker(own, attempt, Ranks)
-        ends = exited or read_marker(own, attempt, Ends)
         return PartRecord(
             is_alive,
             0.0 if ranks is None else ranks.started_s,
-            rank_ends(ends),
+            rank_ends(exited or read_marker(own, attempt, Ends)),
             exited is not None,
             gone is not None and exited is None,
             gone is not None and gone.proof == SWITCHED_OFF,
             "" if exited is None else exited.reason,
             read_progress(own),
         )
-    finally:
-        os.close(own)
 
 
 def _is_fresh(own: int) -> bool:

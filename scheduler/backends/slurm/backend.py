@@ -5,25 +5,49 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.durable import is_there
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status
-from ..local.folders import as_backend_error, delete_but
-from ..local.reading import read_marker
+from ..local.folders import as_backend_error, delete_but, read_marker
+from ..local.supervision import CANCELLED
 from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
-from ..shared_folder.node import CANCELLED, revoke
+from ..shared_folder.node import revoke
 from ..shared_folder.records import AttemptRecords, status_of_running
-from .commands import SLURM_TIMES, Commands, SlurmSettings, SlurmTimes
+from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
 from .held import EndedMarker, SubmitSocket, Taken
 from .held_attempts import HeldAttempts
-from .snapshot import TIMED_OUT, SlurmNode, SlurmSnapshot, SlurmView
 from .submission import Endings, comment_of, is_late, submit
 
+SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
+# One of Slurm's names, or several of them.
+SlurmNames = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=SLURM_NAME_WORDS)]
 SBATCH_OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
+
+
+class SlurmSettings(BaseModel):
+    """Which Slurm, and what all of its jobs are submitted with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    conf: Path | None = None  # Slurm's configuration; by default where Slurm finds it itself
+    account: SlurmNames | None = None
+    partition: SlurmNames | None = None
+    qos: SlurmNames | None = None
+    reservation: SlurmNames | None = None
+    sbatch_socket: Path | None = None  # where job_submit.lua connects; without it, users' own sbatch is left alone
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of each sbatch."""
+        given = self.model_dump(exclude={"conf", "sbatch_socket"}, exclude_none=True)
+        return tuple(f"--{name}={value}" for name, value in given.items())
 
 
 class SlurmBackend(SharedFolderBackend):
@@ -33,7 +57,7 @@ class SlurmBackend(SharedFolderBackend):
         folder: Where the attempts' folders are, under the same path on all nodes; created if missing.
         nodes: GPUs of each node, in cluster-file order, under Slurm's names.
         conf: Slurm's configuration; by default where Slurm finds it itself.
-        options: Of every sbatch, from OPTIONS.
+        options: Of every sbatch, from SBATCH_OPTIONS.
         sbatch_socket: Where job_submit.lua connects; None to leave users' own sbatch alone.
         times: Deadlines, and pauses between polls.
 
@@ -131,7 +155,7 @@ class SlurmBackend(SharedFolderBackend):
             refuse_placement(attempt, placement, self._nodes)
             self._held.launch(attempt, placement)
             return
-        wanted = self._write_down(attempt, placement)
+        wanted = self._write_spec(attempt, placement)
         if wanted is None:
             return
         spec, is_first = wanted

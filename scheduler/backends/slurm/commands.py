@@ -1,17 +1,52 @@
-"""Slurm's commands, each with a deadline, and what can be chosen of the Slurm backend."""
+"""Slurm's commands, each with a deadline, and what they report of its jobs and nodes at one moment.
+
+Source: Slurm's manual pages sinfo(1), scontrol(1) and gres.conf(5).
+"""
 
 import os
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import NamedTuple
 
 from ....cluster.files.errors import BackendError
+
+# Other spellings of a state, and its name here. Narrow fields have the short forms.
+_SHORT = {
+    "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "DRAIN": "DRAINED", "DRNG": "DRAINING", "FAILG": "FAILING",
+    "FUTR": "FUTURE", "MAINTENANCE": "MAINT", "MIX": "MIXED", "NO_RESP": "NOT_RESPONDING",
+    "NO_RESPOND": "NOT_RESPONDING", "NPC": "PERFCTRS", "PLND": "PLANNED", "POW_DN": "POWERING_DOWN",
+    "POW_UP": "POWERING_UP", "REBOOT": "REBOOT_REQUESTED", "RESV": "RESERVED", "UNK": "UNKNOWN", "BOOT": "POWERING_UP",
+    "INVALID_REG": "INVAL", "INVALID": "INVAL", "BLOCK": "BLOCKED",
+}  # fmt: skip
+_SUFFIXES = {
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
+    "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED", "+": "COMPLETING",
+}  # fmt: skip
+_TAKES_JOBS = frozenset(
+    ("ALLOCATED", "COMPLETING", "IDLE", "MIXED", "PLANNED", "POWERED_DOWN", "POWERING_UP", "RESERVED", "UNKNOWN")
+)  # fmt: skip
+# With one of these a node takes no further job. One that is powered down does: Slurm boots it for a job.
+_TAKES_NONE = frozenset(
+    ("BLOCKED", "DOWN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "MAINT", "PERFCTRS",
+     "POWER_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED")
+)  # fmt: skip
+_GRES_COUNT = re.compile(r"([0-9]+)([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+_NOTHING = ("", "none", "n/a", "null")
+_SQUEUE_ARGUMENTS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
+_SINFO_ARGUMENTS = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
+# All others may still run, or run again by themselves.
+OVER_STATES = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+     "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "TIMEOUT")
+)  # fmt: skip
+TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
+_INDEXED = re.compile(r"(?:.*\D)?([0-9]{1,5})")  # a type for each GPU, which ends in its index
+_SNAPSHOT_S = 1.0  # minimum between two polls, except for a launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +125,201 @@ def _find(name: str) -> str:
     return path
 
 
-SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
-Word = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=SLURM_NAME_WORDS)
-]  # of Slurm's names, or several of them
+@dataclass(frozen=True, slots=True)
+class Gres:
+    """A generic resource of a node."""
+
+    name: str
+    type: str  # "" if it has none
+    count: int
 
 
-class SlurmSettings(BaseModel):
-    """Which Slurm, and what all of its jobs are submitted with."""
+def state_of(text: str) -> tuple[str, frozenset[str]]:
+    """Return what a node does, and what is true of it besides, in long words and capital letters.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Args:
+        text: As `sinfo` has it, such as `down*` or `mixed-`, or as `scontrol` has it, such as `IDLE+CLOUD+DRAIN`.
+    """
+    words, suffixes = list[str](), set[str]()
+    for word in text.strip().upper().split("+"):
+        bare = word.rstrip("".join(_SUFFIXES))  # older ones have them behind the first word, as in `DOWN*+DRAIN`
+        words.append(_SHORT.get(bare, bare))
+        suffixes |= {_SUFFIXES[each] for each in word[len(bare) :]}
+    base, *flags = words
+    return base, frozenset(flags) | suffixes
 
-    conf: Path | None = None  # Slurm's configuration; by default where Slurm finds it itself
-    account: Word | None = None
-    partition: Word | None = None
-    qos: Word | None = None
-    reservation: Word | None = None
-    sbatch_socket: Path | None = None  # where job_submit.lua connects; without it, users' own sbatch is left alone
+
+def gres_of_node(text: str) -> Iterator[Gres]:
+    """Yield the resources of a node.
+
+    Args:
+        text: As Slurm has it: names with an optional type, an optional count and remarks in brackets, such as
+            `gpu:a100:4(S:0-1),shard:16,gpumem:160G`. `(null)` is none.
+    """
+    for part in _without_brackets(text).split(","):
+        name, *rest = part.strip().split(":")
+        if name.lower() in _NOTHING:
+            continue
+        count = 1
+        if rest and (number := _GRES_COUNT.fullmatch(rest[-1])):
+            count = int(number[1]) * 1024 ** " kmgtp".index(number[2].lower() or " ")
+            rest.pop()
+        yield Gres(name, ":".join(rest), count)
+
+
+def _without_brackets(text: str) -> str:
+    """Return a text without what stands in brackets, commas among it; a bracket that is not closed goes to the end."""
+    kept, depth = [], 0
+    for letter in text:
+        depth += letter == "("
+        if not depth:
+            kept.append(letter)
+        depth = max(depth - (letter == ")"), 0)
+    return "".join(kept)
+
+
+class Job(NamedTuple):
+    """A Slurm job, or one component of it."""
+
+    number: int  # of all its components
+    state: str
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """Options of each sbatch."""
-        given = self.model_dump(exclude={"conf", "sbatch_socket"}, exclude_none=True)
-        return tuple(f"--{name}={value}" for name, value in given.items())
+    def is_over(self) -> bool:
+        """Whether it has ended for good."""
+        return self.state in OVER_STATES
+
+
+class SlurmNode(NamedTuple):
+    """A node of Slurm."""
+
+    address: str
+    types: Mapping[int, str]  # type of gres that each GPU is, by its index; empty if Slurm cannot give one by its index
+    state: str  # in Slurm's words, with its marks, such as down*
+    reason: str  # why it is out of service
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has answered since the controller was started."""
+        return state_of(self.state)[0] != "UNKNOWN"
+
+    @property
+    def answers(self) -> bool:
+        """Whether its daemon answers the controller."""
+        return "NOT_RESPONDING" not in state_of(self.state)[1]
+
+    @property
+    def in_service(self) -> bool:
+        """Whether Slurm starts further jobs there. In a state that is not known here it is not expected to."""
+        base, flags = state_of(self.state)
+        return base in _TAKES_JOBS and not flags & _TAKES_NONE
+
+    @property
+    def is_down(self) -> bool:
+        """Whether Slurm has lost it, or its administrator has taken it out at once."""
+        return state_of(self.state)[0] == "DOWN"
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it is switched off for certain: by Slurm, or by its administrator's reason."""
+        base, flags = state_of(self.state)
+        return "POWERED_DOWN" in (base, *flags) or (self.is_down and self.reason.lower().startswith("fenced"))
+
+
+class SlurmSnapshot(NamedTuple):
+    """All of this user's jobs, by comment, and all nodes."""
+
+    read_s: float  # time of the poll, by the monotonic clock
+    jobs: Mapping[str, tuple[Job, ...]]
+    nodes: Mapping[str, SlurmNode]
+
+
+def read_snapshot(commands: Commands) -> SlurmSnapshot:
+    """Return Slurm's jobs and nodes.
+
+    Raises:
+        BackendError: If it does not answer, or not in a known format.
+    """
+    read_s = time.monotonic()
+    jobs: dict[str, list[Job]] = {}
+    for line in commands.call("squeue", _SQUEUE_ARGUMENTS).splitlines():
+        number, state, comment = _fields(line, 3)
+        jobs.setdefault(comment, []).append(Job(_number(number, line), state))
+    # After the jobs: a controller that was started since then has nodes that it does not know yet.
+    nodes = {}
+    for line in commands.call("sinfo", _SINFO_ARGUMENTS).splitlines():
+        name, address, gres, state, reason = _fields(line, 5)
+        nodes[name] = SlurmNode(address, types_of(gres), state, reason)
+    return SlurmSnapshot(read_s, {comment: tuple(found) for comment, found in jobs.items()}, nodes)
+
+
+def types_of(gres: str) -> dict[int, str]:
+    """Return the type of gres that each GPU of a node is, by its index; none if Slurm cannot give one by its index.
+
+    Args:
+        gres: As Slurm reports, such as `gpu:i0:1,gpu:i1:1(S:0),gpumem:160G`. A GPU that Slurm counts as 0 has no type.
+    """
+    gpus = [each for each in gres_of_node(gres) if each.name == "gpu"]
+    indexed = {int(found[1]): gpu for gpu in gpus if gpu.count <= 1 and (found := _INDEXED.fullmatch(gpu.type))}
+    exact = len(indexed) == len(gpus) and sorted(indexed) == list(range(len(indexed)))
+    return {index: each.type for index, each in indexed.items() if each.count == 1} if exact else {}
+
+
+def _fields(line: str, count: int) -> list[str]:
+    fields = line.split("|", count - 1)
+    if len(fields) != count:
+        raise BackendError(f"Slurm reports {line!r}, which has not {count} fields")
+    return fields
+
+
+def _number(text: str, line: str) -> int:
+    number = re.match(r"\d+", text)
+    if number is None:
+        raise BackendError(f"Slurm reports {line!r}, which names no job")
+    return int(number[0])
+
+
+class SlurmView:
+    """Slurm's jobs and nodes, at most a second old.
+
+    Args:
+        commands: Slurm's.
+        nodes: Names of the cluster's nodes.
+    """
+
+    def __init__(self, commands: Commands, nodes: Collection[str]) -> None:
+        self._commands, self._nodes = commands, nodes
+        self._snapshot: SlurmSnapshot | None = None
+
+    def read(self) -> SlurmSnapshot:
+        """Return Slurm's jobs and nodes.
+
+        Raises:
+            BackendError: If it does not answer.
+        """
+        if self._snapshot is None or time.monotonic() > self._snapshot.read_s + _SNAPSHOT_S:
+            self._snapshot = read_snapshot(self._commands)
+        return self._snapshot
+
+    def forget(self) -> None:
+        """Poll Slurm at the next call: something was changed."""
+        self._snapshot = None
+
+    def is_complete(self, snapshot: SlurmSnapshot) -> bool:
+        """Return whether a snapshot lacks nothing that exists.
+
+        In the first seconds after its start Slurm's controller waits for its nodes, and a job that it does not know
+        may still appear.
+        """
+        return all(snapshot.nodes[name].is_known for name in self._nodes if name in snapshot.nodes)
+
+    def read_complete(self) -> SlurmSnapshot:
+        """Return all of Slurm's jobs and nodes.
+
+        Raises:
+            BackendError: If it does not answer, or does not know all nodes yet.
+        """
+        snapshot = self.read()
+        if not self.is_complete(snapshot):
+            raise BackendError("Slurm was started a short while ago and does not know all its nodes yet")
+        return snapshot

@@ -23,10 +23,9 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.job import job_id_of
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from ..local.reading import Marker
+from ..local.folders import Marker
 from ..protocol import CannotHonourError, ExternalJob
-from .commands import Commands
-from .snapshot import OVER_STATES, TIMED_OUT, SlurmNode
+from .commands import OVER_STATES, TIMED_OUT, Commands, SlurmNode
 from .submission import NEVER_ERRORS, gres_of
 
 # No field that users write themselves, so that no line can be forged. Widths: Slurm cuts off what is longer.
@@ -355,16 +354,16 @@ def check_same(commands: Commands, job: HeldJob) -> None:
         raise BackendError(f"job {job.number} is another job now")
 
 
-class RunsOnError(BackendError):
-    """A job runs, and may not be requeued."""
-
-
-def put_back(commands: Commands, job: HeldJob) -> None:
+def put_back(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> None:
     """Hold a job again; its processes are killed, unless it may not run a second time.
 
+    Args:
+        commands: Slurm's.
+        job: The job.
+        must_stop: Whether a job that may not run a second time ends for good, and does not continue.
+
     Raises:
-        RunsOnError: If it may not, and continues.
-        BackendError: If it is not known whether it will be held.
+        BackendError: If it continues, or it is not known whether it will be held.
     """
     check_same(commands, job)
     if job.state == "PENDING":
@@ -375,7 +374,9 @@ def put_back(commands: Commands, job: HeldJob) -> None:
     except BackendError as error:
         if DISABLED not in str(error):
             raise
-        raise RunsOnError(f"job {job.number} may not be requeued (--no-requeue), and runs to its end") from error
+        if not must_stop:
+            raise BackendError(f"job {job.number} may not be requeued (--no-requeue), and runs to its end") from error
+        end(commands, job)
 
 
 def end(commands: Commands, job: HeldJob) -> None:

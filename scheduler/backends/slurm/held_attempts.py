@@ -17,16 +17,14 @@ from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.states import EndedBy, Run, Status
-from ..local.folders import Folders, as_backend_error
-from ..local.reading import read_marker
+from ..local.folders import Folders, as_backend_error, read_marker
 from ..protocol import Attempt, ExternalJob, RefusedError
 from ..shared_folder.node import MISPLACED
-from .commands import SLURM_TIMES, Commands, SlurmTimes
+from .commands import SLURM_TIMES, Commands, SlurmNode, SlurmTimes, SlurmView
 from .held import (
     DISABLED,
     EndedMarker,
     HeldJob,
-    RunsOnError,
     Taken,
     check_same,
     end,
@@ -40,7 +38,6 @@ from .held import (
     steer,
     why_never,
 )
-from .snapshot import SlurmNode, SlurmView
 
 log = logging.getLogger(__name__)
 
@@ -261,9 +258,8 @@ class HeldAttempts:
             OSError: If the request cannot be stored.
         """
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
-        is_misplaced = is_there(
-            folder, EndedMarker.file_name
-        )  # Of what runs, only a misplaced attempt is known to have ended.
+        # Of what runs, only a misplaced attempt is known to have ended.
+        is_misplaced = is_there(folder, EndedMarker.file_name)
         self._at_most_every(name, partial(self._stop, name, is_misplaced=is_misplaced))
 
     def _stop(self, name: str, *, is_misplaced: bool) -> None:
@@ -272,12 +268,7 @@ class HeldAttempts:
         if job is None or job.is_held or job.is_over:
             return
         self._forget()
-        try:
-            put_back(self._commands, job)
-        except RunsOnError:
-            if not is_misplaced:
-                raise
-            end(self._commands, job)  # It has the wrong GPUs.
+        put_back(self._commands, job, must_stop=is_misplaced)
 
     def released(self, folder: int, name: str, taken: Taken) -> bool:
         """Return whether all processes of an attempt are proven gone.

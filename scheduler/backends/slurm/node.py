@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 from ....cluster.files.durable import open_folder
-from ..shared_folder.node import STARTED_BEFORE, Grant, claim, nodes_of, python_line, read_spec
+from ..local.ranks import read_spec
+from ..shared_folder.node import STARTED_BEFORE, Grant, claim, nodes_of, python_line
 from ..shared_folder.node import run_part as run_granted
 
 

@@ -9,17 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ....cluster.files.durable import make_folder, open_folder, write_first
+from ....cluster.files.durable import make_folder, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement, Share
-from ..local.launching import NO_FILE_OF_OURS
-from ..local.ranks import Spec
+from ..local.folders import NO_FILE_OF_OURS, opened
+from ..local.ranks import Spec, read_spec
 from ..protocol import CannotHonourError
-from ..shared_folder.node import nodes_of, python_line, read_spec
+from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_line, write_gone
 from ..shared_folder.records import AttemptRecords
-from ..shared_folder.sweep import SWITCHED_OFF, write_gone
-from .commands import Commands
-from .snapshot import SlurmNode, SlurmSnapshot
+from .commands import Commands, SlurmNode, SlurmSnapshot
 
 NEVER_ERRORS = (
     "node configuration is not available",
@@ -27,6 +25,10 @@ NEVER_ERRORS = (
     "Invalid generic resource",
 )  # however long one waits
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
+_ENDING_AGAIN_S = 5.0  # between two tries
+_LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
+
+log = logging.getLogger(__name__)
 
 
 def comment_of(attempt: str) -> str:
@@ -96,7 +98,7 @@ def submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str
     _sbatch(
         commands,
         ["--parsable", *common, *options, *where],
-        python_line("shared_folder.sweep", "sweep", path, str(part)),
+        python_line("shared_folder.node", "sweep", path, str(part)),
     )
 
 
@@ -137,12 +139,6 @@ def gres_of(share: Share, nodes: Mapping[str, SlurmNode]) -> str:
             f"gres.conf needs a line for each with a type that ends in it, such as Type=i{missing[0]}"
         )
     return ",".join(f"gpu:{types[gpu]}:1" for gpu in share.gpus)
-
-
-log = logging.getLogger(__name__)
-
-_ENDING_AGAIN_S = 5.0  # between two tries
-_LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
 
 
 def is_late(folder: int) -> bool:
@@ -227,8 +223,7 @@ class Endings:
 def _is_provably_empty(folder: int, attempt: str, part: int, node: SlurmNode | None) -> bool:
     """Return whether nothing can be left on a node, without a sweep there; if so, write the proof."""
     make_folder(folder, f"part-{part}")
-    own = open_folder(f"part-{part}", inside=folder)
-    try:
+    with opened(folder, f"part-{part}") as own:
         no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
         if write_first(own, "started.json", json.dumps(no_process).encode()):
             write_gone(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.
@@ -237,5 +232,3 @@ def _is_provably_empty(folder: int, attempt: str, part: int, node: SlurmNode | N
         else:
             return False
         return True
-    finally:
-        os.close(own)

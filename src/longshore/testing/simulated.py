@@ -18,10 +18,12 @@ Source: SPEC F5 to F10; docs/decisions/0015.
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 
-from ..cluster.files.errors import BackendError
+from ..cluster.files.errors import BackendError, InputError
 from ..cluster.kernels.structures import push, remove
 from ..cluster.model.placement import Placement
 from ..cluster.placing import begin_picks, take_gpu
@@ -134,6 +136,15 @@ class SimulatedBackend(Backend):
         self.of_job: dict[str, int] = {}  # job of the scenario, by the id that it was submitted under
         self._number: dict[str, tuple[int, int]] = {}  # job and how often it had stopped, by attempt
         reset(sim, ROW, 0)
+
+    @classmethod
+    def build(cls, settings: object, folder: Path, layout: Layout) -> Self:
+        """Refuse: a simulation cannot be chosen in a configuration.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError("a simulated backend has no configuration", "make it of a simulation")
 
     @property
     def launches(self) -> int:

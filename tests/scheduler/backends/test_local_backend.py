@@ -8,8 +8,7 @@ import pytest
 from longshore.cluster.files.durable import open_folder, write_first, write_whole
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.folders import read_progress
-from longshore.scheduler.backends.local.launching import spec_of
+from longshore.scheduler.backends.local.folders import read_progress, spec_of
 from longshore.scheduler.backends.local.ranks import decode, drop_beginning, encode, log_name, open_log, read_log
 from longshore.scheduler.backends.protocol import Attempt, RefusedError
 from longshore.scheduler.model.states import Run

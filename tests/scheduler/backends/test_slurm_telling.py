@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.backends.local.launching import spec_of
+from longshore.scheduler.backends.local.folders import spec_of
 from longshore.scheduler.backends.local.ranks import encode
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import SLURM_TIMES, SlurmTimes
