@@ -10,15 +10,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ....cluster.files.errors import BackendError, InputError
 from ...logs import Repeats
-from .objects import ObjectMetadata
+from .objects import KubernetesObject
 
 MANAGER = "longshore"  # of the fields that we write
 JSON_PATCH = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
+
+_PAGE = 500  # objects of a page of a list
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a failure, doubled each time
+_VERSION_GONE = 410  # the version is too old to watch from
+_MAX_LINE_BYTES = 16 << 20
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Method = Callable[..., Any]  # of the official client
@@ -154,23 +161,7 @@ def _message(error: Any) -> str:
     return " ".join(str(text).split())
 
 
-log = logging.getLogger(__name__)
-
-_PAGE = 500  # objects of a page of a list
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a failure, doubled each time
-_VERSION_GONE = 410  # the version is too old to watch from
-_MAX_LINE_BYTES = 16 << 20
-
-
-class _Object(Protocol):
-    @property
-    def metadata(self) -> ObjectMetadata: ...
-
-    @classmethod
-    def model_validate(cls, obj: Any) -> "_Object": ...
-
-
-ObjectT = TypeVar("ObjectT", bound=_Object)
+ObjectT = TypeVar("ObjectT", bound=KubernetesObject)
 
 
 class ObjectView(Generic[ObjectT]):
@@ -238,9 +229,9 @@ class ObjectView(Generic[ObjectT]):
         """Apply the answer to a write, which the stream of changes may have only later."""
         read = self._model.model_validate(value)
         with self._lock:
-            self._take(read)  # type: ignore[arg-type]
+            self._take(read)
             if not self._fresh.is_set():
-                self._learned.append(read)  # type: ignore[arg-type]
+                self._learned.append(read)
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -257,11 +248,8 @@ class ObjectView(Generic[ObjectT]):
                 self._fresh.clear()
                 if self._ends.is_set():
                     return
-                level = (
-                    logging.INFO
-                    if isinstance(error, ApiStatusError) and error.code == _VERSION_GONE
-                    else logging.WARNING
-                )
+                is_usual = isinstance(error, ApiStatusError) and error.code == _VERSION_GONE
+                level = logging.INFO if is_usual else logging.WARNING
                 is_bug = not isinstance(error, BackendError)
                 if message := self._repeats.message(self._stale_reason, time.monotonic()):
                     log.log(level, "%s are listed anew: %s", self._kind, message, exc_info=is_bug)
@@ -278,7 +266,7 @@ class ObjectView(Generic[ObjectT]):
             page = self._call(limit=_PAGE, _continue=token)
             for value in page["items"]:
                 read = self._model.model_validate(value)
-                found[read.metadata.name] = read  # type: ignore[assignment]
+                found[read.metadata.name] = read
             version, token = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
             if not token:
                 break
@@ -318,7 +306,7 @@ class ObjectView(Generic[ObjectT]):
                 if known is not None and known.metadata.uid == read.metadata.uid:
                     del self._objects[read.metadata.name]
             else:
-                self._take(read)  # type: ignore[arg-type]
+                self._take(read)
 
     def _take(self, read: ObjectT) -> None:
         known = self._objects.get(read.metadata.name)
@@ -332,7 +320,7 @@ class ObjectView(Generic[ObjectT]):
         return {"label_selector": self._selector} if self._selector else {}
 
 
-def _number(read: _Object) -> int:
+def _number(read: KubernetesObject) -> int:
     """Return an object's version as a number: of one kind they grow (Kubernetes 1.35 promises it, etcd always did)."""
     return int(read.metadata.resource_version)
 

@@ -12,7 +12,7 @@ from ...model.gpu_index import Layout
 from ...model.states import Run, Status
 from ..protocol import Attempt, Backend, Capabilities, GpuView, NodeView
 from .api import KubernetesApi, ObjectView
-from .launching import LEASE_TIMES, Launch, LeaseTimes, NamespaceLease
+from .launching import HOLD_S, RENEW_S, Launch, NamespaceLease
 from .objects import (
     ATTEMPT,
     FIRST_RANK,
@@ -21,17 +21,15 @@ from .objects import (
     KubernetesGpu,
     KubernetesNode,
     KubernetesPod,
-    NodeSpec,
     Offers,
     ResourceSlice,
     by_index,
     learned,
     published,
 )
-from .output import Output
 from .pods import pod_name
 from .reading import AvoidedNodes, Removal, status_of
-from .records import RecordFolders
+from .records import Output, RecordFolders
 from .settings import KubernetesSettings, blocking_taint
 
 log = logging.getLogger(__name__)
@@ -49,7 +47,8 @@ class KubernetesBackend(Backend):
         folder: Where records and logs of attempts are; created if missing.
         nodes: GPUs of each node, in cluster-file order; the names are those of the cluster.
         settings: What was chosen.
-        lease_times: Of the lease of its namespace.
+        hold_s: How long its lease of the namespace holds.
+        renew_s: After which that is renewed.
 
     Raises:
         InputError: If the client is not installed, or the cluster's address is not known.
@@ -64,7 +63,7 @@ class KubernetesBackend(Backend):
 
     def __init__(
         self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings, *,
-        lease_times: LeaseTimes = LEASE_TIMES,
+        hold_s: int = HOLD_S, renew_s: float = RENEW_S,
     ) -> None:  # fmt: skip
         exact = settings.gpus == "claims"
         self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
@@ -75,7 +74,8 @@ class KubernetesBackend(Backend):
         self._pods = ObjectView(api, "pods", api.core.list_namespaced_pod, KubernetesPod, namespace, ATTEMPT)
         self._nodes = ObjectView(api, "nodes", api.core.list_node, KubernetesNode)
         self._slices = ObjectView(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
-        self._lease = NamespaceLease(api, settings.namespace, self._records.installation(), lease_times)
+        installation = self._records.installation()
+        self._lease = NamespaceLease(api, settings.namespace, installation, hold_s=hold_s, renew_s=renew_s)
         self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lease)
         self._avoided = AvoidedNodes(len(self._sizes))
         self._removal = Removal(api, settings, self._records, self._avoided)
@@ -253,9 +253,11 @@ class KubernetesBackend(Backend):
         shut = dict.fromkeys(self._avoided.at(time.monotonic()), "it did not take a pod in time")
         tolerations = self.settings.tolerations()
         for name in self._sizes:
-            spec = known[name].spec if name in known else NodeSpec()
-            taint = blocking_taint(spec.taints, tolerations)
-            if spec.unschedulable:
+            node = known.get(name)
+            if node is None:
+                continue
+            taint = blocking_taint(node.taints, tolerations)
+            if node.unschedulable:
                 shut[name] = "it is cordoned"
             elif taint is not None:
                 shut[name] = f"pods do not tolerate its taint {taint.key}={taint.value}:{taint.effect}"

@@ -11,7 +11,6 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import Field
@@ -32,17 +31,16 @@ HOLD_S = 15  # for which a lease holds
 RENEW_S = 5.0  # after which it is renewed
 _MISSING = 404
 _LEASE_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """Of a lease."""
-
-    hold_s: int = HOLD_S
-    renew_s: float = RENEW_S
-
-
-LEASE_TIMES = LeaseTimes()
+_EXISTS = 409
+_REFUSED = (400, 413, 422)  # the object itself is wrong
+_FORBIDDEN = 403
+# In messages of what is forbidden at the moment: it may be allowed while the attempt waits. All else that is forbidden
+# concerns the pod as the settings made it, such as a volume that Pod Security does not allow.
+_MAY_CHANGE = ("exceeded quota", "cannot create resource", "cannot patch resource", "because it is being terminated")
+_BROKEN = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+# The pull may only be slow, or its registry be down for a moment.
+_NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})
 
 
 class _Spec(Read):
@@ -70,11 +68,15 @@ class NamespaceLease:
         api: Where it is.
         namespace: Of the pods.
         installation: Id of this folder's schedulers.
-        times: How long it holds, and when it is renewed.
+        hold_s: How long it holds.
+        renew_s: After which it is renewed.
     """
 
-    def __init__(self, api: KubernetesApi, namespace: str, installation: str, times: LeaseTimes = LEASE_TIMES) -> None:
-        self._api, self._namespace, self._installation, self._times = api, namespace, installation, times
+    def __init__(
+        self, api: KubernetesApi, namespace: str, installation: str, *, hold_s: int = HOLD_S, renew_s: float = RENEW_S
+    ) -> None:
+        self._api, self._namespace, self._installation = api, namespace, installation
+        self._hold_s, self._renew_s = hold_s, renew_s
         self._held_s = self._tried_s = float("-inf")  # by the monotonic clock
         self._seen, self._seen_s = _Spec(), 0.0  # the last value by others, and when it was read
         self._logged = ""  # why it is not held, as last logged
@@ -82,7 +84,7 @@ class NamespaceLease:
 
     def keep(self) -> bool:
         """Take or renew the lease if that is due, and return whether it is held; log once why not."""
-        if time.monotonic() >= self._tried_s + self._times.renew_s:
+        if time.monotonic() >= self._tried_s + self._renew_s:
             try:
                 self._take()
                 self._logged = ""
@@ -91,7 +93,7 @@ class NamespaceLease:
                     log.warning("no pod is started: %s", error)
                 self._logged = str(error)
             self._tried_s = time.monotonic()  # A call that hangs is not made again at once.
-        return time.monotonic() < self._held_s + self._times.hold_s
+        return time.monotonic() < self._held_s + self._hold_s
 
     def hold(self) -> None:
         """Take the lease, or check that it is held.
@@ -99,7 +101,7 @@ class NamespaceLease:
         Raises:
             BackendError: If another installation holds it, or that is not known.
         """
-        if time.monotonic() > self._held_s + self._times.renew_s:
+        if time.monotonic() > self._held_s + self._renew_s:
             self._take()
 
     def release(self) -> None:
@@ -109,7 +111,7 @@ class NamespaceLease:
             BackendError: If it is not known whether others hold it.
         """
         api = self._api
-        if time.monotonic() >= self._held_s + self._times.hold_s:
+        if time.monotonic() >= self._held_s + self._hold_s:
             return
         self._held_s = float("-inf")
         lease = api.call(api.coordination.read_namespaced_lease, LEASE_NAME, self._namespace)
@@ -158,24 +160,11 @@ class NamespaceLease:
         stays = before.holder_identity == me
         return {
             "holderIdentity": me,
-            "leaseDurationSeconds": self._times.hold_s,
+            "leaseDurationSeconds": self._hold_s,
             "leaseTransitions": before.lease_transitions + (0 if stays or not before.holder_identity else 1),
             "acquireTime": (stays and before.acquire_time) or now,
             "renewTime": now,
         }
-
-
-_EXISTS = 409
-_REFUSED = (400, 413, 422)  # the object itself is wrong
-_FORBIDDEN = 403
-# In messages of what is forbidden at the moment: it may be allowed while the attempt waits. All else that is forbidden
-# concerns the pod as the settings made it, such as a volume that Pod Security does not allow.
-_MAY_CHANGE = ("exceeded quota", "cannot create resource", "cannot patch resource", "because it is being terminated")
-_BROKEN = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-_NO_IMAGE = frozenset(
-    {"ErrImagePull", "ImagePullBackOff"}
-)  # the pull may only be slow, or its registry be down for a moment
 
 
 class Launch:
@@ -312,15 +301,13 @@ class Launch:
 def _refuse_containers(pods: Sequence[KubernetesPod], patience_s: float) -> None:
     """Refuse an attempt whose image cannot be pulled in time; raise an error for other failures of containers."""
     for pod in pods:
-        waiting, placed = pod.state.waiting, pod.condition("PodScheduled")
+        reason, placed = pod.waiting_reason, pod.condition("PodScheduled")
         bound = None if placed is None else placed.last_transition_time
         waits_s = 0.0 if bound is None else time.time() - bound.timestamp()
-        if waiting is None:
-            continue
-        if waiting.reason in _BAD_IMAGE or (waiting.reason in _NO_IMAGE and waits_s > patience_s):
-            raise RefusedError(f"{pod.metadata.name}: {waiting.reason}: {waiting.message}")
-        if waiting.reason in _BROKEN:
-            raise BackendError(f"{pod.metadata.name}: {waiting.reason}: {waiting.message}")
+        if reason in _BAD_IMAGE or (reason in _NO_IMAGE and waits_s > patience_s):
+            raise RefusedError(f"{pod.metadata.name}: {reason}: {pod.waiting_message}")
+        if reason in _BROKEN:
+            raise BackendError(f"{pod.metadata.name}: {reason}: {pod.waiting_message}")
 
 
 def _refusal(name: str, error: ApiStatusError) -> BackendError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
 ATTEMPT = "longshore.io/attempt"  # label of all that belongs to an attempt, and the finalizer that keeps its pods
@@ -20,16 +20,23 @@ NODE_ANNOTATION = "longshore.io/node"  # annotation: its node
 DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
 GATE = "longshore.io/placement"
 
+STOPPING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})  # of taints; PreferNoSchedule keeps no pod away
+
 
 class Read(BaseModel):
     """Part of an object; the server may send more, and null for nothing."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _leave_out_nulls(cls, value: Any) -> Any:
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+    def _null_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls.model_fields[str(info.field_name)].default if value is None else value
+
+
+def _at(*path: str | int, default: Any) -> Any:
+    """Return a field whose value is somewhere inside an object, or the default where the server sends none."""
+    return Field(default, validation_alias=AliasPath(*path))
 
 
 class ObjectMetadata(Read):
@@ -42,6 +49,12 @@ class ObjectMetadata(Read):
     annotations: dict[str, str] = {}
     finalizers: tuple[str, ...] = ()
     deletion_timestamp: str = ""
+
+
+class KubernetesObject(Read):
+    """An object of any kind."""
+
+    metadata: ObjectMetadata
 
 
 class Condition(Read):
@@ -58,13 +71,6 @@ class RunningState(Read):
     """A container that runs."""
 
     started_at: datetime
-
-
-class WaitingState(Read):
-    """A container that does not run yet."""
-
-    reason: str = ""
-    message: str = ""
 
 
 class TerminatedState(Read):
@@ -92,60 +98,27 @@ class TerminatedState(Read):
         return self.never_began and 'exec: "' in self.message
 
 
-class ContainerState(Read):
-    """One of three."""
-
-    running: RunningState | None = None
-    waiting: WaitingState | None = None
-    terminated: TerminatedState | None = None
+_CONTAINER = ("status", "containerStatuses", 0, "state")
 
 
-class ContainerStatus(Read):
-    """The node's report of a container."""
-
-    state: ContainerState = ContainerState()
-
-
-class KubernetesPodStatus(Read):
-    """The node's report of a pod."""
-
-    phase: str = "Pending"
-    reason: str = ""
-    message: str = ""
-    conditions: tuple[Condition, ...] = ()
-    container_statuses: tuple[ContainerStatus, ...] = ()
-
-
-class SchedulingGate(Read):
-    """A gate that keeps a pod from being placed."""
-
-    name: str
-
-
-class KubernetesPodSpec(Read):
-    """Where a pod runs."""
-
-    node_name: str = ""
-    scheduling_gates: tuple[SchedulingGate, ...] = ()
-
-
-class KubernetesPod(Read):
+class KubernetesPod(KubernetesObject):
     """A pod of ours, which has one container."""
 
-    metadata: ObjectMetadata
-    spec: KubernetesPodSpec
-    status: KubernetesPodStatus = KubernetesPodStatus()
-
-    @property
-    def state(self) -> ContainerState:
-        """State of its container."""
-        statuses = self.status.container_statuses
-        return statuses[0].state if statuses else ContainerState()
+    node: str = _at("spec", "nodeName", default="")
+    scheduling_gates: tuple[Any, ...] = _at("spec", "schedulingGates", default=())
+    phase: str = _at("status", "phase", default="Pending")
+    reason: str = _at("status", "reason", default="")
+    message: str = _at("status", "message", default="")
+    conditions: tuple[Condition, ...] = _at("status", "conditions", default=())
+    running: RunningState | None = _at(*_CONTAINER, "running", default=None)
+    waiting_reason: str = _at(*_CONTAINER, "waiting", "reason", default="")
+    waiting_message: str = _at(*_CONTAINER, "waiting", "message", default="")
+    terminated: TerminatedState | None = _at(*_CONTAINER, "terminated", default=None)
 
     @property
     def is_gated(self) -> bool:
         """Whether it waits for its placement."""
-        return bool(self.spec.scheduling_gates)
+        return bool(self.scheduling_gates)
 
     @property
     def is_deleted(self) -> bool:
@@ -155,22 +128,22 @@ class KubernetesPod(Read):
     @property
     def never_ran(self) -> bool:
         """Whether it can never run: a pod that is being deleted is bound to no node."""
-        return self.is_deleted and not self.spec.node_name
+        return self.is_deleted and not self.node
 
     @property
     def is_over(self) -> bool:
         """Whether all its processes are proven gone: by its node's report, or as it has no node, or no longer."""
-        if self.status.phase not in ("Succeeded", "Failed"):
+        if self.phase not in ("Succeeded", "Failed"):
             return self.never_ran
         disrupted = self.condition("DisruptionTarget")
         # A collected pod had a node that was deleted or marked as out of service; its last status stays.
         collected = disrupted is not None and disrupted.reason == "DeletionByPodGC"
-        return collected or self.state.running is None
+        return collected or self.running is None
 
     @property
     def has_failed(self) -> bool:
         """Whether it is over, and failed."""
-        return self.is_over and self.status.phase != "Succeeded"
+        return self.is_over and self.phase != "Succeeded"
 
     def annotation(self, name: str) -> str:
         """Return an annotation, "" if it has none of this name."""
@@ -183,7 +156,7 @@ class KubernetesPod(Read):
 
     def condition(self, kind: str) -> Condition | None:
         """Return its condition of a kind."""
-        return next((condition for condition in self.status.conditions if condition.type == kind), None)
+        return next((condition for condition in self.conditions if condition.type == kind), None)
 
 
 class Taint(Read):
@@ -194,71 +167,36 @@ class Taint(Read):
     effect: str = ""
 
 
-class KubernetesNodeStatus(Read):
-    """The status of a node."""
-
-    conditions: tuple[Condition, ...] = ()
-
-
-class NodeSpec(Read):
-    """The settings of a node."""
-
-    unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
-
-
-class KubernetesNode(Read):
+class KubernetesNode(KubernetesObject):
     """A node."""
 
-    metadata: ObjectMetadata
-    spec: NodeSpec = NodeSpec()
-    status: KubernetesNodeStatus = KubernetesNodeStatus()
+    unschedulable: bool = _at("spec", "unschedulable", default=False)
+    taints: tuple[Taint, ...] = _at("spec", "taints", default=())
+    conditions: tuple[Condition, ...] = _at("status", "conditions", default=())
 
     @property
     def ready(self) -> Condition | None:
         """Its condition Ready."""
-        return next((condition for condition in self.status.conditions if condition.type == "Ready"), None)
-
-
-class Attribute(Read):
-    """A value of one of four types; only strings are read."""
-
-    string: str = ""
+        return next((condition for condition in self.conditions if condition.type == "Ready"), None)
 
 
 class OfferedDevice(Read):
     """A device that a driver offers."""
 
     name: str
-    attributes: dict[str, Attribute] = {}
+    attributes: dict[str, dict[str, Any]] = {}  # the value of each by its type; only strings are read
     taints: tuple[Taint, ...] = ()
 
 
-class Pool(Read):
-    """The pool of a slice's devices."""
+class ResourceSlice(KubernetesObject):
+    """Devices of a node, as their driver publishes them, in one or more slices of a generation."""
 
-    name: str
-    generation: int = 0
-    resource_slice_count: int = 1
+    driver: str = Field(validation_alias=AliasPath("spec", "driver"))
+    node: str = _at("spec", "nodeName", default="")
+    generation: int = _at("spec", "pool", "generation", default=0)
+    slices: int = _at("spec", "pool", "resourceSliceCount", default=1)
+    devices: tuple[OfferedDevice, ...] = _at("spec", "devices", default=())
 
-
-class SliceSpec(Read):
-    """The devices of a slice."""
-
-    driver: str
-    pool: Pool
-    node_name: str = ""
-    devices: tuple[OfferedDevice, ...] = ()
-
-
-class ResourceSlice(Read):
-    """Devices of a node, as their driver publishes them."""
-
-    metadata: ObjectMetadata
-    spec: SliceSpec
-
-
-_STOPS = frozenset({"NoSchedule", "NoExecute"})
 
 GpuOrder = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
 
@@ -280,18 +218,18 @@ def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
         slices: All that the cluster has.
         driver: Whose devices count.
     """
-    ours = [each.spec for each in slices if each.spec.driver == driver and each.spec.node_name]
+    ours = [each for each in slices if each.driver == driver and each.node]
     newest: dict[str, int] = {}
-    for spec in ours:
-        newest[spec.node_name] = max(newest.get(spec.node_name, 0), spec.pool.generation)
-    found: dict[str, list[SliceSpec]] = {}
-    for spec in ours:
-        if spec.pool.generation == newest[spec.node_name]:
-            found.setdefault(spec.node_name, []).append(spec)
+    for each in ours:
+        newest[each.node] = max(newest.get(each.node, 0), each.generation)
+    found: dict[str, list[ResourceSlice]] = {}
+    for each in ours:
+        if each.generation == newest[each.node]:
+            found.setdefault(each.node, []).append(each)
     return {
-        node: tuple(_gpu(device) for device in _in_order([device for spec in specs for device in spec.devices]))
-        for node, specs in found.items()
-        if len(specs) == specs[0].pool.resource_slice_count
+        node: tuple(_gpu(device) for device in _in_order([device for each in parts for device in each.devices]))
+        for node, parts in found.items()
+        if len(parts) == parts[0].slices
     }
 
 
@@ -316,7 +254,7 @@ def _in_order(devices: list[OfferedDevice]) -> list[OfferedDevice]:
 
 
 def _gpu(device: OfferedDevice) -> KubernetesGpu:
-    return KubernetesGpu(_text(device, "uuid"), not any(taint.effect in _STOPS for taint in device.taints))
+    return KubernetesGpu(_text(device, "uuid"), not any(taint.effect in STOPPING_EFFECTS for taint in device.taints))
 
 
 def _bus_id(device: OfferedDevice) -> str:
@@ -326,8 +264,7 @@ def _bus_id(device: OfferedDevice) -> str:
 
 
 def _text(device: OfferedDevice, name: str) -> str:
-    found = device.attributes.get(name)
-    return "" if found is None else found.string
+    return str(device.attributes.get(name, {}).get("string") or "")
 
 
 def _number(name: str) -> int:

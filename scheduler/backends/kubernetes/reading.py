@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -58,7 +58,7 @@ def status_of(attempt: str, pods: Sequence[KubernetesPod], silent: frozenset[str
     """
     pods = sorted(pods, key=lambda pod: pod.count(FIRST_RANK))
     living = [pod for pod in pods if not pod.is_over]
-    unreachable = sorted({pod.spec.node_name for pod in living} & silent)
+    unreachable = sorted({pod.node for pod in living} & silent)
     if unreachable:
         return Status(Run.UNREACHABLE, words=f"node {unreachable[0]} does not answer")
     record = {pod.metadata.name: _record_of(attempt, pod) for pod in pods}
@@ -66,7 +66,7 @@ def status_of(attempt: str, pods: Sequence[KubernetesPod], silent: frozenset[str
     starts = [_started_s(pod, record[pod.metadata.name]) for pod in pods]
     started_s = max(starts) if all(starts) else 0.0
     if living:
-        runs = all(pod.state.running is not None for pod in living) and len(pods) == pods[0].count(PODS)
+        runs = all(pod.running is not None for pod in living) and len(pods) == pods[0].count(PODS)
         return Status(Run.RUNNING if runs else Run.PENDING, tuple(ends), started_s=started_s if runs else 0.0)
     progress = {key: value for each in reversed(list(record.values())) for key, value in _numbers(each).items()}
     ranks, well = sum(pod.count(RANKS_ANNOTATION) for pod in pods), not any(end.code or end.signal for end in ends)
@@ -89,7 +89,7 @@ def must_stop_rest(pods: Sequence[KubernetesPod]) -> bool:
 
 def _record_of(attempt: str, pod: KubernetesPod) -> LauncherRecord | None:
     """Return the record of its launcher, None if there is none."""
-    ended = pod.state.terminated
+    ended = pod.terminated
     try:
         record = LauncherRecord.model_validate_json(ended.message) if ended is not None else None
     except ValidationError:
@@ -101,7 +101,7 @@ def _ends(pod: KubernetesPod, record: LauncherRecord | None) -> list[RankEnd]:
     """Return how the ranks of a pod ended: by its launcher's record, or else all like their container."""
     if record is not None:
         return [RankEnd(*end) for end in record.ends]
-    ended = pod.state.terminated
+    ended = pod.terminated
     if ended is None or ended.is_made_up or ended.never_began or ended.exit_code == 0:
         return []  # A launcher that ends well writes a record: a code of 0 alone is no proof of success.
     number = ended.signal or (ended.exit_code - 128 if ended.exit_code in _SIGNALLED else 0)
@@ -122,7 +122,7 @@ def _when(end: RankEnd) -> float:
 def _started_s(pod: KubernetesPod, record: LauncherRecord | None) -> float:
     if record is not None:
         return record.started_s
-    return pod.state.running.started_at.timestamp() if pod.state.running is not None else 0.0
+    return pod.running.started_at.timestamp() if pod.running is not None else 0.0
 
 
 def _fault(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None]) -> str:
@@ -133,11 +133,11 @@ def _fault(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | Non
             return pod.annotation(DROPPED)
         if disrupted is not None and disrupted.status == "True":
             return f"{name}: {disrupted.reason}: {disrupted.message}"
-        if pod.status.reason not in ("", _TOO_LONG):  # No program can set it: Evicted, Preempting, NodeLost and others.
-            return f"{name}: {pod.status.reason}: {pod.status.message}"
+        if pod.reason not in ("", _TOO_LONG):  # No program can set it: Evicted, Preempting, NodeLost and others.
+            return f"{name}: {pod.reason}: {pod.message}"
     for pod in pods:
         if _has_no_record(pod, record[pod.metadata.name]):
-            return f"{pod.metadata.name}: {_text_of(pod.state.terminated)}"
+            return f"{pod.metadata.name}: {_text_of(pod.terminated)}"
     if len(pods) < pods[0].count(PODS):
         return "a pod of it is gone"
     return ""
@@ -145,9 +145,9 @@ def _fault(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | Non
 
 def _has_no_record(pod: KubernetesPod, record: LauncherRecord | None) -> bool:
     """Return whether a pod ended without being deleted or timed out, and without a record."""
-    if record is not None or pod.is_deleted or pod.status.reason == _TOO_LONG:
+    if record is not None or pod.is_deleted or pod.reason == _TOO_LONG:
         return False
-    ended = pod.state.terminated
+    ended = pod.terminated
     return not _ends(pod, None) and not (ended is not None and ended.never_began)
 
 
@@ -164,12 +164,12 @@ def _why_not(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | N
     if fault := _fault(pods, record):
         return Run.LOST, EndedBy.NODE_FAULT, fault
     for pod in pods:
-        ended = pod.state.terminated
+        ended = pod.terminated
         if ended is not None and ended.never_began:
             text = f"{pod.metadata.name}: {ended.reason}: {ended.message}"
             # Other failures of a runtime may be the fault of the node, such as a broken driver.
             return (Run.EXITED, EndedBy.REFUSED, text) if ended.lacks_program else (Run.LOST, EndedBy.NONE, text)
-    is_late = any(pod.status.reason == _TOO_LONG for pod in pods)
+    is_late = any(pod.reason == _TOO_LONG for pod in pods)
     return Run.EXITED, EndedBy.TIME_LIMIT if is_late else EndedBy.NONE, ""
 
 
@@ -181,7 +181,7 @@ def _by(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None])
         if found_record is not None:
             found.add(read_reason(found_record.reason)[0])
         else:
-            found.add(EndedBy.CANCEL if pod.is_deleted else _why_failed(pod.state.terminated))
+            found.add(EndedBy.CANCEL if pod.is_deleted else _why_failed(pod.terminated))
     order = (EndedBy.TIME_LIMIT, EndedBy.OUT_OF_MEMORY, EndedBy.RANK_FAILED, EndedBy.CANCEL)
     return next((by for by in order if by in found), EndedBy.NONE)
 
@@ -204,11 +204,6 @@ def _numbers(record: LauncherRecord | None) -> dict[str, float]:
 AVOID_S, MAX_AVOID_S = 300.0, 3600.0  # for which a node gets no pods, doubled each time
 
 
-class _Avoided(NamedTuple):
-    times: int
-    until_s: float
-
-
 class AvoidedNodes:
     """Nodes that get no pods for a while; times are of the monotonic clock.
 
@@ -218,12 +213,12 @@ class AvoidedNodes:
 
     def __init__(self, nodes: int) -> None:
         self._max = nodes // 2
-        self._avoided: dict[str, _Avoided] = {}
+        self._avoided: dict[str, tuple[int, float]] = {}  # how often each did not take a pod, and until when
 
     def note(self, node: str, now_s: float) -> None:
         """Record that a node did not take a pod."""
-        times = self._avoided[node].times + 1 if node in self._avoided else 1
-        self._avoided[node] = _Avoided(times, now_s + min(AVOID_S * 2.0 ** min(times - 1, 32), MAX_AVOID_S))
+        times = self._avoided.get(node, (0, 0.0))[0] + 1
+        self._avoided[node] = times, now_s + min(AVOID_S * 2.0 ** min(times - 1, 32), MAX_AVOID_S)
 
     def forget(self, node: str) -> None:
         """Record that a node has taken a pod."""
@@ -231,8 +226,8 @@ class AvoidedNodes:
 
     def at(self, now_s: float) -> frozenset[str]:
         """Return the nodes to avoid; none while they are more than half: then they are hardly the reason."""
-        self._avoided = {node: each for node, each in self._avoided.items() if now_s < each.until_s + MAX_AVOID_S}
-        nodes = frozenset(node for node, each in self._avoided.items() if now_s < each.until_s)
+        self._avoided = {node: each for node, each in self._avoided.items() if now_s < each[1] + MAX_AVOID_S}
+        nodes = frozenset(node for node, (_, until_s) in self._avoided.items() if now_s < until_s)
         return nodes if len(nodes) <= self._max else frozenset()
 
 
@@ -308,7 +303,7 @@ class Removal:
     def _check_bound(self, pod: KubernetesPod, unbound: dict[str, float], now_s: float) -> None:
         """Drop a pod that its node does not take for too long, and record those that still have time."""
         uid, node = pod.metadata.uid, pod.annotation(NODE_ANNOTATION)
-        if pod.spec.node_name:
+        if pod.node:
             if uid in self._unbound_since_s:
                 self._avoided.forget(node)
         elif not (pod.is_gated or pod.is_over):

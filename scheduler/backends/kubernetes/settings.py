@@ -10,9 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from .objects import Taint
-
-_STOPS = frozenset({"NoSchedule", "NoExecute"})  # PreferNoSchedule keeps no pod away
+from .objects import STOPPING_EFFECTS, Taint
 
 
 class Toleration(BaseModel):
@@ -37,14 +35,10 @@ class Toleration(BaseModel):
 
 def blocking_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -> Taint | None:
     """Return the first taint that keeps pods from a node, None if there is none."""
-    return next(
-        (
-            taint
-            for taint in taints
-            if taint.effect in _STOPS and not any(toleration.tolerates(taint) for toleration in tolerations)
-        ),
-        None,
-    )
+    for taint in taints:
+        if taint.effect in STOPPING_EFFECTS and not any(toleration.tolerates(taint) for toleration in tolerations):
+            return taint
+    return None
 
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -54,12 +48,13 @@ DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."
 Fields = dict[str, Any]  # of Kubernetes' own, under its own names
 
 
-class _KubernetesSection(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+_OWN_NAMES = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
 
-class ContainerFields(_KubernetesSection):
+class ContainerFields(BaseModel):
     """What the container of each pod gets on top of what Longshore sets."""
+
+    model_config = _OWN_NAMES
 
     env: tuple[Fields, ...] = ()
     env_from: tuple[Fields, ...] = ()
@@ -69,8 +64,10 @@ class ContainerFields(_KubernetesSection):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
 
-class PodFields(_KubernetesSection):
+class PodFields(BaseModel):
     """What each pod gets on top of what Longshore sets: data, secrets, rights."""
+
+    model_config = _OWN_NAMES
 
     volumes: tuple[Fields, ...] = ()
     tolerations: tuple[Toleration, ...] = ()

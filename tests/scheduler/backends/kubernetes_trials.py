@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.launching import LEASE_TIMES
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.cluster import DRIVER, Cluster
 from tests.kubernetes_double.objects import Object
@@ -23,7 +22,7 @@ class Trial:
     def __init__(self, folder: Path, nodes: Mapping[str, int] = NODES) -> None:
         self.folder, self.nodes = folder, nodes
         self.cluster = Cluster(folder / "cluster", nodes)
-        self.lease_times = LEASE_TIMES  # of the next backend
+        self.lease_times: dict[str, Any] = {}  # of the next backend, if not the usual ones
         self._made: list[KubernetesBackend] = []
 
     def make(self, folder: str = "scheduler", **chosen: Any) -> KubernetesBackend:
@@ -31,7 +30,7 @@ class Trial:
         settings = KubernetesSettings(
             **{"image": "train", "kubeconfig": self.cluster.kubeconfig, "deadline_s": 20.0, **chosen}
         )
-        backend = KubernetesBackend(self.folder / folder, self.nodes, settings, lease_times=self.lease_times)
+        backend = KubernetesBackend(self.folder / folder, self.nodes, settings, **self.lease_times)
         self._made.append(backend)
         return backend
 

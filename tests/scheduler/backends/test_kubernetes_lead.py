@@ -8,7 +8,6 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.launching import LeaseTimes
 from longshore.scheduler.model.states import Run
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
@@ -32,7 +31,7 @@ KEY = ("leases", "longshore", "longshore")
 @pytest.fixture
 def times(trial: Trial) -> None:
     """Renew at every look, and wait a few seconds for another installation."""
-    trial.lease_times = LeaseTimes(hold_s=3, renew_s=0.0)
+    trial.lease_times = {"hold_s": 3, "renew_s": 0.0}
 
 
 def spec_of(trial: Trial) -> dict[str, Any]:
