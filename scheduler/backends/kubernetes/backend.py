@@ -103,9 +103,6 @@ class KubernetesBackend(Backend):
 
         A node that is cordoned or silent, has a taint that pods do not tolerate, or lately did not take a pod takes no
         jobs; none does without the lease of the namespace.
-
-        Raises:
-            BackendError: If the cluster cannot be read at the moment.
         """
         known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
         leads = self._lease.keep()
@@ -120,24 +117,14 @@ class KubernetesBackend(Backend):
         return tuple(seen)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Create the pods of an attempt, place them, and let all of them start.
-
-        Raises:
-            CannotHonourError: If these GPUs cannot be given.
-            RefusedError: If it will never be started, as its image cannot be pulled.
-            BackendError: If it is not known whether it starts, or another attempt has this name.
-        """
+        """Create the pods of an attempt, place them, and let all of them start."""
         _check_name(attempt.name)
         gpus = self._gpus(self._offers())
         self._nodes.objects()  # Nothing is started while the nodes cannot be read.
         self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
 
     def status(self, name: str) -> Status:
-        """Return what is known of an attempt.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return what is known of an attempt."""
         return self.statuses((name,))[name]
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
@@ -156,11 +143,7 @@ class KubernetesBackend(Backend):
         return found
 
     def cancel(self, name: str, reason: str) -> None:
-        """Ask an attempt to stop, now or as soon as it is launched.
-
-        Raises:
-            BackendError: If the request could not be stored.
-        """
+        """Ask an attempt to stop, now or as soon as it is launched."""
         _check_name(name)
         if self._records.end(name) is None:
             self._records.note(name, "cancelled", reason)
@@ -178,12 +161,7 @@ class KubernetesBackend(Backend):
             return False
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
-
-        Raises:
-            BackendError: If there is no such rank, or its output cannot be read at the moment.
-            ValueError: If the offset or the size is negative.
-        """
+        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them."""
         _check_name(name)
         if offset < 0 or max_bytes < 0:
             raise ValueError(f"offset {offset} and max_bytes {max_bytes} must not be negative")
@@ -202,11 +180,7 @@ class KubernetesBackend(Backend):
         return self._output.read(name, rank, offset, max_bytes, exists=True)
 
     def forget(self, name: str) -> None:
-        """Delete the pods of an attempt that ended, after copying their logs.
-
-        Raises:
-            BackendError: If its processes are not proven gone, or something cannot be deleted.
-        """
+        """Delete the pods of an attempt that ended, after copying their logs."""
         _check_name(name)
         pods = self._pods_of(name)
         if not all(pod.is_over for pod in pods):

@@ -109,22 +109,12 @@ class LocalBackend(Backend):
         )
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Start an attempt on exactly these GPUs; again, or after its end, this does nothing.
-
-        Raises:
-            CannotHonourError: If there are no such GPUs.
-            RefusedError: If its program or folder does not exist.
-            BackendError: If it is not known whether it starts, or another attempt has this name.
-        """
+        """Start an attempt on exactly these GPUs; again, or after its end, this does nothing."""
         if write_spec(self._folders, attempt, placement, self._nodes, ("started.json", "exit.json")) is not None:
             _spawn_supervisor(self._folders.path(attempt.name))
 
     def status(self, name: str) -> Status:
-        """Return what is known of an attempt.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return what is known of an attempt."""
         self._folders.path(name)
         try:
             with self._folders.open(name) as folder:
@@ -133,11 +123,7 @@ class LocalBackend(Backend):
             return Status(Run.UNREACHABLE, words=str(error))
 
     def cancel(self, name: str, reason: str) -> None:
-        """Ask an attempt to stop, now or as soon as it starts; again, this does nothing.
-
-        Raises:
-            BackendError: If the request could not be stored.
-        """
+        """Ask an attempt to stop, now or as soon as it starts; again, this does nothing."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.make(name) as folder:
             if is_there(folder, "exit.json"):
@@ -155,38 +141,21 @@ class LocalBackend(Backend):
             return False
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
-
-        Raises:
-            BackendError: If there is no such rank, or its log is not a file.
-            ValueError: If the offset or the size is negative.
-        """
+        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them."""
         return read_log_of(self._folders, name, rank, offset, max_bytes, lambda _: (".",))
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
-        """Return what each rank has reported of its steps and checkpoints since the last call.
-
-        Raises:
-            BackendError: If that cannot be read.
-        """
+        """Return what each rank has reported of its steps and checkpoints since the last call."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_step_lines(folder, 0, before)
 
     def ring_report(self, name: str) -> RingReport | None:
-        """Return the state of an attempt's ring, the last known one if its coordinator does not answer.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return the state of an attempt's ring, the last known one if its coordinator does not answer."""
         return ask_report(self._ring(name)) or last_report(self._ring(name))
 
     def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Remove the members on some GPUs from the ring of an attempt, and return whether it continues without them.
-
-        Raises:
-            BackendError: If that is no name of an attempt, or its coordinator does not answer.
-        """
+        """Remove the members on some GPUs from the ring of an attempt, and return whether it continues without them."""
         members = {member: reason for member, place in enumerate(members_in(self._ring(name))) if place in gpus}
         try:
             return retire(self._ring(name), members)
@@ -194,29 +163,17 @@ class LocalBackend(Backend):
             raise BackendError(f"{name}: {error}") from error
 
     def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingClient:
-        """Return a connection to the coordinator of a ring.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return a connection to the coordinator of a ring."""
         ring = self._ring(name)
         return RingClient(ring, wake, ring / PLACES)
 
     def ring_places(self, name: str) -> list[MemberPlace] | None:
-        """Return all GPUs that the ring of an attempt was ever given, by rank; None if that is not known yet.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return all GPUs that the ring of an attempt was ever given, by rank; None if that is not known yet."""
         found = places_in(self._ring(name))
         return None if found is None else [MemberPlace(*row) for row in found]
 
     def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
-        """Add a GPU to a ring, which starts a member there; again, this does nothing.
-
-        Raises:
-            BackendError: If the request cannot be stored, there is no such ring, or the rank is another GPU's.
-        """
+        """Add a GPU to a ring, which starts a member there; again, this does nothing."""
         with as_backend_error(name), self._folders.open(name) as folder:
             content = json.dumps([[node, gpu]]).encode()
             if folder is None:
@@ -245,19 +202,11 @@ class LocalBackend(Backend):
         return path / RING
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
-        """Return all attempts that were launched and not forgotten, with their GPUs, by name.
-
-        Raises:
-            BackendError: If one of them cannot be read.
-        """
+        """Return all attempts that were launched and not forgotten, with their GPUs, by name."""
         return launched_in(self._folders)
 
     def forget(self, name: str) -> None:
-        """Delete what an attempt that ended left here, except its logs and the proof that it ended.
-
-        Raises:
-            BackendError: If its processes are not proven gone, or something cannot be deleted.
-        """
+        """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
         if not self.released(name):
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
         with as_backend_error(name), self._folders.open(name) as folder:

@@ -328,11 +328,7 @@ class RayBackend(SharedFolderBackend):
         self._answered_s: dict[str, float] = {}  # last answer of each node
 
     def observe(self) -> tuple[NodeView, ...]:
-        """Return all nodes; one that Ray has lost takes no jobs, and a GPU that Ray does not have once is faulty.
-
-        Raises:
-            BackendError: If Ray does not answer.
-        """
+        """Return all nodes; one that Ray has lost takes no jobs, and a GPU that Ray does not have once is faulty."""
         nodes = self._nodes_of_ray()
         try:
             self._launcher.ensure_running()
@@ -355,13 +351,7 @@ class RayBackend(SharedFolderBackend):
         return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=node.living == 1)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Put an attempt into the launcher's queue; again, or after its end, this does nothing.
-
-        Raises:
-            CannotHonourError: If there are no such GPUs, or Ray does not have them by their index.
-            RefusedError: If its program or folder does not exist.
-            BackendError: If it is not known whether it starts, or another attempt has this name.
-        """
+        """Put an attempt into the launcher's queue; again, or after its end, this does nothing."""
         if self._write_spec(attempt, placement) is None:
             return
         self._refuse(placement)
@@ -379,28 +369,16 @@ class RayBackend(SharedFolderBackend):
                 raise CannotHonourError(f"Ray cannot give GPUs {missing} of node {share.node} by their index")
 
     def status(self, name: str) -> Status:
-        """Return what is known of an attempt.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return what is known of an attempt."""
         return self.statuses((name,))[name]
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        """Return what is known of many attempts.
-
-        Raises:
-            BackendError: If one of these is no name of an attempt.
-        """
+        """Return what is known of many attempts."""
         proven, unclear = self._read_all(names)
         return proven | {name: self._unproven(name, records) for name, records in unclear.items()}
 
     def cancel(self, name: str, reason: str) -> None:
-        """Ask an attempt to stop, now or before it starts.
-
-        Raises:
-            BackendError: If the request could not be stored.
-        """
+        """Ask an attempt to stop, now or before it starts."""
         with self._request_stop(name, reason) as folder:
             if folder is not None:
                 revoke(folder, name, CANCELLED)

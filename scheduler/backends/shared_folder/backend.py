@@ -49,20 +49,11 @@ class SharedFolderBackend(Backend):
         return records is None or is_released(records)
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
-
-        Raises:
-            BackendError: If there is no such rank, or its log is not a file.
-            ValueError: If the offset or the size is negative.
-        """
+        """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them."""
         return read_log_of(self._folders, name, rank, offset, max_bytes, _parts)
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
-        """Return what each rank has reported of its steps and checkpoints since the last call.
-
-        Raises:
-            BackendError: If that cannot be read.
-        """
+        """Return what each rank has reported of its steps and checkpoints since the last call."""
         self._folders.path(name)
         found = list[StepLines]()
         with as_backend_error(name), self._folders.open(name) as folder:
@@ -77,19 +68,11 @@ class SharedFolderBackend(Backend):
         return found
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
-        """Return all attempts that were launched and not forgotten, with their GPUs, by name.
-
-        Raises:
-            BackendError: If one of them cannot be read.
-        """
+        """Return all attempts that were launched and not forgotten, with their GPUs, by name."""
         return launched_in(self._folders)
 
     def forget(self, name: str) -> None:
-        """Delete what an attempt that ended left here, except its logs and the proof that it ended.
-
-        Raises:
-            BackendError: If its processes are not proven gone, or something cannot be deleted.
-        """
+        """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
         if not self.released(name):
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
         with as_backend_error(name), self._folders.open(name) as folder:

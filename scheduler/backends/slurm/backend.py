@@ -108,30 +108,18 @@ class SlurmBackend(SharedFolderBackend):
         self._submit_socket = None if sbatch_socket is None else SubmitSocket(sbatch_socket, self._nodes)
 
     def external_jobs(self) -> Sequence[ExternalJob]:
-        """Return all jobs of sbatch; none if users' own sbatch is left alone.
-
-        Raises:
-            BackendError: If Slurm does not answer.
-        """
+        """Return all jobs of sbatch; none if users' own sbatch is left alone."""
         if self._submit_socket is None:
             return ()
         self._submit_socket.take_over()
         return self._held.external_jobs()
 
     def discard_external_job(self, job: str) -> None:
-        """End a job of sbatch, for good.
-
-        Raises:
-            BackendError: If it is not known whether it ends.
-        """
+        """End a job of sbatch, for good."""
         self._held.discard(job)
 
     def observe(self) -> tuple[NodeView, ...]:
-        """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty.
-
-        Raises:
-            BackendError: If Slurm does not answer, or does not know all nodes yet.
-        """
+        """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty."""
         snapshot = self._view.read_complete()
         return tuple(self._seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
@@ -144,13 +132,7 @@ class SlurmBackend(SharedFolderBackend):
         return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=takes_jobs)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
-        """Submit an attempt with exactly these GPUs; again, or after its end, this does nothing.
-
-        Raises:
-            CannotHonourError: If there are no such GPUs, or Slurm cannot give them by their index.
-            RefusedError: If its program or folder does not exist.
-            BackendError: If it is not known whether it starts, or another attempt has this name.
-        """
+        """Submit an attempt with exactly these GPUs; again, or after its end, this does nothing."""
         if attempt.is_external:
             refuse_placement(attempt, placement, self._nodes)
             self._held.launch(attempt, placement)
@@ -166,19 +148,11 @@ class SlurmBackend(SharedFolderBackend):
             submit(self._commands, spec, placement, nodes, path, self._options)
 
     def status(self, name: str) -> Status:
-        """Return what is known of an attempt.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
+        """Return what is known of an attempt."""
         return self.statuses((name,))[name]
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
-        """Return what is known of many attempts, by at most one poll of Slurm.
-
-        Raises:
-            BackendError: If one of these is no name of an attempt.
-        """
+        """Return what is known of many attempts, by at most one poll of Slurm."""
         found: dict[str, Status] = {}
         own = []
         for name in names:
@@ -196,11 +170,7 @@ class SlurmBackend(SharedFolderBackend):
         return {name: self._with_limit(name, status) for name, status in found.items()}
 
     def cancel(self, name: str, reason: str) -> None:
-        """Ask an attempt to stop, now or before it starts; Slurm kills one that does not.
-
-        Raises:
-            BackendError: If the request could not be stored.
-        """
+        """Ask an attempt to stop, now or before it starts; Slurm kills one that does not."""
         with self._folder_of_held(name) as folder:
             if folder is not None:
                 self._held.cancel(folder, name)
@@ -221,11 +191,7 @@ class SlurmBackend(SharedFolderBackend):
             return False
 
     def forget(self, name: str) -> None:
-        """Delete what an attempt that ended left here, except its logs and the proof that it ended.
-
-        Raises:
-            BackendError: If its processes are not proven gone, or something cannot be deleted.
-        """
+        """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
         with self._folder_of_held(name) as folder:
             if folder is not None:
                 if not self.released(name):
