@@ -18,14 +18,7 @@ PLACE = ("backend", "settings")  # in the configuration file
 def build(
     name: str, settings: Mapping[str, object], folder: Path, layout: Layout, file: YamlFile | None = None
 ) -> Backend:
-    """Return a backend by its registered name.
-
-    Args:
-        name: Of the backend.
-        settings: Its own.
-        folder: Of the scheduler.
-        layout: Nodes and their GPUs.
-        file: Source of the settings, so that errors can name the line.
+    """Return a backend by its registered name; errors name the line of its settings in their file, if that is given.
 
     Raises:
         InputError: If there is no such backend, or its settings cannot be used.
@@ -40,11 +33,7 @@ def build(
 
 
 def kind_of(name: str, file: YamlFile | None = None) -> type[Backend]:
-    """Return what is registered as a backend.
-
-    Args:
-        name: Of the backend.
-        file: Source of the name, so that errors can name the line.
+    """Return what is registered as a backend; an error names the line in the file that names it, if that is given.
 
     Raises:
         InputError: If there is no such backend.

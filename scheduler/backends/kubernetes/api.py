@@ -32,12 +32,7 @@ Method = Callable[..., Any]  # of the official client
 
 
 class ApiStatusError(BackendError):
-    """An answer of the API server that is an error.
-
-    Args:
-        code: HTTP status.
-        message: Of the answer.
-    """
+    """An answer of the API server that is an error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"the API server answered {code}: {message}")
@@ -117,13 +112,7 @@ class KubernetesApi:
 
     @contextmanager
     def stream(self, method: Method, *args: object, read_s: float, **options: object) -> Iterator[Any]:
-        """Make a call whose answer comes piece by piece.
-
-        Args:
-            method: Of the official client.
-            args: For it.
-            read_s: How long a piece may take.
-            options: For it.
+        """Make a call whose answer comes piece by piece, each within `read_s`.
 
         Raises:
             ApiStatusError: If the answer is an error.

@@ -62,15 +62,7 @@ class _Spec(Read):
 
 
 class NamespaceLease:
-    """Holds the lease while a scheduler uses this backend.
-
-    Args:
-        api: Where it is.
-        namespace: Of the pods.
-        installation: Id of this folder's schedulers.
-        hold_s: How long it holds.
-        renew_s: After which it is renewed.
-    """
+    """Holds the lease while a scheduler uses this backend."""
 
     def __init__(
         self, api: KubernetesApi, namespace: str, installation: str, *, hold_s: int = HOLD_S, renew_s: float = RENEW_S
@@ -168,16 +160,7 @@ class NamespaceLease:
 
 
 class Launch:
-    """Creates and starts pods; after any crash, another call does only what is left to do.
-
-    Args:
-        api: The cluster.
-        settings: Of the backend.
-        records: Of attempts.
-        view: Of pods; it gets those that are created.
-        sizes: GPUs of each node.
-        lease: Without it nothing is created or started.
-    """
+    """Creates and starts pods while it holds the lease; after any crash, another call does only what is left to do."""
 
     def __init__(
         self, api: KubernetesApi, settings: KubernetesSettings, records: RecordFolders, view: ObjectView[KubernetesPod],

@@ -212,12 +212,7 @@ Offers = Mapping[str, tuple[KubernetesGpu, ...]]  # GPUs of each node
 
 
 def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
-    """Return the GPUs of each node whose driver has published all of them, in CUDA's order: by PCI bus id.
-
-    Args:
-        slices: All that the cluster has.
-        driver: Whose devices count.
-    """
+    """Return the GPUs of each node whose driver has published all of them, in CUDA's order: by PCI bus id."""
     ours = [each for each in slices if each.driver == driver and each.node]
     newest: dict[str, int] = {}
     for each in ours:

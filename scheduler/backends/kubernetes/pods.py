@@ -58,12 +58,6 @@ def pod_name(attempt: str, number: int) -> str:
 def pod_manifest(attempt: Attempt, placement: Placement, part: PodPart, settings: KubernetesSettings) -> Json:
     """Return a pod that waits for its placement; nothing of the cluster starts it before that.
 
-    Args:
-        attempt: What it is a part of.
-        placement: GPUs of the whole attempt.
-        part: The share of this pod.
-        settings: Of the backend.
-
     Raises:
         RefusedError: If its command and environment are too long for an argument.
     """
@@ -135,13 +129,7 @@ def _pod_spec(attempt: Attempt, part: PodPart, settings: KubernetesSettings, con
 
 
 def claim_manifest(pod: Json, part: PodPart, settings: KubernetesSettings) -> Json:
-    """Return the claim of a pod for exactly its devices, deleted with the pod.
-
-    Args:
-        pod: The pod as the server has stored it.
-        part: The share of the pod.
-        settings: Of the backend.
-    """
+    """Return the claim of a pod, as the server has stored that, for exactly its devices; deleted with the pod."""
     meta = pod["metadata"]
     uuids = ", ".join(json.dumps(gpu.uuid) for gpu in part.gpus)
     expression = f'device.attributes["{settings.device_class}"].uuid in [{uuids}]'

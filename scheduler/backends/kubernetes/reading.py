@@ -237,14 +237,7 @@ _NOT_THE_ONE = (404, 409, 422)  # deleted, or another pod has its name
 
 
 class Removal:
-    """Deletes pods, each by its uid.
-
-    Args:
-        api: The cluster.
-        settings: Of the backend.
-        records: Of attempts.
-        avoided: Nodes that do not take pods, which this updates.
-    """
+    """Deletes pods, each by its uid, and records nodes that do not take any."""
 
     def __init__(
         self, api: KubernetesApi, settings: KubernetesSettings, records: RecordFolders, avoided: AvoidedNodes

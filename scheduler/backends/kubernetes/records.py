@@ -50,13 +50,10 @@ class _End(BaseModel):
 
 
 class RecordFolders:
-    """The folders of attempts, each with up to four files; the order of GPUs, `gpus.json`; and `installation`.
+    """A folder, created if missing, with one of each attempt; the order of GPUs, `gpus.json`; and `installation`.
 
     `launched.json` has the digest of what was to be run; with `lifted.json` its pods can start; with `cancelled.json`
     it is not to run; `ended.json` has how it ended, once it was forgotten.
-
-    Args:
-        folder: Of all attempts; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,12 +213,7 @@ def _pieces_of(content: bytes, ranks: range) -> tuple[list[_Piece], float]:
 
 
 def _store_pieces(folder: int, pieces: list[_Piece]) -> None:
-    """Write pieces into the files of their ranks; existing content stays.
-
-    Args:
-        folder: Descriptor of the attempt's folder.
-        pieces: In the order of their offsets, for each rank.
-    """
+    """Write pieces into the files of their ranks; existing content stays."""
     for rank in sorted({piece.rank for piece in pieces}):
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         log = os.open(log_name(rank), flags, 0o600, dir_fd=folder)
@@ -246,13 +238,7 @@ def _seconds(text: bytes | None) -> float:
 
 
 class Output:
-    """Copies the logs of pods.
-
-    Args:
-        api: The cluster.
-        namespace: Of the pods.
-        records: Whose folders the copies are in.
-    """
+    """Copies the logs of pods."""
 
     def __init__(self, api: KubernetesApi, namespace: str, records: RecordFolders) -> None:
         self._api, self._namespace, self._records = api, namespace, records
@@ -307,13 +293,6 @@ class Output:
 
     def read(self, attempt: str, rank: int, offset: int, max_bytes: int, *, exists: bool) -> tuple[bytes, int]:
         """Return what has been copied of a rank's output, and the offset after it.
-
-        Args:
-            attempt: Its name.
-            rank: Which one.
-            offset: Where to begin.
-            max_bytes: What to read at most.
-            exists: Whether there is such a rank, which then may not have printed anything.
 
         Raises:
             NoLogError: If there is no such rank.

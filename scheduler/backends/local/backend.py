@@ -219,9 +219,6 @@ class LocalBackend(Backend):
 def _spawn_supervisor(path: Path) -> None:
     """Start a supervisor on an attempt's folder, unless there is or was one.
 
-    Args:
-        path: The attempt's folder, absolute.
-
     Raises:
         BackendError: If it is not known whether it started.
     """

@@ -46,11 +46,7 @@ _ID_BYTES = 64
 
 
 class Folders:
-    """The folders of all attempts, by their names.
-
-    Args:
-        folder: Where they are; created if missing.
-    """
+    """The folders of all attempts, by their names, in one that is created if missing."""
 
     def __init__(self, folder: Path) -> None:
         self._attempts = folder.absolute() / "attempts"
@@ -176,10 +172,6 @@ def opened(folder: int, place: str) -> Iterator[int]:
 def delete_but(folder: int, proofs: Collection[str]) -> None:
     """Delete everything in a folder except logs and the markers without which its attempt could start a second time.
 
-    Args:
-        folder: Descriptor of the folder.
-        proofs: Names of those markers.
-
     Raises:
         OSError: If something cannot be deleted.
     """
@@ -244,12 +236,6 @@ def _has_begun(folder: int, name: str, content: bytes, begun: Collection[str]) -
 def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], own_folder: Path) -> Spec:
     """Return what a supervisor is to run.
 
-    Args:
-        attempt: The attempt.
-        placement: GPUs for it.
-        nodes: GPUs of each node.
-        own_folder: Its working directory, unless it names one.
-
     Raises:
         CannotHonourError: If there are no such GPUs, or one is named twice.
         RefusedError: If a text of it cannot be passed to a program.
@@ -275,10 +261,6 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
 
 def _refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
     """Refuse an attempt that would certainly fail at its start.
-
-    Args:
-        spec: What is to be run.
-        makes_folder: Whether its folder is created for it, and so empty.
 
     Raises:
         RefusedError: If its program or folder does not exist.
@@ -451,11 +433,6 @@ MarkerT = TypeVar("MarkerT", bound=Marker)
 def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | None:
     """Return a marker of an attempt, None if it does not exist.
 
-    Args:
-        folder: Descriptor of the attempt's folder.
-        attempt: Its name, which the marker must have.
-        kind: Which marker.
-
     Raises:
         OSError: If it cannot be read.
         ValueError: If it is no such marker, or another attempt's.
@@ -485,13 +462,7 @@ def read_log_of(
 ) -> tuple[bytes, int]:
     """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
-    Args:
-        folders: Of all attempts.
-        name: The attempt's name.
-        rank: The rank.
-        offset: Where to begin.
-        max_bytes: What to read at most.
-        places: Which folders inside that of the attempt, whose descriptor it is given, may hold the log.
+    `places` returns which folders inside that of the attempt, whose descriptor it gets, may hold the log.
 
     Raises:
         NoLogError: If there is no such rank, or the job has put something else in the place of its log.
@@ -537,11 +508,7 @@ _MAX_KEYS = 16
 
 
 def read_progress(folder: int) -> dict[str, float]:
-    """Return the finite numbers in an attempt's `progress.json`; none if it is not a small JSON object.
-
-    Args:
-        folder: Descriptor of the attempt's folder.
-    """
+    """Return the finite numbers in an attempt's `progress.json`; none if it is not a small JSON object."""
     try:
         content = json.loads(read_whole(folder, "progress.json", _MAX_PROGRESS_BYTES))
     except (OSError, ValueError, RecursionError):

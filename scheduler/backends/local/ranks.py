@@ -91,9 +91,6 @@ def decode(content: bytes) -> Spec:
 def read_spec(folder: int) -> Spec:
     """Return what an attempt is to run.
 
-    Args:
-        folder: Descriptor of the attempt's folder.
-
     Raises:
         OSError: If it cannot be read.
         ValueError: If it makes no sense.
@@ -165,9 +162,6 @@ def user_variables(path: str) -> dict[str, str]:
 
     HOME is the user's home by passwd, or else that of this process, if it can be written to; else a folder in the
     attempt's own. Without a name, USER is the user id, as programs that read a name fail without any.
-
-    Args:
-        path: The attempt's folder.
     """
     try:
         user = pwd.getpwuid(os.getuid())
@@ -217,10 +211,6 @@ def drop_beginning(log: int, keep_bytes: int) -> None:
     """Free the disk space of all but the last bytes of a log that holds over twice as much.
 
     Offsets stay as they are: the beginning turns into a hole. A file system without holes keeps it all.
-
-    Args:
-        log: Descriptor of the log, open for writing.
-        keep_bytes: What to keep.
     """
     seen = os.fstat(log)
     if seen.st_blocks * 512 <= 2 * keep_bytes:  # 512: the unit of st_blocks everywhere
@@ -289,14 +279,7 @@ _DYING_S = 60.0  # that a process may take from its kill, which counts at once, 
 
 
 class Gang:
-    """Ranks of an attempt: they start together, and when one fails the others are stopped.
-
-    Args:
-        spec: The attempt.
-        part: Which of its ranks.
-        folder: Descriptor of the folder for their logs and reports.
-        path: The same folder.
-    """
+    """Ranks of an attempt: they start together, and when one fails the others are stopped."""
 
     def __init__(self, spec: Spec, part: RankGroup, folder: int, path: str) -> None:
         self.reason = ""  # why it is being stopped
@@ -367,9 +350,6 @@ class Gang:
 
     def wait(self, limit_s: float) -> bool:
         """Wait until a process ended, this one gets SIGTERM, or the grace is over.
-
-        Args:
-            limit_s: How long to wait at most.
 
         Returns:
             Whether this process got SIGTERM.

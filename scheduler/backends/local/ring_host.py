@@ -138,12 +138,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class Host:
-    """Runs the ring of one attempt.
-
-    Args:
-        spec: The attempt.
-        path: Its folder.
-    """
+    """Runs the ring of one attempt."""
 
     def __init__(self, spec: Spec, path: str) -> None:
         self._spec, self._path = spec, path

@@ -77,11 +77,7 @@ def _wait_for(supervisor: int) -> int:
 
 
 class StopRequests:
-    """Reasons to stop the ranks other than their own ends and time limit: the scheduler's request in their folder.
-
-    Args:
-        folder: Descriptor of the attempt's folder.
-    """
+    """Reasons to stop the ranks other than their own ends and time limit: the scheduler's request in their folder."""
 
     term_reason = CANCELLED  # why they are stopped when their supervisor gets SIGTERM
 
@@ -227,10 +223,6 @@ def _watch(gang: Gang, spec: Spec, folder: int, requests: StopRequests) -> None:
 
 def own_marker(attempt: str, guard: Process | None = None) -> bytes:
     """Return the started marker, which identifies this process.
-
-    Args:
-        attempt: Its name.
-        guard: The guard of this process, if it has one.
 
     Raises:
         OSError: If /proc cannot be read.

@@ -43,12 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class RayAnswerError(BackendError):
-    """An answer of Ray that is an error.
-
-    Args:
-        code: HTTP status.
-        message: Of the answer.
-    """
+    """An answer of Ray that is an error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -140,13 +135,7 @@ class _Job(_RayModel):
 
 
 class LauncherJob:
-    """Keeps a launcher running on a Ray cluster.
-
-    Args:
-        api: Ray's.
-        folder: Of the scheduler.
-        packages: Folder that Ray's own Python package is in.
-    """
+    """Keeps a launcher running on a Ray cluster."""
 
     def __init__(self, api: RayApi, folder: Path, *, packages: str) -> None:
         self._api, self._alive = api, folder / ALIVE
@@ -236,12 +225,7 @@ class RayNode(NamedTuple):
     resources: Mapping[str, float]  # of one that lives
 
     def gives(self, name: str, gpu: int) -> bool:
-        """Return whether it has a GPU, once, as a resource of its own.
-
-        Args:
-            name: Of the node.
-            gpu: Index of the GPU on it.
-        """
+        """Return whether it has a GPU, once, as a resource of its own."""
         return self.resources.get(gpu_resource(name, gpu)) == 1.0
 
 

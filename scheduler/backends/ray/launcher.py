@@ -42,22 +42,12 @@ _ERROR_PAUSE_S = 5.0  # after an error of an attempt
 
 
 def gpu_resource(node: str, gpu: int) -> str:
-    """Return the resource that a GPU is in Ray, of which its node has one.
-
-    Args:
-        node: Its node.
-        gpu: Its index on the node.
-    """
+    """Return the resource that a GPU is in Ray, of which its node has one."""
     return f"gpu_{node}_{gpu}"
 
 
 def gpus_among(resources: dict[str, float], node: str) -> list[int]:
-    """Return the indices of the GPUs of a node that are among resources of Ray.
-
-    Args:
-        resources: How much of each, by name.
-        node: Name of the node.
-    """
+    """Return the indices of the GPUs of a node that are among resources of Ray."""
     before = gpu_resource(node, 0)[:-1]
     indices = [name.removeprefix(before) for name, much in resources.items() if name.startswith(before) and much == 1.0]
     return sorted(int(index) for index in indices if index.isdecimal())
@@ -77,10 +67,6 @@ class LivingNode(NamedTuple):
 
 def run_granted(line: Sequence[str], log: str) -> None:
     """Start a program with this Ray task's resources in its environment, and wait until it and its daemon have ended.
-
-    Args:
-        line: The program and its arguments.
-        log: File for its output.
 
     Raises:
         OSError: If it cannot be started.
@@ -130,12 +116,7 @@ class RayCluster:
         return self._nodes
 
     def reserve(self, attempt: str, shares: Sequence[Share]) -> "PlacementGroup":
-        """Request GPUs of several nodes, all or none.
-
-        Args:
-            attempt: That is to have them.
-            shares: The GPUs.
-        """
+        """Request GPUs of several nodes, all or none."""
         return self._ray.util.placement_group(
             [resources_of(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
             bundle_label_selector=[{LABEL: share.node} for share in shares],
@@ -164,15 +145,7 @@ class RayCluster:
         return True
 
     def run(self, group: "PlacementGroup", part: int, share: Share, line: Sequence[str], log: str) -> "ObjectRef[None]":
-        """Start a program that gets the GPUs of an attempt on one of its nodes.
-
-        Args:
-            group: Its request, which was granted.
-            part: Number of the node in it.
-            share: The GPUs there.
-            line: The program, which finds its GPUs in its environment.
-            log: File for its output.
-        """
+        """Start a program that gets the GPUs of an attempt on one of its nodes."""
         where = self._strategies.PlacementGroupSchedulingStrategy(group, part)
         own = self._task.options(resources=resources_of(share), scheduling_strategy=where)
         return own.remote(list(line), log)
@@ -198,10 +171,6 @@ class RayCluster:
 
 class GpuHolders:
     """An attempt, with its request to Ray.
-
-    Args:
-        cluster: Ray.
-        path: The attempt's folder.
 
     Raises:
         OSError: If its spec cannot be read.
@@ -326,9 +295,6 @@ class GpuHolders:
 def launch_all(folder: str) -> int:
     """Start the attempts in a scheduler's queue, for as long as Ray lives.
 
-    Args:
-        folder: Of the scheduler.
-
     Raises:
         OSError: If it cannot be used.
     """
@@ -367,11 +333,6 @@ def start_part(path: str, token: str, node: str) -> int:
     """Start the supervisor of an attempt's part as a daemon, and return at once.
 
     Call it in a session of its own. Its standard output ends when the daemon has ended.
-
-    Args:
-        path: The attempt's folder.
-        token: Of the claim.
-        node: Name of this node.
 
     Returns:
         0.

@@ -80,11 +80,6 @@ def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, addres
 def revoke(folder: int, attempt: str, reason: str) -> bool:
     """Claim an attempt so that nothing may run it, and return whether that succeeded.
 
-    Args:
-        folder: Descriptor of the attempt's folder.
-        attempt: Its name.
-        reason: Why nothing may.
-
     Raises:
         OSError: If it cannot be stored.
     """
@@ -107,11 +102,6 @@ def gpus_on(spec: Spec, node: str) -> tuple[int, ...]:
 
 def run_part(path: str, token: str, grant: Grant) -> int:
     """Run the ranks of an attempt on this node.
-
-    Args:
-        path: The attempt's folder.
-        token: Of the claim.
-        grant: What the attempt gets on this node.
 
     Returns:
         0 if all of them ended well; on one of several nodes 0 once their end is written.
@@ -178,11 +168,6 @@ class SharedStopRequests(StopRequests):
 def write_stop(folder: int, attempt: str, reason: str) -> None:
     """Stop all ranks of an attempt, unless there is a reason already.
 
-    Args:
-        folder: Descriptor of the attempt's folder.
-        attempt: Its name.
-        reason: Why they stop.
-
     Raises:
         OSError: If it cannot be stored.
     """
@@ -235,10 +220,6 @@ def _meet(requests: SharedStopRequests, *, is_first: bool) -> int | None:
 def sweep(path: str, part: str) -> int:
     """End what is left on this node of an attempt that may not run any more, and write the proof.
 
-    Args:
-        path: The attempt's folder.
-        part: Number of this node in it.
-
     Returns:
         0.
 
@@ -262,10 +243,6 @@ def sweep(path: str, part: str) -> int:
 def sweep_unless_alive(path: str, part: str) -> int:
     """Do what `sweep` does, unless a supervisor of the attempt lives here.
 
-    Args:
-        path: The attempt's folder.
-        part: Number of this node in it.
-
     Returns:
         0.
 
@@ -283,11 +260,6 @@ def sweep_unless_alive(path: str, part: str) -> int:
 
 def write_gone(own: int, attempt: str, proof: str) -> None:
     """Write the proof that nothing is left of an attempt's part.
-
-    Args:
-        own: Descriptor of the part's folder.
-        attempt: The attempt's name.
-        proof: How that is known.
 
     Raises:
         OSError: If it cannot be written.

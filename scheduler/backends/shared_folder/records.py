@@ -68,10 +68,6 @@ class AttemptRecords(NamedTuple):
 def read_records(folder: int, attempt: str) -> AttemptRecords:
     """Return what is known of an attempt from its folder alone.
 
-    Args:
-        folder: Descriptor of the attempt's folder.
-        attempt: Its name.
-
     Raises:
         OSError: If a marker cannot be read.
         ValueError: If a marker makes no sense.

@@ -67,10 +67,6 @@ SLURM_TIMES = SlurmTimes()
 class Commands:
     """Runs Slurm's commands as this user.
 
-    Args:
-        conf: Slurm's configuration; by default where Slurm finds it itself.
-        times: Deadline and rest.
-
     Raises:
         BackendError: If Slurm's commands are not installed.
     """
@@ -90,11 +86,6 @@ class Commands:
 
     def call(self, name: str, arguments: Sequence[str], stdin: str = "") -> str:
         """Run a command and return what it prints.
-
-        Args:
-            name: Of the command.
-            arguments: For it.
-            stdin: What it reads.
 
         Raises:
             BackendError: If it fails or does not end in time: it may have had its effect.
@@ -280,12 +271,7 @@ def _number(text: str, line: str) -> int:
 
 
 class SlurmView:
-    """Slurm's jobs and nodes, at most a second old.
-
-    Args:
-        commands: Slurm's.
-        nodes: Names of the cluster's nodes.
-    """
+    """Slurm's jobs and nodes, at most a second old."""
 
     def __init__(self, commands: Commands, nodes: Collection[str]) -> None:
         self._commands, self._nodes = commands, nodes

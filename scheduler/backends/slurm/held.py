@@ -259,12 +259,7 @@ def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
 
 
 def answer(question: bytes, nodes: Mapping[str, int]) -> bytes:
-    """Return the answer to a question.
-
-    Args:
-        question: The question.
-        nodes: GPUs of each node.
-    """
+    """Return the answer to a question."""
     found = _QUESTION.fullmatch(question)
     if found is None:
         return b"refuse\tthis is no question of Longshore's job_submit.lua\n"
@@ -295,12 +290,6 @@ _GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MU
 
 def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
     """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again.
-
-    Args:
-        commands: Slurm's.
-        job: A held one.
-        placement: GPUs for it.
-        nodes: All nodes, by name.
 
     Raises:
         CannotHonourError: If Slurm cannot give these GPUs.

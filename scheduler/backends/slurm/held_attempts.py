@@ -45,15 +45,7 @@ _DONE = frozenset(("COMPLETED", "CANCELLED"))  # and there is nothing to retry
 
 
 class HeldAttempts:
-    """Runs Slurm's held jobs on the GPUs chosen for them, and reports their status.
-
-    Args:
-        folders: Of all attempts.
-        commands: Slurm's.
-        view: Of Slurm's nodes.
-        nodes: GPUs of each node.
-        times: How often Slurm is polled, and for how long a lost node has to be back.
-    """
+    """Runs Slurm's held jobs on the GPUs chosen for them, and reports their status."""
 
     def __init__(
         self,
@@ -194,11 +186,6 @@ class HeldAttempts:
     def status(self, folder: int, name: str, taken: Taken) -> Status:
         """Return what is known of an attempt that has a job.
 
-        Args:
-            folder: Descriptor of its folder.
-            name: Of the attempt.
-            taken: Its job.
-
         Raises:
             BackendError: If Slurm does not answer.
             OSError: If its folder cannot be used.
@@ -249,10 +236,6 @@ class HeldAttempts:
     def cancel(self, folder: int, name: str) -> None:
         """Stop an attempt, or keep it from starting; its job goes back into Slurm's queue, held.
 
-        Args:
-            folder: Descriptor of its folder.
-            name: Of the attempt.
-
         Raises:
             BackendError: If it is not known whether it stops.
             OSError: If the request cannot be stored.
@@ -272,11 +255,6 @@ class HeldAttempts:
 
     def released(self, folder: int, name: str, taken: Taken) -> bool:
         """Return whether all processes of an attempt are proven gone.
-
-        Args:
-            folder: Descriptor of its folder.
-            name: Of the attempt.
-            taken: Its job.
 
         Raises:
             OSError: If its folder cannot be used.

@@ -55,10 +55,6 @@ def srun_line(srun: str, nodes: int, path: str, token: str) -> list[str]:
 def run_part(path: str, token: str) -> int:
     """Run the ranks of an attempt on this node, on what Slurm gives it.
 
-    Args:
-        path: The attempt's folder.
-        token: Of the claim.
-
     Returns:
         0 if all of them ended well; on one of several nodes 0 once their end is written.
 

@@ -51,14 +51,6 @@ def submit(
 ) -> None:
     """Submit an attempt with its final nodes and GPUs.
 
-    Args:
-        commands: Slurm's.
-        spec: The attempt.
-        placement: GPUs for it.
-        nodes: All nodes, by name.
-        path: The attempt's folder.
-        options: Further options of sbatch.
-
     Raises:
         CannotHonourError: If Slurm cannot give these GPUs.
         BackendError: If it is not known whether it took the job.
@@ -81,14 +73,6 @@ def submit(
 
 def submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
     """Submit a job that ends what is left of an attempt on a node, as soon as the node takes jobs.
-
-    Args:
-        commands: Slurm's.
-        spec: The attempt.
-        part: Number of the node in it.
-        node: Its name.
-        path: The attempt's folder.
-        options: Further options of sbatch.
 
     Raises:
         BackendError: If it is not known whether Slurm took the job.
@@ -146,9 +130,6 @@ def is_late(folder: int) -> bool:
 
     With a damaged spec the grace is not known, and there is no waiting.
 
-    Args:
-        folder: Descriptor of its folder.
-
     Raises:
         OSError: If that is not known.
     """
@@ -164,12 +145,7 @@ def is_late(folder: int) -> bool:
 
 
 class Endings:
-    """Ends by Slurm what does not end by itself, and what is left on nodes whose supervisor is gone.
-
-    Args:
-        commands: Slurm's.
-        options: Further options of sbatch.
-    """
+    """Ends by Slurm what does not end by itself, and what is left on nodes whose supervisor is gone."""
 
     def __init__(self, commands: Commands, options: Sequence[str]) -> None:
         self._commands, self._options = commands, options
@@ -182,13 +158,6 @@ class Endings:
 
     def sweep(self, folder: int, attempt: str, path: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> None:
         """Get the proof that nothing is left of an attempt whose Slurm job is over.
-
-        Args:
-            folder: Descriptor of its folder.
-            attempt: Its name.
-            path: Its folder.
-            records: What is known of it.
-            snapshot: Slurm's jobs and nodes.
 
         Raises:
             OSError: If its folder cannot be used.
