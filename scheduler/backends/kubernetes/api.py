@@ -255,7 +255,7 @@ class ObjectView(Generic[ObjectT]):
             page = self._call(limit=_PAGE, _continue=token)
             for value in page["items"]:
                 read = self._model.model_validate(value)
-                found[read.metadata.name] = read
+                found[read.name] = read
             version, token = page["metadata"]["resourceVersion"], page["metadata"].get("continue")
             if not token:
                 break
@@ -291,16 +291,16 @@ class ObjectView(Generic[ObjectT]):
                 return
             read = self._model.model_validate(value)
             if kind == "DELETED":
-                known = self._objects.get(read.metadata.name)
-                if known is not None and known.metadata.uid == read.metadata.uid:
-                    del self._objects[read.metadata.name]
+                known = self._objects.get(read.name)
+                if known is not None and known.uid == read.uid:
+                    del self._objects[read.name]
             else:
                 self._take(read)
 
     def _take(self, read: ObjectT) -> None:
-        known = self._objects.get(read.metadata.name)
+        known = self._objects.get(read.name)
         if known is None or _number(known) < _number(read):
-            self._objects[read.metadata.name] = read
+            self._objects[read.name] = read
 
     def _call(self, **options: Any) -> Json:
         return self._api.call(self._lister, *self._args, **options, **self._selector_options())
@@ -311,7 +311,7 @@ class ObjectView(Generic[ObjectT]):
 
 def _number(read: KubernetesObject) -> int:
     """Return an object's version as a number: of one kind they grow (Kubernetes 1.35 promises it, etcd always did)."""
-    return int(read.metadata.resource_version)
+    return int(read.resource_version)
 
 
 def _lines(response: Any) -> Iterator[bytes]:

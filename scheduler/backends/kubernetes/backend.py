@@ -247,7 +247,7 @@ class KubernetesBackend(Backend):
         if first is None:
             return _by_attempt(pods).get(name, [])
         found = (pods.get(pod_name(name, number)) for number in range(max(first.count(PODS), 1)))
-        return [pod for pod in found if pod is not None and pod.metadata.labels[ATTEMPT] == name]
+        return [pod for pod in found if pod is not None and pod.labels[ATTEMPT] == name]
 
     def _status(self, name: str, pods: list[KubernetesPod], silent: frozenset[str]) -> Status:
         if pods:
@@ -270,7 +270,7 @@ def _is_usable(gpus: Sequence[KubernetesGpu], index: int) -> bool:
 def _by_attempt(pods: Mapping[str, KubernetesPod]) -> dict[str, list[KubernetesPod]]:
     found: dict[str, list[KubernetesPod]] = {}
     for pod in pods.values():
-        found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
+        found.setdefault(pod.labels[ATTEMPT], []).append(pod)
     return found
 
 

@@ -248,7 +248,7 @@ class Launch:
             pod = api.call(api.core.read_namespaced_pod, name, namespace)
             read = KubernetesPod.model_validate(pod)
             wanted = manifest["metadata"]
-            if (read.metadata.labels.get(ATTEMPT), read.annotation(SPEC_ANNOTATION)) != (
+            if (read.labels.get(ATTEMPT), read.annotation(SPEC_ANNOTATION)) != (
                 wanted["labels"][ATTEMPT], wanted["annotations"][SPEC_ANNOTATION],
             ):  # fmt: skip
                 raise BackendError(f"there is another pod {name} in {namespace}") from error
@@ -288,9 +288,9 @@ def _refuse_containers(pods: Sequence[KubernetesPod], patience_s: float) -> None
         bound = None if placed is None else placed.last_transition_time
         waits_s = 0.0 if bound is None else time.time() - bound.timestamp()
         if reason in _BAD_IMAGE or (reason in _NO_IMAGE and waits_s > patience_s):
-            raise RefusedError(f"{pod.metadata.name}: {reason}: {pod.waiting_message}")
+            raise RefusedError(f"{pod.name}: {reason}: {pod.waiting_message}")
         if reason in _BROKEN:
-            raise BackendError(f"{pod.metadata.name}: {reason}: {pod.waiting_message}")
+            raise BackendError(f"{pod.name}: {reason}: {pod.waiting_message}")
 
 
 def _refusal(name: str, error: ApiStatusError) -> BackendError:

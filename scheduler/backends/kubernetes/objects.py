@@ -39,22 +39,16 @@ def _at(*path: str | int, default: Any) -> Any:
     return Field(default, validation_alias=AliasPath(*path))
 
 
-class ObjectMetadata(Read):
-    """The identity of an object."""
-
-    name: str
-    uid: str
-    resource_version: str
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    finalizers: tuple[str, ...] = ()
-    deletion_timestamp: str = ""
-
-
 class KubernetesObject(Read):
     """An object of any kind."""
 
-    metadata: ObjectMetadata
+    name: str = Field(validation_alias=AliasPath("metadata", "name"))
+    uid: str = Field(validation_alias=AliasPath("metadata", "uid"))
+    resource_version: str = Field(validation_alias=AliasPath("metadata", "resourceVersion"))
+    labels: dict[str, str] = _at("metadata", "labels", default={})
+    annotations: dict[str, str] = _at("metadata", "annotations", default={})
+    finalizers: tuple[str, ...] = _at("metadata", "finalizers", default=())
+    deletion_timestamp: str = _at("metadata", "deletionTimestamp", default="")
 
 
 class Condition(Read):
@@ -123,7 +117,7 @@ class KubernetesPod(KubernetesObject):
     @property
     def is_deleted(self) -> bool:
         """Whether it is being deleted."""
-        return bool(self.metadata.deletion_timestamp)
+        return bool(self.deletion_timestamp)
 
     @property
     def never_ran(self) -> bool:
@@ -147,7 +141,7 @@ class KubernetesPod(KubernetesObject):
 
     def annotation(self, name: str) -> str:
         """Return an annotation, "" if it has none of this name."""
-        return self.metadata.annotations.get(name, "")
+        return self.annotations.get(name, "")
 
     def count(self, name: str) -> int:
         """Return an annotation that is a count, 0 if it is none."""

@@ -61,9 +61,9 @@ def status_of(attempt: str, pods: Sequence[KubernetesPod], silent: frozenset[str
     unreachable = sorted({pod.node for pod in living} & silent)
     if unreachable:
         return Status(Run.UNREACHABLE, words=f"node {unreachable[0]} does not answer")
-    record = {pod.metadata.name: _record_of(attempt, pod) for pod in pods}
-    ends = sorted((end for pod in pods for end in _ends(pod, record[pod.metadata.name])), key=_when)
-    starts = [_started_s(pod, record[pod.metadata.name]) for pod in pods]
+    record = {pod.name: _record_of(attempt, pod) for pod in pods}
+    ends = sorted((end for pod in pods for end in _ends(pod, record[pod.name])), key=_when)
+    starts = [_started_s(pod, record[pod.name]) for pod in pods]
     started_s = max(starts) if all(starts) else 0.0
     if living:
         runs = all(pod.running is not None for pod in living) and len(pods) == pods[0].count(PODS)
@@ -128,7 +128,7 @@ def _started_s(pod: KubernetesPod, record: LauncherRecord | None) -> float:
 def _fault(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None]) -> str:
     """Return why an end was the cluster's fault or is unknown, "" for any other."""
     for pod in pods:
-        name, disrupted = pod.metadata.name, pod.condition("DisruptionTarget")
+        name, disrupted = pod.name, pod.condition("DisruptionTarget")
         if pod.annotation(DROPPED):
             return pod.annotation(DROPPED)
         if disrupted is not None and disrupted.status == "True":
@@ -136,8 +136,8 @@ def _fault(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | Non
         if pod.reason not in ("", _TOO_LONG):  # No program can set it: Evicted, Preempting, NodeLost and others.
             return f"{name}: {pod.reason}: {pod.message}"
     for pod in pods:
-        if _has_no_record(pod, record[pod.metadata.name]):
-            return f"{pod.metadata.name}: {_text_of(pod.terminated)}"
+        if _has_no_record(pod, record[pod.name]):
+            return f"{pod.name}: {_text_of(pod.terminated)}"
     if len(pods) < pods[0].count(PODS):
         return "a pod of it is gone"
     return ""
@@ -166,7 +166,7 @@ def _why_not(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | N
     for pod in pods:
         ended = pod.terminated
         if ended is not None and ended.never_began:
-            text = f"{pod.metadata.name}: {ended.reason}: {ended.message}"
+            text = f"{pod.name}: {ended.reason}: {ended.message}"
             # Other failures of a runtime may be the fault of the node, such as a broken driver.
             return (Run.EXITED, EndedBy.REFUSED, text) if ended.lacks_program else (Run.LOST, EndedBy.NONE, text)
     is_late = any(pod.reason == _TOO_LONG for pod in pods)
@@ -177,7 +177,7 @@ def _by(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | None])
     """Return what ended an attempt; a pod without a record ended by itself unless it was deleted."""
     found = set()
     for pod in pods:
-        found_record = record[pod.metadata.name]
+        found_record = record[pod.name]
         if found_record is not None:
             found.add(read_reason(found_record.reason)[0])
         else:
@@ -264,7 +264,7 @@ class Removal:
         for pod in pods:
             if not pod.is_deleted:
                 self._delete(pod)
-            before = list(pod.metadata.finalizers)
+            before = list(pod.finalizers)
             if ATTEMPT in before:
                 path, kept = "/metadata/finalizers", [name for name in before if name != ATTEMPT]
                 same = {"op": "test", "path": path, "value": before}  # Keep the others.
@@ -295,7 +295,7 @@ class Removal:
 
     def _check_bound(self, pod: KubernetesPod, unbound: dict[str, float], now_s: float) -> None:
         """Drop a pod that its node does not take for too long, and record those that still have time."""
-        uid, node = pod.metadata.uid, pod.annotation(NODE_ANNOTATION)
+        uid, node = pod.uid, pod.annotation(NODE_ANNOTATION)
         if pod.node:
             if uid in self._unbound_since_s:
                 self._avoided.forget(node)
@@ -310,26 +310,24 @@ class Removal:
         """Delete a pod that no node takes; the rest of its attempt follows."""
         placed = pod.condition("PodScheduled")
         why = placed.message if placed is not None and placed.status != "True" else ""
-        text = f"{pod.metadata.name} was not bound within {self._settings.bind_s:g} s: {why or 'no reason is known'}"
+        text = f"{pod.name} was not bound within {self._settings.bind_s:g} s: {why or 'no reason is known'}"
         path = "/metadata/annotations/" + DROPPED.replace("/", "~1")
         self._patch(pod, [{"op": "add", "path": path, "value": text}])
         self._delete(pod)
 
     def _delete(self, pod: KubernetesPod) -> None:
-        api, meta = self._api, pod.metadata
-        body = {"preconditions": {"uid": meta.uid}}
+        api, body = self._api, {"preconditions": {"uid": pod.uid}}
         try:
-            api.call(api.core.delete_namespaced_pod, meta.name, self._settings.namespace, body=body)
+            api.call(api.core.delete_namespaced_pod, pod.name, self._settings.namespace, body=body)
         except ApiStatusError as error:
             if error.code not in _NOT_THE_ONE:
                 raise
 
     def _patch(self, pod: KubernetesPod, operations: list[Json]) -> None:
-        api, meta = self._api, pod.metadata
-        patch = [{"op": "test", "path": "/metadata/uid", "value": meta.uid}, *operations]
+        api, patch = self._api, [{"op": "test", "path": "/metadata/uid", "value": pod.uid}, *operations]
         try:
             api.call(
-                api.core.patch_namespaced_pod, meta.name, self._settings.namespace, patch,
+                api.core.patch_namespaced_pod, pod.name, self._settings.namespace, patch,
                 _content_type=JSON_PATCH, field_manager=MANAGER,
             )  # fmt: skip
         except ApiStatusError as error:

@@ -252,14 +252,14 @@ class Output:
             BackendError: If it cannot be read at the moment.
         """
         never_ran = pod.running is None and pod.terminated is None
-        if never_ran or pod.metadata.uid in self._whole:
+        if never_ran or pod.uid in self._whole:
             return
-        api, uid = self._api, pod.metadata.uid
+        api, uid = self._api, pod.uid
         last_s = self._last_s.get(uid, 0.0)  # 0: all of it is read
         since = {"since_seconds": max(int(time.time() - last_s + _BACK_S), 1)} if last_s else {}
         try:
             content, whole = api.read_some(
-                api.core.read_namespaced_pod_log, pod.metadata.name, self._namespace, timestamps=True,
+                api.core.read_namespaced_pod_log, pod.name, self._namespace, timestamps=True,
                 limit_bytes=_MAX_LOG_BYTES, **since,
             )  # fmt: skip
         except ApiStatusError as error:
@@ -280,14 +280,14 @@ class Output:
         Raises:
             BackendError: If the cluster does not answer, so that a later call may read it.
         """
-        uid = pod.metadata.uid
+        uid = pod.uid
         try:
             before_s = -1.0
             while uid not in self._whole and self._last_s.get(uid, 0.0) > before_s:
                 before_s = self._last_s.get(uid, 0.0)
                 self.fetch(attempt, pod)
         except ApiStatusError as error:
-            log.warning("%s: the rest of its output is lost: %s", pod.metadata.name, error)
+            log.warning("%s: the rest of its output is lost: %s", pod.name, error)
         self._last_s.pop(uid, None)
         self._whole.discard(uid)
 

@@ -136,7 +136,7 @@ class LocalBackend(Backend):
         self._folders.path(name)
         try:
             with self._folders.open(name) as folder:
-                return folder is None or _proven_gone(folder, name, boot_id())
+                return folder is None or _nothing_lives(folder, name, boot_id())
         except (OSError, ValueError):
             return False
 
@@ -276,7 +276,7 @@ def _read_status(folder: int, attempt: str, boot: str) -> Status:
     return Status(Run.RUNNING, ends, started_s=ranks.started_s, progress=read_progress(folder))
 
 
-def _proven_gone(folder: int, attempt: str, boot: str) -> bool:
+def _nothing_lives(folder: int, attempt: str, boot: str) -> bool:
     """Return whether no process of an attempt is left, after killing what outlived its supervisor.
 
     Raises:

@@ -416,7 +416,7 @@ class Gang:
                 send(os.kill, child.pid, number)
 
 
-_CGROUP_GONE = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
+_CGROUP_DELETED = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
 
 
 def confine(attempt: str, pids: Iterable[int]) -> str:
@@ -458,7 +458,7 @@ def kill_group(path: str) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        if error.errno not in _CGROUP_GONE:
+        if error.errno not in _CGROUP_DELETED:
             raise
 
 
@@ -471,7 +471,7 @@ def is_populated(path: str) -> bool:
     try:
         return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
     except OSError as error:
-        if error.errno in _CGROUP_GONE:
+        if error.errno in _CGROUP_DELETED:
             return False
         raise
 

@@ -24,9 +24,8 @@ from ...model.states import Run, Status
 from ..local.folders import as_backend_error
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
-from ..shared_folder.backend import SharedFolderBackend
+from ..shared_folder.backend import ALIVE_S, AttemptRecords, SharedFolderBackend, status_of, status_of_running
 from ..shared_folder.node import python_line, revoke
-from ..shared_folder.records import ALIVE_S, AttemptRecords, status_of, status_of_running
 from .launcher import ALIVE, LABEL, QUEUE, gpu_resource
 
 DEADLINE_S = 5.0  # of a call; one takes 0.01 s

@@ -236,7 +236,7 @@ def sweep(path: str, part: str) -> int:
     if not write_first(own, "started.json", own_marker(attempt)):
         _end(own, attempt)
     if not is_there(own, "exit.json"):
-        write_gone(own, attempt, "no process of it is left on the node")
+        write_proof(own, attempt, "no process of it is left on the node")
     return 0
 
 
@@ -258,7 +258,7 @@ def sweep_unless_alive(path: str, part: str) -> int:
     return sweep(path, part)
 
 
-def write_gone(own: int, attempt: str, proof: str) -> None:
+def write_proof(own: int, attempt: str, proof: str) -> None:
     """Write the proof that nothing is left of an attempt's part.
 
     Raises:

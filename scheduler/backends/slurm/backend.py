@@ -17,9 +17,8 @@ from ...model.states import EndedBy, Run, Status
 from ..local.folders import as_backend_error, delete_but, read_marker
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_placement
-from ..shared_folder.backend import SharedFolderBackend
+from ..shared_folder.backend import AttemptRecords, SharedFolderBackend, status_of_running
 from ..shared_folder.node import revoke
-from ..shared_folder.records import AttemptRecords, status_of_running
 from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
 from .held import EndedMarker, SubmitSocket, Taken
 from .held_attempts import HeldAttempts

@@ -15,8 +15,8 @@ from ....cluster.model.placement import Placement, Share
 from ..local.folders import NO_FILE_OF_OURS, opened
 from ..local.ranks import Spec, read_spec
 from ..protocol import CannotHonourError
-from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_line, write_gone
-from ..shared_folder.records import AttemptRecords
+from ..shared_folder.backend import AttemptRecords
+from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_line, write_proof
 from .commands import Commands, SlurmNode, SlurmSnapshot
 
 NEVER_ERRORS = (
@@ -195,9 +195,9 @@ def _is_provably_empty(folder: int, attempt: str, part: int, node: SlurmNode | N
     with opened(folder, f"part-{part}") as own:
         no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
         if write_first(own, "started.json", json.dumps(no_process).encode()):
-            write_gone(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.
+            write_proof(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.
         elif node is not None and node.is_fenced:
-            write_gone(own, attempt, SWITCHED_OFF)
+            write_proof(own, attempt, SWITCHED_OFF)
         else:
             return False
         return True

@@ -8,8 +8,8 @@ import pytest
 
 from longshore.cluster.files.durable import make_folder, open_folder
 from longshore.scheduler.backends.local.supervision import write_exit
+from longshore.scheduler.backends.shared_folder.backend import read_records, status_of
 from longshore.scheduler.backends.shared_folder.node import claim, write_stop
-from longshore.scheduler.backends.shared_folder.records import read_records, status_of
 from longshore.scheduler.model.states import Run, Status
 
 NAME = "ls-x-1"

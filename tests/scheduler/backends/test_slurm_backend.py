@@ -8,7 +8,7 @@ from benchmarks.slurm_cluster import GPUS, SlurmCluster
 from longshore.cluster.files.errors import BackendError, InputError
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.building import build
-from longshore.scheduler.backends.shared_folder.records import AttemptRecords, ClaimMarker, PartRecord, status_of
+from longshore.scheduler.backends.shared_folder.backend import AttemptRecords, ClaimMarker, PartRecord, status_of
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import RankEnd, Run
