@@ -11,16 +11,17 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ....cluster.files.durable import is_there, open_file, open_folder, read_whole, write_first, write_whole
+from ....cluster.files.durable import is_there, open_file, read_whole, write_first, write_whole
 from ....cluster.files.errors import BackendError
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from ..local.folders import opened
 from ..local.ranks import drop_beginning, log_name, read_log
 from ..protocol import NoLogError
 from .api import ApiStatusError, KubernetesApi
@@ -63,12 +64,9 @@ class RecordFolders:
     def installation(self) -> str:
         """Return the id of this folder's installation."""
         try:
-            folder = open_folder(str(self.folder))
-            try:
+            with opened(str(self.folder)) as folder:
                 write_first(folder, "installation", uuid.uuid4().hex.encode())
                 return read_whole(folder, "installation", _MAX_RECORD_BYTES).decode("ascii")
-            finally:
-                os.close(folder)
         except (OSError, ValueError) as error:
             raise BackendError(f"{self.folder / 'installation'}: {error}") from error
 
@@ -84,17 +82,14 @@ class RecordFolders:
     def store_gpus(self, order: GpuOrder) -> None:
         """Store the order of the nodes' GPUs."""
         try:
-            folder = open_folder(str(self.folder))
-            try:
+            with opened(str(self.folder)) as folder:
                 write_whole(folder, "gpus.json", _GPU_ORDER.dump_json(dict(order)))
-            finally:
-                os.close(folder)
         except OSError as error:
             raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
 
     def digest(self, name: str) -> str:
         """Return the digest of what was launched under a name, "" if nothing was."""
-        with self.opened(name) as folder:
+        with self.open(name) as folder:
             if folder is None or not is_there(folder, "launched.json"):
                 return ""
             return str(json.loads(read_whole(folder, "launched.json", _MAX_RECORD_BYTES)))
@@ -105,7 +100,7 @@ class RecordFolders:
 
     def has(self, name: str, record: str) -> bool:
         """Return whether there is a record, such as "cancelled"."""
-        with self.opened(name) as folder:
+        with self.open(name) as folder:
             return folder is not None and is_there(folder, f"{record}.json")
 
     def status(self, name: str) -> Status:
@@ -121,7 +116,7 @@ class RecordFolders:
 
     def note(self, name: str, record: str, content: object) -> None:
         """Write a record durably, unless it exists."""
-        with self.made(name) as folder:
+        with self.make(name) as folder:
             write_first(folder, f"{record}.json", json.dumps(content).encode())
 
     def note_end(self, name: str, status: Status) -> None:
@@ -131,14 +126,14 @@ class RecordFolders:
             run=status.run, reason=status.reason, started_s=status.started_s, ends=ends, progress=dict(status.progress)
         )  # fmt: skip
         self.note(name, "ended", end.model_dump(mode="json"))
-        with self.made(name) as folder:
+        with self.make(name) as folder:
             for record in ("launched", "lifted", "cancelled"):
                 with suppress(FileNotFoundError):
                     os.unlink(f"{record}.json", dir_fd=folder)
 
     def end(self, name: str) -> Status | None:
         """Return how an attempt ended that was forgotten."""
-        with self.opened(name) as folder:
+        with self.open(name) as folder:
             if folder is None or not is_there(folder, "ended.json"):
                 return None
             end = _End.model_validate_json(read_whole(folder, "ended.json", _MAX_RECORD_BYTES))
@@ -146,44 +141,32 @@ class RecordFolders:
         return Status(Run(end.run), ends, *read_reason(end.reason), end.started_s, end.progress)
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[int | None]:
+    def open(self, name: str) -> Iterator[int | None]:
         """Open the folder of an attempt, None if it has none.
 
         Raises:
             BackendError: If it cannot be read.
         """
         try:
-            folder = self._open(name)
-        except OSError as error:
-            raise BackendError(f"{name}: {error}") from error
-        try:
-            yield folder
+            with (
+                opened(str(self.folder)) as folders,
+                opened(name, folders) if is_there(folders, name) else nullcontext() as folder,
+            ):
+                yield folder
         except (OSError, ValueError) as error:
             raise BackendError(f"{name}: {error}") from error
-        finally:
-            if folder is not None:
-                os.close(folder)
 
     @contextmanager
-    def made(self, name: str) -> Iterator[int]:
-        """Open the folder of an attempt, created if missing; errors are those of `opened`."""
+    def make(self, name: str) -> Iterator[int]:
+        """Open the folder of an attempt, created if missing; errors are those of `open`."""
         try:
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise BackendError(f"{name}: {error}") from error
-        with self.opened(name) as folder:
+        with self.open(name) as folder:
             if folder is None:
                 raise BackendError(f"{name}: its folder was deleted")
             yield folder
-
-    def _open(self, name: str) -> int | None:
-        inside = open_folder(str(self.folder))
-        try:
-            return open_folder(name, inside=inside)
-        except FileNotFoundError:
-            return None
-        finally:
-            os.close(inside)
 
 
 class _Piece(NamedTuple):
@@ -268,7 +251,7 @@ class Output:
             raise
         first = pod.count(FIRST_RANK)
         pieces, read_s = _pieces_of(content, range(first, first + pod.count(RANKS_ANNOTATION)))
-        with self._records.made(attempt) as folder:
+        with self._records.make(attempt) as folder:
             _store_pieces(folder, pieces)
         self._last_s[uid] = max(read_s, last_s)
         if whole and pod.is_over:
@@ -298,7 +281,7 @@ class Output:
             NoLogError: If there is no such rank.
             BackendError: If its file cannot be read.
         """
-        with self._records.opened(attempt) as folder:
+        with self._records.open(attempt) as folder:
             if folder is not None and rank >= 0 and is_there(folder, log_name(rank)):
                 log_file = open_file(folder, log_name(rank))
                 try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ....cluster.files.durable import is_there, open_folder, read_whole, write_first
+from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import Identity, boot_id, is_alive, last_error, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
@@ -33,6 +33,7 @@ from .folders import (
     as_backend_error,
     delete_but,
     launched_in,
+    opened,
     rank_ends,
     read_log_of,
     read_marker,
@@ -178,17 +179,13 @@ class LocalBackend(Backend):
             content = json.dumps([[node, gpu]]).encode()
             if folder is None:
                 raise BackendError(f"{name} does not exist, so its ring cannot have GPU {gpu} of {node}")
-            try:
-                ring = open_folder(RING, inside=folder)
-            except FileNotFoundError as error:
-                raise BackendError(f"{name} has no ring") from error
-            try:
+            if not is_there(folder, RING):
+                raise BackendError(f"{name} has no ring")
+            with opened(RING, folder) as ring:
                 if not write_first(ring, add_name(rank), content):
                     known = read_whole(ring, add_name(rank), _PLACE_BYTES)
                     if known != content:
                         raise BackendError(f"rank {rank} of {name} is on {known.decode(errors='replace')}")
-            finally:
-                os.close(ring)
 
     def _ring(self, name: str) -> Path:
         """Return the folder of an attempt's ring.

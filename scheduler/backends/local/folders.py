@@ -14,7 +14,7 @@ import re
 import reprlib
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar
 
@@ -45,6 +45,20 @@ _ATTEMPT_FOLDER = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
 
 
+@contextmanager
+def opened(place: str, inside: int | None = None) -> Iterator[int]:
+    """Open a folder, of which `open_folder` returns the descriptor, and close it at the end.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    folder = open_folder(place, inside=inside)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
 class Folders:
     """The folders of all attempts, by their names, in one that is created if missing."""
 
@@ -58,13 +72,9 @@ class Folders:
         Raises:
             BackendError: If it cannot be read or written.
         """
-        with as_backend_error("attempts.id"):
-            folder = open_folder(str(self._attempts.parent))
-            try:
-                write_first(folder, "attempts.id", os.urandom(8).hex().encode())
-                return read_whole(folder, "attempts.id", _ID_BYTES).decode("ascii").strip()
-            finally:
-                os.close(folder)
+        with as_backend_error("attempts.id"), opened(str(self._attempts.parent)) as folder:
+            write_first(folder, "attempts.id", os.urandom(8).hex().encode())
+            return read_whole(folder, "attempts.id", _ID_BYTES).decode("ascii").strip()
 
     def path(self, name: str) -> Path:
         """Return where the folder of an attempt is.
@@ -98,18 +108,11 @@ class Folders:
         Raises:
             OSError: If the folder of all attempts cannot be opened.
         """
-        attempts = open_folder(str(self._attempts))
-        try:
-            folder = open_folder(name, inside=attempts)
-        except FileNotFoundError:
-            folder = None
-        finally:
-            os.close(attempts)
-        try:
+        with (
+            opened(str(self._attempts)) as attempts,
+            opened(name, attempts) if is_there(attempts, name) else nullcontext() as folder,
+        ):
             yield folder
-        finally:
-            if folder is not None:
-                os.close(folder)
 
     @contextmanager
     def make(self, name: str) -> Iterator[int]:
@@ -118,16 +121,10 @@ class Folders:
         Raises:
             OSError: If it cannot be made.
         """
-        attempts = open_folder(str(self._attempts))
-        try:
+        with opened(str(self._attempts)) as attempts:
             make_folder(attempts, name)
-            folder = open_folder(name, inside=attempts)
-        finally:
-            os.close(attempts)
-        try:
-            yield folder
-        finally:
-            os.close(folder)
+            with opened(name, attempts) as folder:
+                yield folder
 
 
 def _may_hold(path: str, file: str) -> bool:
@@ -153,20 +150,6 @@ def as_backend_error(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BackendError(f"{name}: {error}") from error
-
-
-@contextmanager
-def opened(folder: int, place: str) -> Iterator[int]:
-    """Open a folder inside that of an attempt.
-
-    Raises:
-        OSError: If it cannot be opened.
-    """
-    own = open_folder(place, inside=folder)
-    try:
-        yield own
-    finally:
-        os.close(own)
 
 
 def delete_but(folder: int, proofs: Collection[str]) -> None:
@@ -478,7 +461,7 @@ def read_log_of(
         if folder is None:
             raise NoLogError(f"no attempt {name}")
         for place in places(folder):
-            with opened(folder, place) as own:
+            with opened(place, folder) as own:
                 if is_there(own, log_name(rank)):
                     return _read(own, rank, offset, max_bytes)
         if rank >= _count_ranks(folder):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import re
 import shlex
 import time
@@ -16,12 +15,12 @@ from typing import Annotated, NamedTuple, TypeVar
 import httpx
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
-from ....cluster.files.durable import is_there, open_folder, write_first
+from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
-from ..local.folders import as_backend_error
+from ..local.folders import as_backend_error, opened
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 from ..shared_folder.backend import ALIVE_S, AttemptRecords, SharedFolderBackend, status_of, status_of_running
@@ -400,9 +399,6 @@ class RayBackend(SharedFolderBackend):
 
 def _put(queue: Path, name: str) -> None:
     """Put an attempt into the launcher's queue, unless it is there."""
-    folder = open_folder(str(queue))
-    try:
+    with opened(str(queue)) as folder:
         if not is_there(folder, name):
             write_first(folder, name, b"")
-    finally:
-        os.close(folder)

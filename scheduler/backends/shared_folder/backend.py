@@ -125,7 +125,7 @@ class SharedFolderBackend(Backend):
             for part, share in enumerate(placement):
                 if not is_there(folder, f"part-{part}"):
                     return []
-                with opened(folder, f"part-{part}") as own:
+                with opened(f"part-{part}", folder) as own:
                     first = len(found)
                     found += read_step_lines(own, first, before[first : first + len(share.gpus)])
         return found
@@ -143,7 +143,7 @@ class SharedFolderBackend(Backend):
                 return
             parts = _parts(folder)
             for part in parts:
-                with opened(folder, part) as own:
+                with opened(part, folder) as own:
                     delete_but(own, {"exit.json", "gone.json"})
             # Without a claim it never began: a late launch must find that it was cancelled.
             delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
@@ -268,7 +268,7 @@ def _end_of(records: AttemptRecords, ranks: int) -> Status:
 def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
     if not is_there(folder, f"part-{number}"):
         return PartRecord()
-    with opened(folder, f"part-{number}") as own:
+    with opened(f"part-{number}", folder) as own:
         is_alive = _is_fresh(own)
         proof = read_marker(own, attempt, NothingLeft)
         exited = read_marker(own, attempt, Exited)

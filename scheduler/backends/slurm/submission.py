@@ -192,7 +192,7 @@ class Endings:
 def _is_provably_empty(folder: int, attempt: str, part: int, node: SlurmNode | None) -> bool:
     """Return whether nothing can be left on a node, without a sweep there; if so, write the proof."""
     make_folder(folder, f"part-{part}")
-    with opened(folder, f"part-{part}") as own:
+    with opened(f"part-{part}", folder) as own:
         no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
         if write_first(own, "started.json", json.dumps(no_process).encode()):
             write_proof(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.
