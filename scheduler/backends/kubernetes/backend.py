@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ....cluster.files.errors import BackendError
@@ -18,7 +18,6 @@ from .objects import (
     FIRST_RANK,
     PODS,
     RANKS_ANNOTATION,
-    KubernetesGpu,
     KubernetesNode,
     KubernetesPod,
     Offers,
@@ -111,7 +110,8 @@ class KubernetesBackend(Backend):
         for node, size in self._sizes.items():
             silent = node in self._silent
             at_s = _silent_since_s(known.get(node)) if silent else now_s
-            views = [GpuView(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
+            usable = None if silent or gpus is None else [gpu.usable for gpu in gpus[node]]
+            views = [GpuView(gpu, usable is None or (gpu < len(usable) and usable[gpu])) for gpu in range(size)]
             takes_jobs = leads and not silent and node not in shut
             seen.append(NodeView(node, tuple(views), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
@@ -261,10 +261,6 @@ class KubernetesBackend(Backend):
 def _check_name(name: str) -> None:
     if not _POD_GROUP_NAME.fullmatch(name):
         raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 56 of a-z, 0-9 and -, no - at the end")
-
-
-def _is_usable(gpus: Sequence[KubernetesGpu], index: int) -> bool:
-    return index < len(gpus) and gpus[index].usable
 
 
 def _by_attempt(pods: Mapping[str, KubernetesPod]) -> dict[str, list[KubernetesPod]]:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -169,47 +168,38 @@ class RecordFolders:
             yield folder
 
 
-class _Piece(NamedTuple):
-    """A piece of a rank's output."""
-
-    rank: int
-    offset: int
-    content: bytes
-
-
-def _pieces_of(content: bytes, ranks: range) -> tuple[list[_Piece], float]:
-    """Return the pieces in a container's log with times, and the Unix time of the last of them.
+def _pieces_of(content: bytes, ranks: range) -> tuple[dict[int, list[tuple[int, bytes]]], float]:
+    """Return the pieces in a container's log, each with its offset, by rank, and the Unix time of the last of them.
 
     Args:
-        content: The log; half a line at its end is left for later.
+        content: The log, with times; half a line at its end is left for later.
         ranks: Those of the container, as a job could write lines of others.
     """
-    pieces, last_s = [], 0.0
+    pieces: dict[int, list[tuple[int, bytes]]] = {}
+    last_s = 0.0
     for line in content.split(b"\n")[:-1]:
         found = _LOG_LINE.match(line)
         if found is None or int(found["rank"]) not in ranks:
             continue  # Output of the runtime, or a line without its beginning.
         end = b"\n" if found["mark"] == b" " else b""
-        pieces.append(_Piece(int(found["rank"]), int(found["offset"]), line[found.end() :] + end))
+        pieces.setdefault(int(found["rank"]), []).append((int(found["offset"]), line[found.end() :] + end))
         last_s = _seconds(found["time"]) or last_s
     return pieces, last_s
 
 
-def _store_pieces(folder: int, pieces: list[_Piece]) -> None:
-    """Write pieces into the files of their ranks; existing content stays."""
-    for rank in sorted({piece.rank for piece in pieces}):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        log = os.open(log_name(rank), flags, 0o600, dir_fd=folder)
-        try:
-            end = os.fstat(log).st_size
-            for piece in pieces:
-                known = max(end - piece.offset, 0)
-                if piece.rank == rank and known < len(piece.content):
-                    begin = piece.offset + known
-                    end = begin + os.pwrite(log, piece.content[known:], begin)
-            drop_beginning(log, _KEEP_BYTES)
-        finally:
-            os.close(log)
+def _store_pieces(folder: int, rank: int, pieces: list[tuple[int, bytes]]) -> None:
+    """Write pieces, in the order of their offsets, into the file of their rank; existing content stays."""
+    file = os.open(log_name(rank), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        end = os.fstat(file).st_size
+        for offset, content in pieces:
+            known = max(end - offset, 0)
+            if known < len(content):
+                begin = offset + known
+                end = begin + os.pwrite(file, content[known:], begin)
+        drop_beginning(file, _KEEP_BYTES)
+    finally:
+        os.close(file)
 
 
 def _seconds(text: bytes | None) -> float:
@@ -252,7 +242,8 @@ class Output:
         first = pod.count(FIRST_RANK)
         pieces, read_s = _pieces_of(content, range(first, first + pod.count(RANKS_ANNOTATION)))
         with self._records.make(attempt) as folder:
-            _store_pieces(folder, pieces)
+            for rank, found in sorted(pieces.items()):
+                _store_pieces(folder, rank, found)
         self._last_s[uid] = max(read_s, last_s)
         if whole and pod.is_over:
             self._whole.add(uid)
@@ -283,11 +274,11 @@ class Output:
         """
         with self._records.open(attempt) as folder:
             if folder is not None and rank >= 0 and is_there(folder, log_name(rank)):
-                log_file = open_file(folder, log_name(rank))
+                file = open_file(folder, log_name(rank))
                 try:
-                    return read_log(log_file, offset, max_bytes)
+                    return read_log(file, offset, max_bytes)
                 finally:
-                    os.close(log_file)
+                    os.close(file)
         if not exists:
             raise NoLogError(f"{attempt} has no rank {rank}")
         return b"", offset

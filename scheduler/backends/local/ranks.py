@@ -462,7 +462,7 @@ def kill_group(path: str) -> None:
             raise
 
 
-def is_populated(path: str) -> bool:
+def _is_populated(path: str) -> bool:
     """Return whether a process lives in a group, or in one inside it; none does in a deleted one.
 
     Raises:
@@ -550,9 +550,9 @@ def kill_all(traces: Traces, within_s: float) -> bool:
     while True:
         if traces.cgroup:
             kill_group(traces.cgroup)
-        in_group = bool(traces.cgroup) and is_populated(traces.cgroup)
+        is_populated = bool(traces.cgroup) and _is_populated(traces.cgroup)
         left = _left_of(traces)
-        if not (in_group or left):
+        if not (is_populated or left):
             remove(traces.cgroup)
             return True
         if time.monotonic() > until_s:

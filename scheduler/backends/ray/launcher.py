@@ -53,7 +53,7 @@ def gpus_among(resources: dict[str, float], node: str) -> list[int]:
     return sorted(int(index) for index in indices if index.isdecimal())
 
 
-def resources_of(share: Share) -> dict[str, float]:
+def _resources_of(share: Share) -> dict[str, float]:
     """Return the resources in Ray that GPUs of a node are."""
     return {gpu_resource(share.node, gpu): 1.0 for gpu in share.gpus}
 
@@ -118,7 +118,7 @@ class RayCluster:
     def reserve(self, attempt: str, shares: Sequence[Share]) -> "PlacementGroup":
         """Request GPUs of several nodes, all or none."""
         return self._ray.util.placement_group(
-            [resources_of(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
+            [_resources_of(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
             bundle_label_selector=[{LABEL: share.node} for share in shares],
         )  # fmt: skip
 
@@ -147,7 +147,7 @@ class RayCluster:
     def run(self, group: "PlacementGroup", part: int, share: Share, line: Sequence[str], log: str) -> "ObjectRef[None]":
         """Start a program that gets the GPUs of an attempt on one of its nodes."""
         where = self._strategies.PlacementGroupSchedulingStrategy(group, part)
-        own = self._task.options(resources=resources_of(share), scheduling_strategy=where)
+        own = self._task.options(resources=_resources_of(share), scheduling_strategy=where)
         return own.remote(list(line), log)
 
     def run_on(self, node: LivingNode, line: Sequence[str], log: str) -> "ObjectRef[None]":

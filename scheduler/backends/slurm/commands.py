@@ -211,6 +211,11 @@ class SlurmNode(NamedTuple):
         return state_of(self.state)[0] == "DOWN"
 
     @property
+    def is_back(self) -> bool:
+        """Whether it answers again, if Slurm had lost it."""
+        return self.is_known and self.answers and not self.is_down
+
+    @property
     def is_fenced(self) -> bool:
         """Whether it is switched off for certain: by Slurm, or by its administrator's reason."""
         base, flags = state_of(self.state)
@@ -225,7 +230,7 @@ class SlurmSnapshot(NamedTuple):
     nodes: Mapping[str, SlurmNode]
 
 
-def read_snapshot(commands: Commands) -> SlurmSnapshot:
+def _read_snapshot(commands: Commands) -> SlurmSnapshot:
     """Return Slurm's jobs and nodes.
 
     Raises:
@@ -284,7 +289,7 @@ class SlurmView:
             BackendError: If it does not answer.
         """
         if self._snapshot is None or time.monotonic() > self._snapshot.read_s + _SNAPSHOT_S:
-            self._snapshot = read_snapshot(self._commands)
+            self._snapshot = _read_snapshot(self._commands)
         return self._snapshot
 
     def forget(self) -> None:

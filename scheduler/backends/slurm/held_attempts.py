@@ -280,7 +280,7 @@ class HeldAttempts:
         """Return whether nothing can be left on nodes: if Slurm lost none of them, a job ends after its processes."""
         if all(node is not None and node.is_fenced for node in nodes):
             return True
-        if not all(node is not None and (node.is_fenced or _is_back(node)) for node in nodes):
+        if not all(node is not None and (node.is_fenced or node.is_back) for node in nodes):
             self._back_s.pop(name, None)
             self._away.add(name)
             return False
@@ -302,10 +302,6 @@ class HeldAttempts:
 def job_of(name: str) -> str:
     """Return the id of the job of an attempt."""
     return name.removeprefix("ls-").rpartition("-")[0]
-
-
-def _is_back(node: SlurmNode) -> bool:
-    return node.is_known and node.answers and not node.is_down
 
 
 def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -39,11 +39,11 @@ def lead(path: str, address: str, srun: str) -> int:
     if len(nodes) == 1:
         return run_part(path, token)
     signal.signal(signal.SIGTERM, lambda *_: None)  # The supervisors get it too, and end what srun waits for.
-    code = subprocess.run(srun_line(srun, len(nodes), path, token), check=False).returncode
+    code = subprocess.run(_srun_line(srun, len(nodes), path, token), check=False).returncode
     return code or int(not all(_ended_well(path, part) for part in range(len(nodes))))
 
 
-def srun_line(srun: str, nodes: int, path: str, token: str) -> list[str]:
+def _srun_line(srun: str, nodes: int, path: str, token: str) -> list[str]:
     """Return the command that starts a supervisor on each node of this Slurm job."""
     het = os.environ.get("SLURM_HET_SIZE")
     where = [f"--het-group=0-{nodes - 1}"] if het else [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]

@@ -36,7 +36,7 @@ def comment_of(attempt: str) -> str:
     return f"longshore:{attempt}"
 
 
-def sweep_comment_of(attempt: str, part: int) -> str:
+def _sweep_comment_of(attempt: str, part: int) -> str:
     """Return the comment of the Slurm job that ends what is left of an attempt on its N-th node."""
     return f"longshore-sweep:{attempt}:{part}"
 
@@ -71,13 +71,13 @@ def submit(
     )
 
 
-def submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
+def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
     """Submit a job that ends what is left of an attempt on a node, as soon as the node takes jobs.
 
     Raises:
         BackendError: If it is not known whether Slurm took the job.
     """
-    common = _named(f"{spec.attempt}-sweep", sweep_comment_of(spec.attempt, part), path)
+    common = _named(f"{spec.attempt}-sweep", _sweep_comment_of(spec.attempt, part), path)
     where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
     _sbatch(
         commands,
@@ -168,9 +168,9 @@ class Endings:
         for part, node in enumerate(nodes_of(spec)):
             if records.parts[part].is_over or _is_provably_empty(folder, attempt, part, snapshot.nodes.get(node)):
                 continue
-            jobs = snapshot.jobs.get(sweep_comment_of(attempt, part), ())
+            jobs = snapshot.jobs.get(_sweep_comment_of(attempt, part), ())
             if all(job.is_over for job in jobs):
-                do = partial(submit_sweep, self._commands, spec, part, node, path, self._options)
+                do = partial(_submit_sweep, self._commands, spec, part, node, path, self._options)
                 self._try(f"sweep {attempt} {part}", do)
 
     def forget(self, attempt: str) -> None:
