@@ -23,8 +23,8 @@ from .objects import (
     Offers,
     ResourceSlice,
     by_index,
-    learned,
     published,
+    updated_order,
 )
 from .pods import pod_name
 from .reading import AvoidedNodes, Removal, status_of
@@ -209,7 +209,7 @@ class KubernetesBackend(Backend):
         """Return the GPUs of each node by index, in an order that is kept."""
         if offers is None:
             return None
-        order = learned(self._order, offers)
+        order = updated_order(self._order, offers)
         if order != self._order:
             self._records.store_gpus(order)
             self._order = order

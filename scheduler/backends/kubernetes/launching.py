@@ -19,7 +19,7 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_placement, refuse_texts
 from .api import APPLY, JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi, ObjectView
-from .objects import ATTEMPT, SPEC_ANNOTATION, KubernetesGpu, KubernetesPod, Read
+from .objects import ATTEMPT, SPEC_ANNOTATION, ApiModel, KubernetesGpu, KubernetesPod
 from .pods import PodPart, claim_manifest, digest_of, lifting, pod_manifest
 from .records import RecordFolders
 from .settings import KubernetesSettings
@@ -43,7 +43,7 @@ _BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})
 
 
-class _Spec(Read):
+class _Spec(ApiModel):
     """The holder of the lease."""
 
     holder_identity: str = ""

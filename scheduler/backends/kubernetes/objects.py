@@ -23,7 +23,7 @@ GATE = "longshore.io/placement"
 STOPPING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})  # of taints; PreferNoSchedule keeps no pod away
 
 
-class Read(BaseModel):
+class ApiModel(BaseModel):
     """Part of an object; the server may send more, and null for nothing."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
@@ -39,7 +39,7 @@ def _at(*path: str | int, default: Any) -> Any:
     return Field(default, validation_alias=AliasPath(*path))
 
 
-class KubernetesObject(Read):
+class KubernetesObject(ApiModel):
     """An object of any kind."""
 
     name: str = Field(validation_alias=AliasPath("metadata", "name"))
@@ -51,7 +51,7 @@ class KubernetesObject(Read):
     deletion_timestamp: str = _at("metadata", "deletionTimestamp", default="")
 
 
-class Condition(Read):
+class Condition(ApiModel):
     """A condition: true, false or unknown."""
 
     type: str
@@ -61,13 +61,13 @@ class Condition(Read):
     last_transition_time: datetime | None = None
 
 
-class RunningState(Read):
+class RunningState(ApiModel):
     """A container that runs."""
 
     started_at: datetime
 
 
-class TerminatedState(Read):
+class TerminatedState(ApiModel):
     """A container that has ended."""
 
     exit_code: int
@@ -153,7 +153,7 @@ class KubernetesPod(KubernetesObject):
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
 
-class Taint(Read):
+class Taint(ApiModel):
     """Why a node or a device should not be used."""
 
     key: str = ""
@@ -174,7 +174,7 @@ class KubernetesNode(KubernetesObject):
         return next((condition for condition in self.conditions if condition.type == "Ready"), None)
 
 
-class OfferedDevice(Read):
+class OfferedDevice(ApiModel):
     """A device that a driver offers."""
 
     name: str
@@ -222,7 +222,7 @@ def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
     }
 
 
-def learned(order: GpuOrder, now: Offers) -> GpuOrder:
+def updated_order(order: GpuOrder, now: Offers) -> GpuOrder:
     """Return the order of GPUs, updated with what nodes offer now.
 
     A lost GPU does not shift the others: a node keeps its order until it offers as many GPUs again.

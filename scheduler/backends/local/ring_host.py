@@ -65,7 +65,7 @@ class MemberTraces(NamedTuple):
     log: Path  # that they write to
 
 
-class Others(NamedTuple):
+class SparedProcesses(NamedTuple):
     """Processes of the attempt that are to live."""
 
     host: int  # pid of the process that starts the members
@@ -82,7 +82,7 @@ class _Seen(NamedTuple):
     outputs: frozenset[tuple[int, int] | None]
 
 
-def kill_members(every: Sequence[MemberTraces], others: Others) -> list[bool]:
+def kill_members(every: Sequence[MemberTraces], others: SparedProcesses) -> list[bool]:
     """Kill what is left of members of some ranks, and return for each rank whether nothing of it was found.
 
     The user of a process does not matter: a program may run as another user than the one that started it, and an
@@ -103,7 +103,9 @@ def _read_process(process: Process) -> _Seen:
     return _Seen(process, environment(process, _ATTEMPT, _MEMBER), outputs)
 
 
-def _left_of(traces: MemberTraces, others: Others, all_seen: list[_Seen], pids: Collection[int]) -> list[Process]:
+def _left_of(
+    traces: MemberTraces, others: SparedProcesses, all_seen: list[_Seen], pids: Collection[int]
+) -> list[Process]:
     spared = {others.host, others.supervisor, *others.tools}
     log = _identity(traces.log)
     # The number of a session is not reused while a process is in it; a living process of that number is another one.
@@ -122,7 +124,7 @@ def _is_member(seen: _Seen, traces: MemberTraces) -> bool:
     )
 
 
-def _is_unknown(seen: _Seen, others: Others) -> bool:
+def _is_unknown(seen: _Seen, others: SparedProcesses) -> bool:
     process = seen.process
     if process.parent != others.supervisor or process.pid == others.host:
         return False
@@ -297,7 +299,9 @@ class Host:
         ranks = sorted(self._leaving)
         self._search_s = min(2 * self._search_s, MAX_SEARCH_S)
         self._search_at_s = time.monotonic() + self._search_s
-        others = Others(os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values()))
+        others = SparedProcesses(
+            os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values())
+        )
         left = kill_members([self._traces(each) for each in ranks], others)
         for rank, is_left in zip(ranks, left, strict=True):
             if is_left:

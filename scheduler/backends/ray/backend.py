@@ -350,10 +350,6 @@ class RayBackend(SharedFolderBackend):
             if missing := [gpu for gpu in share.gpus if not node.gives(share.node, gpu)]:
                 raise CannotHonourError(f"Ray cannot give GPUs {missing} of node {share.node} by their index")
 
-    def status(self, name: str) -> Status:
-        """Return what is known of an attempt."""
-        return self.statuses((name,))[name]
-
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
         """Return what is known of many attempts."""
         proven, unclear = self._read_all(names)

@@ -1,7 +1,7 @@
 """The driver that starts attempts on a Ray cluster and holds their GPUs there. Standard library and Ray only.
 
 One runs for each scheduler, as a job of Ray. All its state is in files: a new one continues where another was killed,
-and if there are two of them for a while, the claim of each attempt lets one start it. `GpuHolders` holds the GPUs of
+and if there are two of them for a while, the claim of each attempt lets one start it. `RayAttempt` holds the GPUs of
 one attempt in Ray, from before its claim until nothing of it is left. `start_part` is what Ray's workers start on its
 nodes: a supervisor that outlives them.
 """
@@ -169,7 +169,7 @@ class RayCluster:
         return True
 
 
-class GpuHolders:
+class RayAttempt:
     """An attempt, with its request to Ray.
 
     Raises:
@@ -299,7 +299,7 @@ def launch_all(folder: str) -> int:
         OSError: If it cannot be used.
     """
     cluster = RayCluster()
-    held: dict[str, GpuHolders] = {}
+    held: dict[str, RayAttempt] = {}
     rest_until_s: dict[str, float] = {}
     while True:
         os.utime(f"{folder}/{ALIVE}")
@@ -316,13 +316,13 @@ def launch_all(folder: str) -> int:
         time.sleep(_CLAIMS_EVERY_S)
 
 
-def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, GpuHolders]) -> None:
+def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, RayAttempt]) -> None:
     entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
         if not (path / SPEC_FILE).exists():  # It is over and was forgotten.
             entry.unlink(missing_ok=True)
             return
-        held[name] = GpuHolders(cluster, str(path))
+        held[name] = RayAttempt(cluster, str(path))
     # It is removed only once Ray's resources are free: after an error all is tried again.
     if held[name].tend() and held[name].free():
         del held[name]

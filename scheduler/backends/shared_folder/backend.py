@@ -102,6 +102,10 @@ class SharedFolderBackend(Backend):
         self._folders = Folders(folder)
         self._nodes = dict(nodes)
 
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt."""
+        return self.statuses((name,))[name]
+
     def released(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         self._folders.path(name)

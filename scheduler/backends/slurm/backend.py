@@ -20,9 +20,9 @@ from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, re
 from ..shared_folder.backend import AttemptRecords, SharedFolderBackend, status_of_running
 from ..shared_folder.node import revoke
 from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
-from .held import EndedMarker, SubmitSocket, Taken
+from .held import AttemptJob, EndedMarker, SubmitSocket
 from .held_attempts import HeldAttempts
-from .submission import Endings, comment_of, is_late, submit
+from .submission import Cleanup, comment_of, is_late, submit
 
 SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
 # One of Slurm's names, or several of them.
@@ -102,7 +102,7 @@ class SlurmBackend(SharedFolderBackend):
         self._commands = Commands(conf, times)
         self._view = SlurmView(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
-        self._endings = Endings(self._commands, self._options)
+        self._cleanup = Cleanup(self._commands, self._options)
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes, times)
         self._submit_socket = None if sbatch_socket is None else SubmitSocket(sbatch_socket, self._nodes)
 
@@ -146,10 +146,6 @@ class SlurmBackend(SharedFolderBackend):
             path = str(self._folders.path(attempt.name))
             submit(self._commands, spec, placement, nodes, path, self._options)
 
-    def status(self, name: str) -> Status:
-        """Return what is known of an attempt."""
-        return self.statuses((name,))[name]
-
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
         """Return what is known of many attempts, by at most one poll of Slurm."""
         found: dict[str, Status] = {}
@@ -176,7 +172,7 @@ class SlurmBackend(SharedFolderBackend):
                 return
         with self._request_stop(name, reason) as folder:
             if folder is not None and (revoke(folder, name, CANCELLED) or is_late(folder)):
-                self._endings.kill(name)
+                self._cleanup.kill(name)
 
     def released(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
@@ -184,8 +180,8 @@ class SlurmBackend(SharedFolderBackend):
             with self._folder_of_held(name) as folder:
                 if folder is None:
                     return super().released(name)
-                taken = read_marker(folder, name, Taken)
-                return taken is not None and self._held.released(folder, name, taken)
+                own = read_marker(folder, name, AttemptJob)
+                return own is not None and self._held.released(folder, name, own)
         except (OSError, ValueError, BackendError):
             return False
 
@@ -196,11 +192,11 @@ class SlurmBackend(SharedFolderBackend):
                 if not self.released(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
                 # A late launch must find that it was cancelled.
-                delete_but(folder, {Taken.file_name, EndedMarker.file_name, "cancel.json"})
+                delete_but(folder, {AttemptJob.file_name, EndedMarker.file_name, "cancel.json"})
                 self._held.forget(name)
                 return
         super().forget(name)
-        self._endings.forget(name)
+        self._cleanup.forget(name)
 
     @contextmanager
     def _folder_of_held(self, name: str) -> Iterator[int | None]:
@@ -211,15 +207,15 @@ class SlurmBackend(SharedFolderBackend):
         """
         self._folders.path(name)
         with as_backend_error(name), self._folders.open(name) as folder:
-            yield folder if folder is not None and is_there(folder, Taken.file_name) else None
+            yield folder if folder is not None and is_there(folder, AttemptJob.file_name) else None
 
     def _status_of_held(self, name: str) -> Status | None:
         """Return what is known of an attempt of a job of sbatch, None for any other."""
         with self._folder_of_held(name) as folder:
-            taken = None if folder is None else read_marker(folder, name, Taken)
-            if folder is None or taken is None:
+            own = None if folder is None else read_marker(folder, name, AttemptJob)
+            if folder is None or own is None:
                 return None
-            return self._held.status(folder, name, taken)
+            return self._held.status(folder, name, own)
 
     def _ask_slurm(self, unclear: Mapping[str, AttemptRecords]) -> dict[str, Status]:
         """Return what Slurm knows of attempts whose records prove nothing."""
@@ -266,7 +262,7 @@ class SlurmBackend(SharedFolderBackend):
                 if revoke(folder, name, reason):
                     return Status(Run.LOST, words=reason)
             else:
-                self._endings.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
+                self._cleanup.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
         return _without_slurm(records, f"{report}, and it is not proven yet that all its processes are gone")
 
     def _is_submitted(self, name: str) -> bool:

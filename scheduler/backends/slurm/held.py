@@ -70,7 +70,7 @@ def read_held(commands: Commands) -> Mapping[str, HeldJob]:
     return {job.id: job for job in sorted(ours, key=lambda job: (job.external.submitted_s, *_parts(job.number)))}
 
 
-def limit_s(text: str) -> float | None:
+def _read_limit_s(text: str) -> float | None:
     """Return a time limit in seconds, None for none."""
     found = _LIMIT.fullmatch(text)
     if found is None:
@@ -94,7 +94,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
         raise BackendError(f"Slurm reports {line!r}, which cannot be read: {error}") from error
     external = ExternalJob(
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
-        limit_s(limit), float(since), state in OVER_STATES, state == "CANCELLED",
+        _read_limit_s(limit), float(since), state in OVER_STATES, state == "CANCELLED",
     )  # fmt: skip
     return HeldJob(external.job, number, mark, state, is_held, is_early, exit_status, restarted, external)
 
@@ -119,7 +119,7 @@ _LOST_STATES = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # 
 _SIGKILL = 9
 
 
-class Taken(Marker):
+class AttemptJob(Marker):
     """Which Slurm job an attempt is, and where it was to run."""
 
     file_name = "taken.json"
@@ -264,11 +264,11 @@ def answer(question: bytes, nodes: Mapping[str, int]) -> bytes:
     if found is None:
         return b"refuse\tthis is no question of Longshore's job_submit.lua\n"
     wanted, gpus = int(found[1]), int(found[2])
-    reason = why_never(wanted, gpus, nodes)
+    reason = why_unplaceable(wanted, gpus, nodes)
     return f"refuse\t{reason}\n".encode() if reason else b"hold\n"
 
 
-def why_never(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
+def why_unplaceable(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
     """Return why a job can never be placed, "" if it can.
 
     Args:
@@ -288,7 +288,7 @@ _RUNS = re.compile(r"^   JobState=RUNNING ", re.MULTILINE)
 _GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
 
 
-def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
+def release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
     """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again.
 
     Raises:
@@ -305,7 +305,7 @@ def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping
         f"NumNodes={len(names)}-{len(names)}", f"ReqNodeList={','.join(names)}", "TresPerJob=", "TresPerNode=",
         f"Gres={gres}",
     )  # fmt: skip
-    check_same(commands, job)
+    check_same_job(commands, job)
     try:
         for change in changes:
             commands.call("scontrol", ("update", f"JobId={job.number}", change))
@@ -333,7 +333,7 @@ def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) ->
         raise BackendError(f"job {job.number} is {found} after its update, not {wanted}; it stays held")
 
 
-def check_same(commands: Commands, job: HeldJob) -> None:
+def check_same_job(commands: Commands, job: HeldJob) -> None:
     """Check that a job's number still belongs to it.
 
     Raises:
@@ -343,7 +343,7 @@ def check_same(commands: Commands, job: HeldJob) -> None:
         raise BackendError(f"job {job.number} is another job now")
 
 
-def put_back(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> None:
+def hold_again(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> None:
     """Hold a job again; its processes are killed, unless it may not run a second time.
 
     Args:
@@ -354,7 +354,7 @@ def put_back(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> No
     Raises:
         BackendError: If it continues, or it is not known whether it will be held.
     """
-    check_same(commands, job)
+    check_same_job(commands, job)
     if job.state == "PENDING":
         commands.call("scontrol", ("hold", job.number))
         return
@@ -365,16 +365,16 @@ def put_back(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> No
             raise
         if not must_stop:
             raise BackendError(f"job {job.number} may not be requeued (--no-requeue), and runs to its end") from error
-        end(commands, job)
+        cancel_job(commands, job)
 
 
-def end(commands: Commands, job: HeldJob) -> None:
+def cancel_job(commands: Commands, job: HeldJob) -> None:
     """End a job for good.
 
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    check_same(commands, job)
+    check_same_job(commands, job)
     commands.call("scancel", (job.number,))
 
 
@@ -384,13 +384,13 @@ def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    check_same(commands, job)
+    check_same_job(commands, job)
     # Slurm does not update a job that is over; and a job without its stamp that does not end would not be followed.
     commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment={job.stamp} refused: {reason}"))
-    end(commands, job)
+    cancel_job(commands, job)
 
 
-def granted(commands: Commands, number: str) -> dict[str, list[int]] | None:
+def granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | None:
     """Return the GPUs of each node that a job got, None if it does not run any more.
 
     Raises:

@@ -23,20 +23,20 @@ from ..shared_folder.node import MISPLACED
 from .commands import SLURM_TIMES, Commands, SlurmNode, SlurmTimes, SlurmView
 from .held import (
     DISABLED,
+    AttemptJob,
     EndedMarker,
     HeldJob,
-    Taken,
-    check_same,
-    end,
+    cancel_job,
+    check_same_job,
     end_of,
     ended_of,
-    granted,
-    put_back,
+    granted_gpus,
+    hold_again,
     read_held,
     refuse,
+    release_on,
     status_of,
-    steer,
-    why_never,
+    why_unplaceable,
 )
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class HeldAttempts:
     def _read_jobs(self) -> None:
         self._read_s, self._jobs = time.monotonic(), dict(read_held(self._commands))
         never = {
-            job.id: why_never(job.external.nodes, job.external.gpus // job.external.nodes, self._nodes)
+            job.id: why_unplaceable(job.external.nodes, job.external.gpus // job.external.nodes, self._nodes)
             for job in self._jobs.values()
         }
         self._external = tuple(job.external for job in self._jobs.values() if not never[job.id] and not job.is_early)
@@ -99,7 +99,7 @@ class HeldAttempts:
             BackendError: If it is not known whether it ends.
         """
         if job in self._jobs and not self._jobs[job].is_over:
-            self._at_most_every(job, partial(end, self._commands, self._jobs[job]))
+            self._at_most_every(job, partial(cancel_job, self._commands, self._jobs[job]))
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Let a held job run on exactly these GPUs; again, or after its end, this does nothing.
@@ -114,15 +114,15 @@ class HeldAttempts:
         with as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
             if is_there(folder, "cancel.json"):
                 return
-            taken = read_marker(folder, attempt.name, Taken)
-            if taken is None:
-                taken = self._record_job(folder, attempt, job, placement)
-            elif taken.placement != _plain(placement):
+            own = read_marker(folder, attempt.name, AttemptJob)
+            if own is None:
+                own = self._record_job(folder, attempt, job, placement)
+            elif own.placement != _plain(placement):
                 raise BackendError(f"{attempt.name} was launched before with another placement")
-        if not job.is_held or job.restarts != taken.restarts:
+        if not job.is_held or job.restarts != own.restarts:
             return  # it was released before
         try:
-            steer(self._commands, job, placement, self._view.read().nodes)
+            release_on(self._commands, job, placement, self._view.read().nodes)
         except BackendError:
             self._forget()  # it may have been released
             raise
@@ -141,7 +141,7 @@ class HeldAttempts:
             raise RefusedError(f"{attempt.name}: Slurm does not know its job any more")
         return job
 
-    def _record_job(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> Taken:
+    def _record_job(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> AttemptJob:
         """Record which held Slurm job an attempt is.
 
         Raises:
@@ -150,19 +150,19 @@ class HeldAttempts:
             OSError: If it cannot be stored.
         """
         if job.is_over:
-            self._revive(attempt, job)
+            self._requeue(attempt, job)
         if not job.is_held:
             self._forget()
-            put_back(self._commands, job)
+            hold_again(self._commands, job)
             raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
-        taken = Taken(
+        own = AttemptJob(
             attempt=attempt.name, stamp=job.stamp, number=job.number, restarts=job.restarts,
             placement=_plain(placement),
         )  # fmt: skip
-        write_first(folder, Taken.file_name, taken.model_dump_json().encode())
-        return taken
+        write_first(folder, AttemptJob.file_name, own.model_dump_json().encode())
+        return own
 
-    def _revive(self, attempt: Attempt, job: HeldJob) -> None:
+    def _requeue(self, attempt: Attempt, job: HeldJob) -> None:
         """Requeue a job that is over.
 
         Raises:
@@ -172,7 +172,7 @@ class HeldAttempts:
         if job.state in _DONE:
             raise RefusedError(f"{attempt.name}: Slurm reports job {job.number} as {job.state}")
         self._forget()
-        check_same(self._commands, job)
+        check_same_job(self._commands, job)
         try:
             self._commands.call("scontrol", ("requeuehold", job.number))
         except BackendError as error:
@@ -183,7 +183,7 @@ class HeldAttempts:
             ) from error
         raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
 
-    def status(self, folder: int, name: str, taken: Taken) -> Status:
+    def status(self, folder: int, name: str, own: AttemptJob) -> Status:
         """Return what is known of an attempt that has a job.
 
         Raises:
@@ -195,16 +195,16 @@ class HeldAttempts:
         if ended is not None:
             return status_of(ended)
         self._refresh(self._times.idle_poll_s)
-        status = self._by_slurm(folder, name, taken, self._jobs.get(job_of(name)))
+        status = self._by_slurm(folder, name, own, self._jobs.get(job_of(name)))
         if status.run in (Run.EXITED, Run.LOST):
             write_first(folder, EndedMarker.file_name, ended_of(name, status).model_dump_json().encode())
         return status
 
-    def _by_slurm(self, folder: int, name: str, taken: Taken, job: HeldJob | None) -> Status:
+    def _by_slurm(self, folder: int, name: str, own: AttemptJob, job: HeldJob | None) -> Status:
         is_cancelled = is_there(folder, "cancel.json")
         if job is None:
             return self._by_absence("Slurm does not know its job any more, nor how it ended")
-        if job.restarts > taken.restarts:
+        if job.restarts > own.restarts:
             if is_cancelled:
                 return Status(Run.EXITED, by=EndedBy.CANCEL)
             words = f"Slurm has put job {job.number} back into its queue"
@@ -215,7 +215,7 @@ class HeldAttempts:
             return Status(Run.ABSENT)
         if job.state == "PENDING":
             return Status(Run.PENDING)
-        return self._running(name, taken, job)
+        return self._running(name, own, job)
 
     def _by_absence(self, words: str) -> Status:
         snapshot = self._view.read()
@@ -223,10 +223,10 @@ class HeldAttempts:
             return Status(Run.UNREACHABLE, words="Slurm does not know all its nodes yet")
         return Status(Run.LOST, words=words)
 
-    def _running(self, name: str, taken: Taken, job: HeldJob) -> Status:
-        wanted = {node: list(gpus) for node, gpus in taken.placement}
+    def _running(self, name: str, own: AttemptJob, job: HeldJob) -> Status:
+        wanted = {node: list(gpus) for node, gpus in own.placement}
         if name not in self._checked and job.state == "RUNNING":
-            got = granted(self._commands, job.number)
+            got = granted_gpus(self._commands, job.number)
             if got not in (wanted, None):
                 words = f"{MISPLACED}Slurm gives {got}, not {wanted}"
                 return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
@@ -251,9 +251,9 @@ class HeldAttempts:
         if job is None or job.is_held or job.is_over:
             return
         self._forget()
-        put_back(self._commands, job, must_stop=is_misplaced)
+        hold_again(self._commands, job, must_stop=is_misplaced)
 
-    def released(self, folder: int, name: str, taken: Taken) -> bool:
+    def released(self, folder: int, name: str, own: AttemptJob) -> bool:
         """Return whether all processes of an attempt are proven gone.
 
         Raises:
@@ -270,11 +270,11 @@ class HeldAttempts:
             return False
         if job is not None and not (job.is_held or job.is_over):
             return False
-        if job is not None and job.is_held and job.restarts == taken.restarts:
+        if job is not None and job.is_held and job.restarts == own.restarts:
             return True  # it never began
         is_lost = ended is not None and ended.run == Run.LOST and MISPLACED not in ended.reason
         is_lost = is_lost or name in self._away
-        return self._is_clear(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
+        return self._is_clear(name, [snapshot.nodes.get(node) for node, _ in own.placement], is_lost=is_lost)
 
     def _is_clear(self, name: str, nodes: Sequence[SlurmNode | None], *, is_lost: bool) -> bool:
         """Return whether nothing can be left on nodes: if Slurm lost none of them, a job ends after its processes."""

@@ -144,7 +144,7 @@ def is_late(folder: int) -> bool:
         return True
 
 
-class Endings:
+class Cleanup:
     """Ends by Slurm what does not end by itself, and what is left on nodes whose supervisor is gone."""
 
     def __init__(self, commands: Commands, options: Sequence[str]) -> None:

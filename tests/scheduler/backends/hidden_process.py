@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from longshore.scheduler.backends.local.ring_host import MemberTraces, Others, kill_members
+from longshore.scheduler.backends.local.ring_host import MemberTraces, SparedProcesses, kill_members
 
 NAME, DUMPABLE, SUBREAPER, NOBODY = "ls-job-1", 4, 36, 65534
 libc = ctypes.CDLL(None)
@@ -68,7 +68,7 @@ def main(how: str, kind: str, log: str) -> None:
     traces = MemberTraces(NAME, [1], [leader] if how == "session" else [], Path(log))
     found = []
     for _ in range(10):
-        said = kill_members([traces], Others(-1, os.getpid(), [], []))
+        said = kill_members([traces], SparedProcesses(-1, os.getpid(), [], []))
         time.sleep(0.1)
         lives = True
         while lives:

@@ -12,7 +12,14 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.ring_host import PLACES, RING, MemberTraces, Others, kill_members, read_place
+from longshore.scheduler.backends.local.ring_host import (
+    PLACES,
+    RING,
+    MemberTraces,
+    SparedProcesses,
+    kill_members,
+    read_place,
+)
 from longshore.scheduler.backends.protocol import MemberPlace
 from tests.scheduler.backends.attempts import until
 from tests.support import processes
@@ -111,7 +118,7 @@ def test_what_a_member_left_behind_is_killed_and_others_are_not(
     left.wait()
     traces = MemberTraces(NAME, [1], [left.pid], log)
     nobody = -1  # the parent of this process may have other children: those of tests beside it
-    others = Others(os.getpid(), nobody, [], [other.pid])
+    others = SparedProcesses(os.getpid(), nobody, [], [other.pid])
     assert kill_members([traces], others) == [False]  # it was there
     until(lambda: kill_members([traces], others) == [True])
     assert other.poll() is None
