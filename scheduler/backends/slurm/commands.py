@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ....cluster.files.errors import BackendError
+from ..protocol import CannotHonourError
 
 # Other spellings of a state, and its name here. Narrow fields have the short forms.
 _SHORT = {
@@ -46,6 +47,7 @@ OVER_STATES = frozenset(
 )  # fmt: skip
 TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
 _INDEXED = re.compile(r"(?:.*\D)?([0-9]{1,5})")  # a type for each GPU, which ends in its index
+_NEVER_ERRORS = ("node configuration is not available", "Invalid node name", "Invalid generic resource")
 _SNAPSHOT_S = 1.0  # minimum between two polls, except for a launch
 
 
@@ -88,6 +90,7 @@ class Commands:
         """Run a command and return what it prints.
 
         Raises:
+            CannotHonourError: If Slurm has no such nodes or GPUs, however long one waits.
             BackendError: If it fails or does not end in time: it may have had its effect.
         """
         rest_s = self._rest_until_s - time.monotonic()
@@ -105,7 +108,8 @@ class Commands:
         except OSError as error:
             raise BackendError(f"{name} cannot be run: {error}") from error
         if done.returncode != 0:
-            raise BackendError(f"{name} failed: {' '.join(done.stderr.split())}")
+            message = f"{name} failed: {' '.join(done.stderr.split())}"
+            raise (CannotHonourError if any(words in message for words in _NEVER_ERRORS) else BackendError)(message)
         return done.stdout
 
 

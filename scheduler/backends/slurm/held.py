@@ -26,7 +26,7 @@ from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.folders import Marker
 from ..protocol import CannotHonourError, ExternalJob
 from .commands import OVER_STATES, TIMED_OUT, Commands, SlurmNode
-from .submission import NEVER_ERRORS, gres_of
+from .submission import gres_of
 
 # No field that users write themselves, so that no line can be forged. Widths: Slurm cuts off what is longer.
 _SQUEUE_FIELDS = (
@@ -306,13 +306,8 @@ def release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Ma
         f"Gres={gres}",
     )  # fmt: skip
     check_same_job(commands, job)
-    try:
-        for change in changes:
-            commands.call("scontrol", ("update", f"JobId={job.number}", change))
-    except BackendError as error:
-        if any(words in str(error) for words in NEVER_ERRORS):
-            raise CannotHonourError(str(error)) from error
-        raise
+    for change in changes:
+        commands.call("scontrol", ("update", f"JobId={job.number}", change))
     _check(commands, job, gres, names)
     commands.call("scontrol", ("release", job.number))
 
@@ -337,7 +332,7 @@ def check_same_job(commands: Commands, job: HeldJob) -> None:
     """Check that a job's number still belongs to it.
 
     Raises:
-        BackendError: If it is.
+        BackendError: If it does not.
     """
     if show(commands, job.number).get("AdminComment") != job.stamp:
         raise BackendError(f"job {job.number} is another job now")

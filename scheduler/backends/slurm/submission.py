@@ -19,11 +19,6 @@ from ..shared_folder.backend import AttemptRecords
 from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_line, write_proof
 from .commands import Commands, SlurmNode, SlurmSnapshot
 
-NEVER_ERRORS = (
-    "node configuration is not available",
-    "Invalid node name",
-    "Invalid generic resource",
-)  # however long one waits
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
 _ENDING_AGAIN_S = 5.0  # between two tries
 _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
@@ -66,9 +61,8 @@ def submit(
     arguments = ["--parsable"]
     for number, component in enumerate(where):
         arguments += [":"] * (number > 0) + common + component
-    _sbatch(
-        commands, arguments, python_line("slurm.node", "lead", path, nodes[placement[0].node].address, commands.srun)
-    )
+    line = python_line("slurm.node", "lead", path, nodes[placement[0].node].address, commands.srun)
+    _sbatch(commands, arguments, line)
 
 
 def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
@@ -79,20 +73,12 @@ def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: st
     """
     common = _named(f"{spec.attempt}-sweep", _sweep_comment_of(spec.attempt, part), path)
     where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
-    _sbatch(
-        commands,
-        ["--parsable", *common, *options, *where],
-        python_line("shared_folder.node", "sweep", path, str(part)),
-    )
+    line = python_line("shared_folder.node", "sweep", path, str(part))
+    _sbatch(commands, ["--parsable", *common, *options, *where], line)
 
 
 def _sbatch(commands: Commands, arguments: list[str], line: list[str]) -> None:
-    try:
-        commands.call("sbatch", arguments, f"#!/bin/sh\nexec {shlex.join(line)}\n")
-    except BackendError as error:
-        if any(words in str(error) for words in NEVER_ERRORS):
-            raise CannotHonourError(str(error)) from error
-        raise
+    commands.call("sbatch", arguments, f"#!/bin/sh\nexec {shlex.join(line)}\n")
 
 
 def _named(name: str, comment: str, path: str) -> list[str]:
