@@ -33,7 +33,7 @@ def random_placements(rng: np.random.Generator, layout: Layout) -> list[Placemen
     return placements
 
 
-def said(backend: Backend, attempt: Attempt, ranks: int) -> list[str]:
+def output_of(backend: Backend, attempt: Attempt, ranks: int) -> list[str]:
     """Return what each rank printed."""
     return [backend.logs(attempt.name, rank, 0, 1000)[0].decode().strip() for rank in range(ranks)]
 
@@ -78,7 +78,7 @@ def kill_guard(folder: Path, attempt: Attempt, part: str = ".") -> None:
     until(lambda: not is_alive(guard, boot_id()))
 
 
-def say_nothing_more(folder: Path, attempt: Attempt) -> None:
+def age_marker(folder: Path, attempt: Attempt) -> None:
     """Let as much time have passed since a killed supervisor showed that it lives as shows that it does not."""
     os.utime(own_folder(folder, attempt) / "part-0" / "started.json", (0, 0))
 

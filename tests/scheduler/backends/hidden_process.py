@@ -2,7 +2,7 @@
 
 HOW the process hangs on the member: by its `session`, as an `orphan` in a session of its own, or by a `parent` that is
 known. KIND says why it cannot be looked into: it has `closed` itself, or is of another user (`other`, for root alone).
-Printed are its pid, and then at some moments whether it lives and whether it was said that nothing is left.
+Printed are its pid, and then at some moments whether it lives and whether nothing is reported to be left.
 """
 
 import ctypes
@@ -26,25 +26,25 @@ def become_user() -> None:
     libc.prctl(DUMPABLE, 1, 0, 0, 0)
 
 
-def hide(how: str, kind: str, tell: int) -> None:
+def hide(how: str, kind: str, pipe: int) -> None:
     """Be the process that is left behind."""
     if how != "session":
         os.setsid()
     if kind == "closed":
         become_user()
         libc.prctl(DUMPABLE, 0, 0, 0, 0)
-    os.write(tell, b"%d" % os.getpid())
+    os.write(pipe, b"%d" % os.getpid())
     quiet = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):  # or whoever reads what this program prints would wait for the end of this process
+    for descriptor in (1, 2):  # or the reader of what this program prints would wait for the end of this process
         os.dup2(quiet, descriptor)
     time.sleep(1000)
 
 
-def member(how: str, kind: str, tell: int) -> None:
+def member(how: str, kind: str, pipe: int) -> None:
     """Be the member: it ends at once, or a known process takes its place."""
     os.setsid()
     if os.fork() == 0:
-        hide(how, kind, tell)
+        hide(how, kind, pipe)
     if how == "parent":
         marks = {"LONGSHORE_ATTEMPT": NAME, "LONGSHORE_RING_MEMBER": "1"}
         become_user()
@@ -54,12 +54,12 @@ def member(how: str, kind: str, tell: int) -> None:
 
 
 def main(how: str, kind: str, log: str) -> None:
-    """Look at the process as its host, again and again."""
+    """Check the process as its host, again and again."""
     libc.prctl(SUBREAPER, 1, 0, 0, 0)
-    ready, tell = os.pipe()
+    ready, pipe = os.pipe()
     leader = os.fork()
     if leader == 0:
-        member(how, kind, tell)
+        member(how, kind, pipe)
     left = int(os.read(ready, 20))
     if how != "parent":
         os.waitpid(leader, 0)
@@ -68,7 +68,7 @@ def main(how: str, kind: str, log: str) -> None:
     traces = MemberTraces(NAME, [1], [leader] if how == "session" else [], Path(log))
     found = []
     for _ in range(10):
-        said = kill_members([traces], SparedProcesses(-1, os.getpid(), [], []))
+        is_left = kill_members([traces], SparedProcesses(-1, os.getpid(), [], []))
         time.sleep(0.1)
         lives = True
         while lives:
@@ -79,7 +79,7 @@ def main(how: str, kind: str, log: str) -> None:
             else:
                 if pid == 0:
                     break
-        found.append((lives, said[0]))
+        found.append((lives, is_left[0]))
     sys.stdout.write(json.dumps([left, found]))
 
 

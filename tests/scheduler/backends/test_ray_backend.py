@@ -19,10 +19,10 @@ from tests.scheduler.backends.attempts import (
     kill_supervisor,
     lives,
     number_in,
+    output_of,
     own_folder,
     random_placements,
     runs,
-    said,
     sh,
     until,
 )
@@ -52,7 +52,7 @@ def test_random_placements_are_what_ranks_see_from_inside(ray_cluster: RayCluste
         for attempt, placement in asked:
             chosen = [f"{share.node} {gpu}" for share in placement for gpu in share.gpus]
             assert end_of(backend, attempt).run is Run.EXITED
-            assert said(backend, attempt, len(chosen)) == chosen
+            assert output_of(backend, attempt, len(chosen)) == chosen
         # Ray is in no hurry to try again what it could not give at once.
         until(lambda: not any((ray_cluster.folder / QUEUE).iterdir()))
 
@@ -61,7 +61,7 @@ def test_ranks_on_several_nodes_know_each_other(backend: RayBackend) -> None:
     attempt = sh("echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $LONGSHORE_GPUS; echo $MASTER_ADDR:$MASTER_PORT")
     backend.launch(attempt, TWO_NODES)
     end_of(backend, attempt)
-    places, meeting = zip(*(reported.split("\n") for reported in said(backend, attempt, 3)), strict=True)
+    places, meeting = zip(*(reported.split("\n") for reported in output_of(backend, attempt, 3)), strict=True)
     assert places == ("0 3 0 2 0,3", "1 3 1 2 0,3", "2 3 0 1 1")
     assert len(set(meeting)) == 1
 
@@ -70,7 +70,7 @@ def test_ranks_get_nothing_of_rays_environment(backend: RayBackend) -> None:
     attempt = sh("env | grep -c -e RAY -e GRANTED; nice")
     backend.launch(attempt, ON_A)
     end_of(backend, attempt)
-    assert said(backend, attempt, 1) == ["0\n0"]
+    assert output_of(backend, attempt, 1) == ["0\n0"]
 
 
 def test_a_rank_that_fails_stops_those_on_other_nodes(backend: RayBackend) -> None:

@@ -40,7 +40,7 @@ def backend(ray_cluster: RayCluster) -> Iterator[RayBackend]:
     end_attempts(ray_cluster)
 
 
-def say_nothing_more(cluster: RayCluster, attempt: Attempt, part: str) -> None:
+def age_marker(cluster: RayCluster, attempt: Attempt, part: str) -> None:
     """Let as much time have passed since a killed supervisor showed that it lives as shows that it does not."""
     for marker in ("claim.json", f"{part}/started.json"):
         os.utime(own_folder(cluster.folder, attempt) / marker, (0, 0))
@@ -77,7 +77,7 @@ def test_a_node_that_is_lost_with_its_processes_stops_the_others_and_is_free_onl
     ray_cluster.kill_node("d")
     kill_guard(ray_cluster.folder, attempt, "part-1")
     kill_supervisor(ray_cluster.folder, attempt, "part-1")
-    say_nothing_more(ray_cluster, attempt, "part-1")
+    age_marker(ray_cluster, attempt, "part-1")
     until((own_folder(ray_cluster.folder, attempt) / "part-0" / "exit.json").exists)
     assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
     assert lives(far)
@@ -199,5 +199,5 @@ def test_only_a_whole_record_of_the_end_counts_and_without_one_the_attempt_is_lo
         (folder / "part-0" / "exit.json").write_bytes(torn)
         assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
     (folder / "part-0" / "exit.json").unlink()
-    say_nothing_more(ray_cluster, attempt, "part-0")
+    age_marker(ray_cluster, attempt, "part-0")
     assert end_of(backend, attempt).run is Run.LOST

@@ -14,9 +14,9 @@ class Table:
     def __init__(self, state: str, scheduling: str, tries: int) -> None:
         self.reported: dict[str, Any] = {}
         self.removed = 0
-        self.tells(state, scheduling, tries)
+        self.report(state, scheduling, tries)
 
-    def tells(self, state: str, scheduling: str, tries: int) -> None:
+    def report(self, state: str, scheduling: str, tries: int) -> None:
         self.reported = {"state": state, "stats": {"scheduling_state": scheduling, "scheduling_attempt": tries}}
 
     def placement_group_table(self, group: object) -> dict[str, Any]:
@@ -46,10 +46,10 @@ def test_what_ray_may_be_giving_is_waited_for(state: str) -> None:
     table = Table("PENDING", state, 0)
     cluster = cluster_of(table)
     assert [cluster.free(GROUP) for _ in range(3)] == [False, False, False]
-    table.tells("PREPARED", "NO_RESOURCES", 1)
+    table.report("PREPARED", "NO_RESOURCES", 1)
     assert [cluster.free(GROUP) for _ in range(3)] == [False, False, False]
     assert table.removed == 0
-    table.tells("CREATED", "FINISHED", 1)
+    table.report("CREATED", "FINISHED", 1)
     assert cluster.free(GROUP)
     assert table.removed == 1
 
@@ -59,7 +59,7 @@ def test_what_waits_in_vain_is_given_up_once_no_try_came_between_two_looks(state
     table = Table("PENDING", state, 1)
     cluster = cluster_of(table)
     assert not cluster.free(GROUP)
-    table.tells("PENDING", state, 2)
+    table.report("PENDING", state, 2)
     assert not cluster.free(GROUP)
     assert cluster.free(GROUP)
     assert table.removed == 1

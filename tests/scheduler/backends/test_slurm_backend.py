@@ -17,10 +17,10 @@ from tests.scheduler.backends.attempts import (
     kill_supervisor,
     lives,
     number_in,
+    output_of,
     own_folder,
     random_placements,
     runs,
-    said,
     sh,
 )
 
@@ -44,14 +44,14 @@ def test_random_placements_are_what_ranks_see_from_inside(backend: SlurmBackend)
     for attempt, placement in zip(attempts, placements, strict=True):
         chosen = [f"{share.node} {gpu}" for share in placement for gpu in share.gpus]
         assert end_of(backend, attempt).run is Run.EXITED
-        assert said(backend, attempt, len(chosen)) == chosen
+        assert output_of(backend, attempt, len(chosen)) == chosen
 
 
 def test_ranks_on_several_nodes_know_each_other(backend: SlurmBackend) -> None:
     attempt = sh("echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $LONGSHORE_GPUS; echo $MASTER_ADDR:$MASTER_PORT")
     backend.launch(attempt, TWO_NODES)
     end_of(backend, attempt)
-    places, meeting = zip(*(reported.split("\n") for reported in said(backend, attempt, 3)), strict=True)
+    places, meeting = zip(*(reported.split("\n") for reported in output_of(backend, attempt, 3)), strict=True)
     assert places == ("0 3 0 2 0,3", "1 3 1 2 0,3", "2 3 0 1 1")
     assert len(set(meeting)) == 1
 

@@ -16,6 +16,7 @@ from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
+    age_marker,
     end_of,
     kill_guard,
     kill_supervisor,
@@ -23,7 +24,6 @@ from tests.scheduler.backends.attempts import (
     number_in,
     own_folder,
     runs,
-    say_nothing_more,
     sh,
     until,
 )
@@ -101,7 +101,7 @@ def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_the
     slurm_cluster.lose_node("d")
     kill_guard(tmp_path, attempt, "part-0")
     kill_supervisor(tmp_path, attempt, "part-0")
-    say_nothing_more(tmp_path, attempt)
+    age_marker(tmp_path, attempt)
     until(lambda: backend.status(attempt.name).reason.startswith("Slurm reports NODE_FAIL"))
     assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
     assert lives(far)
@@ -119,7 +119,7 @@ def test_an_administrator_can_vouch_that_a_node_is_switched_off(
     runs(backend, attempt)
     kill_supervisor(tmp_path, attempt, "part-0")
     slurm_cluster.lose_node("d", "fenced: power cut")
-    say_nothing_more(tmp_path, attempt)
+    age_marker(tmp_path, attempt)
     assert end_of(backend, attempt).run is Run.LOST
 
 

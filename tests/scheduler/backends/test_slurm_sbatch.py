@@ -44,7 +44,7 @@ def say_gpus(out: Path) -> str:
     return f"srun sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' > {out}/$SLURM_JOB_ID"
 
 
-def said(out: Path, number: str) -> list[str]:
+def output_of(out: Path, number: str) -> list[str]:
     return sorted((out / number).read_text().splitlines())
 
 
@@ -57,7 +57,7 @@ def test_a_users_job_runs_on_exactly_the_gpus_that_the_policy_chose(site: Site, 
     numbers = [site.sbatch(f"--gres=gpu:{gpus}", script=say_gpus(out)) for gpus in (2, 1, 3, 4, 1)]
     for number in numbers:
         row = site.state_becomes(number, JobState.SUCCEEDED)
-        assert said(out, number) == chosen(site, number)
+        assert output_of(out, number) == chosen(site, number)
         assert (row.owner, row.name) == ("nobody", "wrap")
 
 
@@ -66,14 +66,14 @@ def test_a_job_of_several_nodes_gets_the_same_gpus_of_each(site: Site, out: Path
     numbers = [site.sbatch(*options, script=say_gpus(out)) for options in wanted]
     for number, gpus in zip(numbers, (6, 4, 2), strict=True):
         assert site.state_becomes(number, JobState.SUCCEEDED).gpus == gpus
-        assert said(out, number) == chosen(site, number)
+        assert output_of(out, number) == chosen(site, number)
 
 
 def test_cores_and_memory_for_each_gpu_are_what_the_user_asked_for(site: Site, out: Path) -> None:
     script = f"echo $SLURM_CPUS_ON_NODE $SLURM_MEM_PER_GPU > {out}/$SLURM_JOB_ID"
     number = site.sbatch("--gres=gpu:2", "--cpus-per-gpu=3", "--mem-per-gpu=200", script=script)
     site.state_becomes(number, JobState.SUCCEEDED)
-    assert said(out, number) == ["6 200"]
+    assert output_of(out, number) == ["6 200"]
 
 
 def test_each_task_of_an_array_is_a_job_of_its_own(site: Site, out: Path) -> None:

@@ -20,7 +20,7 @@ from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from tests.scheduler.backends.attempts import kill_supervisor, say_nothing_more, sh
+from tests.scheduler.backends.attempts import age_marker, kill_supervisor, sh
 from tests.scheduler.backends.slurm_users import Site, block, held_gpus_of
 
 pytestmark = pytest.mark.full
@@ -152,7 +152,7 @@ def test_a_job_of_a_node_that_is_switched_off_runs_again_on_another(site: Site, 
     site.cluster.kill(f"slurmd.{share.node}")
     kill_supervisor(tmp_path, attempt, "part-0")
     site.cluster.lose_node(share.node, "fenced: power cut")
-    say_nothing_more(tmp_path, attempt)
+    age_marker(tmp_path, attempt)
     site.ticks_until(lambda: len(jobs.attempts(job)) == 2)
     jobs.becomes(job, JobState.RUNNING)
     assert jobs.attempts(job)[0].outcome == "infrastructure"

@@ -9,7 +9,7 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.slurm.held import SubmitSocket
 
 
-def said(path: Path) -> bytes:
+def answer_at(path: Path) -> bytes:
     """Return what is answered to a job of four GPUs."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(30.0)
@@ -30,9 +30,9 @@ def test_a_later_scheduler_takes_the_socket_only_when_the_first_one_has_ended(
         first.settimeout(30.0)
         first.accept()[0].close()  # It still is who is asked.
     later.take_over()
-    assert said(path) == b"hold\n"
+    assert answer_at(path) == b"hold\n"
     SubmitSocket(path, {})
-    assert said(path) == b"hold\n"
+    assert answer_at(path) == b"hold\n"
 
 
 def test_what_is_no_socket_is_not_deleted(tmp_path: Path) -> None:
