@@ -1,5 +1,9 @@
 """The Slurm backend: each attempt is one Slurm job with the exact nodes and GPUs that were decided."""
 
+import logging
+import re
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,14 +24,20 @@ from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, re
 from ..shared_folder.backend import AttemptRecords, SharedFolderBackend, status_of_running
 from ..shared_folder.node import revoke
 from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
-from .held import AttemptJob, EndedMarker, SubmitSocket
-from .held_attempts import HeldAttempts
+from .held import AttemptJob, EndedMarker, HeldAttempts, why_unplaceable
 from .submission import Cleanup, comment_of, is_late, submit
 
 SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
 # One of Slurm's names, or several of them.
 SlurmNames = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=SLURM_NAME_WORDS)]
 SBATCH_OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
+_PATIENCE_S = 0.2  # for a question; the plug-in waits about as long
+_MAX_QUESTION_BYTES = 256
+_BACKLOG = 64
+SOCKET_AGAIN_S = 5.0  # between two checks whether another scheduler still answers
+_QUESTION = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
+
+log = logging.getLogger(__name__)
 
 
 class SlurmSettings(BaseModel):
@@ -283,3 +293,91 @@ def _without_slurm(records: AttemptRecords, reason: str) -> Status:
     if parts and all(part.is_over or part.is_alive for part in parts):
         return status_of_running(parts)
     return Status(Run.UNREACHABLE, words=reason)
+
+
+class SubmitSocket:
+    """Answers job_submit.lua, which asks before it accepts a job of sbatch, in a thread until the process ends.
+
+    It answers from memory, so that no submission has to wait. One line in, `NODES TAB GPUS-ON-EACH`, and one line out:
+    `hold`, or `refuse TAB REASON`.
+
+    Args:
+        path: Of the socket.
+        nodes: GPUs of each node.
+        again_s: Between two checks whether another scheduler still answers.
+
+    Raises:
+        BackendError: If the socket cannot be made.
+    """
+
+    def __init__(self, path: Path, nodes: Mapping[str, int], *, again_s: float = SOCKET_AGAIN_S) -> None:
+        self._path, self._nodes, self._after_s = path, dict(nodes), again_s
+        self._is_open, self._again_s = False, 0.0
+        self._open()
+
+    def take_over(self) -> None:
+        """Answer from now on, if another scheduler did so far and has ended."""
+        if not self._is_open and time.monotonic() >= self._again_s:
+            try:
+                self._open()
+            except BackendError as error:
+                log.warning("%s", error)
+
+    def _open(self) -> None:
+        self._again_s = time.monotonic() + self._after_s
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            if _has_server(self._path):
+                listener.close()
+                return
+            if self._path.is_socket():  # of a scheduler that has ended
+                self._path.unlink()
+            listener.bind(str(self._path))
+            self._path.chmod(0o666)  # Slurm's controller may be another user, and the questions are no secret.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise BackendError(f"no socket for job_submit.lua can be made at {self._path}: {error}") from error
+        threading.Thread(target=_answer_all, args=(listener, self._nodes), name="sbatch socket", daemon=True).start()
+        self._is_open = True
+
+
+def _has_server(path: Path) -> bool:
+    """Return whether another scheduler answers: a waiting one, or the one that this one is to replace.
+
+    Raises:
+        OSError: If the path is something else.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_PATIENCE_S)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except (BlockingIOError, TimeoutError):  # its backlog is full
+            return True
+    return True
+
+
+def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(_PATIENCE_S)
+                if question := connection.recv(
+                    _MAX_QUESTION_BYTES
+                ):  # else it was only a check whether a scheduler answers
+                    connection.sendall(answer(question, nodes))
+        except OSError as error:
+            log.warning("job_submit.lua was not answered: %s", error)
+
+
+def answer(question: bytes, nodes: Mapping[str, int]) -> bytes:
+    """Return the answer to a question."""
+    found = _QUESTION.fullmatch(question)
+    if found is None:
+        return b"refuse\tthis is no question of Longshore's job_submit.lua\n"
+    wanted, gpus = int(found[1]), int(found[2])
+    reason = why_unplaceable(wanted, gpus, nodes)
+    return f"refuse\t{reason}\n".encode() if reason else b"hold\n"

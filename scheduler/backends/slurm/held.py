@@ -1,31 +1,33 @@
 """Jobs that users submitted by sbatch: held by job_submit.lua, assigned their GPUs, and released.
 
-`SubmitSocket` answers job_submit.lua, which asks before it accepts a job of sbatch: from memory, so that no submission
-has to wait.
+Slurm runs the user's script, and reports how that ended. In the attempt's folder:
 
-One line in, `NODES TAB GPUS-ON-EACH`, and one line out: `hold`, or `refuse TAB REASON`.
+    taken.json   which Slurm job it is, and where it was to run; before it is released
+    cancel.json  a request to stop, or never to start
+    ended.json   how it ended, by Slurm's report: after some minutes it forgets
 """
 
 import hashlib
+import json
 import logging
 import re
-import socket
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
+from functools import partial
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.job import job_id_of
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from ..local.folders import Marker
-from ..protocol import CannotHonourError, ExternalJob
-from .commands import OVER_STATES, TIMED_OUT, Commands, SlurmNode
+from ..local.folders import Folders, Marker, as_backend_error, read_marker
+from ..protocol import Attempt, CannotHonourError, ExternalJob, RefusedError
+from ..shared_folder.node import MISPLACED
+from .commands import OVER_STATES, SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmTimes, SlurmView
 from .submission import gres_of
 
 # No field that users write themselves, so that no line can be forged. Widths: Slurm cuts off what is longer.
@@ -38,6 +40,15 @@ _SQUEUE_HELD = ("--all", "--array", "--states=all", "--noheader", f"--Format={_S
 # refused may follow.
 _STAMP = re.compile(r"(longshore:(\d{9,11}):([0-9a-f]{20}):(\d{1,5})x(\d{1,5}):([0-9A-Za-z-]{0,40}))(?: refused: .*)?")
 _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_LOST_STATES = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no fault of the job
+_SIGKILL = 9
+_DONE = frozenset(("COMPLETED", "CANCELLED"))  # and there is nothing to retry
+_DISABLED = "disabled"  # of requeueing: by its owner or by the site
+_SHOWN = re.compile(r"^   (AdminComment|Priority|ReqNodeList|TresPerNode)=(\S*)", re.MULTILINE)
+_RUNS = re.compile(r"^   JobState=RUNNING ", re.MULTILINE)
+_GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
+
+log = logging.getLogger(__name__)
 
 
 class HeldJob(NamedTuple):
@@ -59,7 +70,295 @@ class HeldJob(NamedTuple):
         return self.state in OVER_STATES
 
 
-def read_held(commands: Commands) -> Mapping[str, HeldJob]:
+class AttemptJob(Marker):
+    """Which Slurm job an attempt is, and where it was to run."""
+
+    file_name = "taken.json"
+
+    stamp: str
+    number: str
+    restarts: Annotated[int, Field(ge=0)]  # of the Slurm job before it was released
+    placement: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class EndedMarker(Marker):
+    """How an attempt ended."""
+
+    file_name = "ended.json"
+
+    run: str
+    reason: str
+    code: Annotated[int, Field(ge=0, le=255)]
+    signal: Annotated[int, Field(ge=0, le=127)]
+    has_code: bool  # False where Slurm reports no code
+    ended_s: float
+
+
+class HeldAttempts:
+    """Runs Slurm's held jobs on the GPUs chosen for them, and reports their status."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        commands: Commands,
+        view: SlurmView,
+        nodes: Mapping[str, int],
+        times: SlurmTimes = SLURM_TIMES,
+    ) -> None:
+        self._folders, self._commands, self._view, self._nodes, self._times = folders, commands, view, nodes, times
+        self._jobs: dict[str, HeldJob] = {}
+        self._read_s = float("-inf")  # last poll of Slurm
+        self._external: tuple[ExternalJob, ...] = ()
+        self._again_s: dict[str, float] = {}  # before which ending a job is not tried again
+        self._back_s: dict[str, float] = {}  # since when the nodes of an attempt answer again
+        self._away: set[str] = set()  # attempts one of whose nodes did not answer before all processes were gone
+        self._checked: set[str] = set()  # attempts that have the GPUs chosen for them
+
+    def external_jobs(self) -> Sequence[ExternalJob]:
+        """Return all jobs of sbatch; the same object until Slurm is polled again.
+
+        Raises:
+            BackendError: If Slurm does not answer.
+        """
+        self._refresh(self._times.old_s)
+        return self._external
+
+    def _refresh(self, old_s: float) -> None:
+        if time.monotonic() > self._read_s + old_s:
+            self._read_jobs()
+
+    def _read_jobs(self) -> None:
+        self._read_s, self._jobs = time.monotonic(), dict(_read_held(self._commands))
+        never = {
+            job.id: why_unplaceable(job.external.nodes, job.external.gpus // job.external.nodes, self._nodes)
+            for job in self._jobs.values()
+        }
+        self._external = tuple(job.external for job in self._jobs.values() if not never[job.id] and not job.is_early)
+        for job in self._jobs.values():
+            if never[job.id] and job.is_held:  # no scheduler answered when it was submitted
+                log.warning("job %s is refused: %s", job.number, never[job.id])
+                self._at_most_every(job.id, partial(_refuse, self._commands, job, never[job.id]))
+
+    def _forget(self) -> None:
+        self._read_s = float("-inf")
+
+    def discard(self, job: str) -> None:
+        """End a job for good.
+
+        Raises:
+            BackendError: If it is not known whether it ends.
+        """
+        if job in self._jobs and not self._jobs[job].is_over:
+            self._at_most_every(job, partial(_cancel_job, self._commands, self._jobs[job]))
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Let a held job run on exactly these GPUs; again, or after its end, this does nothing.
+
+        Raises:
+            CannotHonourError: If Slurm cannot give these GPUs.
+            RefusedError: If Slurm has no such job any more, or it may not run again.
+            BackendError: If it is not known whether it starts.
+        """
+        self._refresh(self._times.old_s)
+        job = self._job(attempt)
+        with as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
+            if is_there(folder, "cancel.json"):
+                return
+            own = read_marker(folder, attempt.name, AttemptJob)
+            if own is None:
+                own = self._record_job(folder, attempt, job, placement)
+            elif own.placement != _plain(placement):
+                raise BackendError(f"{attempt.name} was launched before with another placement")
+        if not job.is_held or job.restarts != own.restarts:
+            return  # it was released before
+        try:
+            _release_on(self._commands, job, placement, self._view.read().nodes)
+        except BackendError:
+            self._forget()  # it may have been released
+            raise
+        self._jobs[job.id] = job._replace(is_held=False)
+
+    def _job(self, attempt: Attempt) -> HeldJob:
+        """Return the job of an attempt.
+
+        Raises:
+            RefusedError: If Slurm does not know it any more.
+            BackendError: If that is not known.
+        """
+        job = self._jobs.get(attempt.job)
+        if job is None:
+            self._view.read_complete()
+            raise RefusedError(f"{attempt.name}: Slurm does not know its job any more")
+        return job
+
+    def _record_job(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> AttemptJob:
+        """Record which held Slurm job an attempt is.
+
+        Raises:
+            RefusedError: If the job is over, and may not run again.
+            BackendError: If it is not held yet.
+            OSError: If it cannot be stored.
+        """
+        if job.is_over:
+            self._requeue(attempt, job)
+        if not job.is_held:
+            self._forget()
+            _hold_again(self._commands, job)
+            raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
+        own = AttemptJob(
+            attempt=attempt.name, stamp=job.stamp, number=job.number, restarts=job.restarts,
+            placement=_plain(placement),
+        )  # fmt: skip
+        write_first(folder, AttemptJob.file_name, own.model_dump_json().encode())
+        return own
+
+    def _requeue(self, attempt: Attempt, job: HeldJob) -> None:
+        """Requeue a job that is over.
+
+        Raises:
+            RefusedError: If it may not run again.
+            BackendError: If it may, and is not held yet.
+        """
+        if job.state in _DONE:
+            raise RefusedError(f"{attempt.name}: Slurm reports job {job.number} as {job.state}")
+        self._forget()
+        _check_same_job(self._commands, job)
+        try:
+            self._commands.call("scontrol", ("requeuehold", job.number))
+        except BackendError as error:
+            if _DISABLED not in str(error):
+                raise
+            raise RefusedError(
+                f"{attempt.name}: job {job.number} ended as {job.state}, and may not be requeued (--no-requeue)"
+            ) from error
+        raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
+
+    def status(self, folder: int, name: str, own: AttemptJob) -> Status:
+        """Return what is known of an attempt that has a job.
+
+        Raises:
+            BackendError: If Slurm does not answer.
+            OSError: If its folder cannot be used.
+            ValueError: If a marker makes no sense.
+        """
+        ended = read_marker(folder, name, EndedMarker)
+        if ended is not None:
+            return _status_of(ended)
+        self._refresh(self._times.idle_poll_s)
+        status = self._by_slurm(folder, name, own, self._jobs.get(_job_of(name)))
+        if status.run in (Run.EXITED, Run.LOST):
+            write_first(folder, EndedMarker.file_name, _ended_of(name, status).model_dump_json().encode())
+        return status
+
+    def _by_slurm(self, folder: int, name: str, own: AttemptJob, job: HeldJob | None) -> Status:
+        is_cancelled = is_there(folder, "cancel.json")
+        if job is None:
+            return self._by_absence("Slurm does not know its job any more, nor how it ended")
+        if job.restarts > own.restarts:
+            if is_cancelled:
+                return Status(Run.EXITED, by=EndedBy.CANCEL)
+            words = f"Slurm has put job {job.number} back into its queue"
+            return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
+        if job.is_over:
+            return _end_of(job, is_cancelled=is_cancelled)
+        if job.is_held:
+            return Status(Run.ABSENT)
+        if job.state == "PENDING":
+            return Status(Run.PENDING)
+        return self._running(name, own, job)
+
+    def _by_absence(self, words: str) -> Status:
+        snapshot = self._view.read()
+        if snapshot.read_s < self._read_s or not self._view.is_complete(snapshot):
+            return Status(Run.UNREACHABLE, words="Slurm does not know all its nodes yet")
+        return Status(Run.LOST, words=words)
+
+    def _running(self, name: str, own: AttemptJob, job: HeldJob) -> Status:
+        wanted = {node: list(gpus) for node, gpus in own.placement}
+        if name not in self._checked and job.state == "RUNNING":
+            got = _granted_gpus(self._commands, job.number)
+            if got not in (wanted, None):
+                words = f"{MISPLACED}Slurm gives {got}, not {wanted}"
+                return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
+            self._checked.add(name)
+        return Status(Run.RUNNING if name in self._checked else Run.PENDING)
+
+    def cancel(self, folder: int, name: str) -> None:
+        """Stop an attempt, or keep it from starting; its job goes back into Slurm's queue, held.
+
+        Raises:
+            BackendError: If it is not known whether it stops.
+            OSError: If the request cannot be stored.
+        """
+        write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
+        # Of what runs, only a misplaced attempt is known to have ended.
+        is_misplaced = is_there(folder, EndedMarker.file_name)
+        self._at_most_every(name, partial(self._stop, name, is_misplaced=is_misplaced))
+
+    def _stop(self, name: str, *, is_misplaced: bool) -> None:
+        self._read_jobs()
+        job = self._jobs.get(_job_of(name))
+        if job is None or job.is_held or job.is_over:
+            return
+        self._forget()
+        _hold_again(self._commands, job, must_stop=is_misplaced)
+
+    def released(self, folder: int, name: str, own: AttemptJob) -> bool:
+        """Return whether all processes of an attempt are proven gone.
+
+        Raises:
+            OSError: If its folder cannot be used.
+            ValueError: If a marker makes no sense.
+        """
+        ended = read_marker(folder, name, EndedMarker)
+        try:
+            self._refresh(self._times.idle_poll_s)
+            job, snapshot = self._jobs.get(_job_of(name)), self._view.read()
+            if job is None and (snapshot.read_s < self._read_s or not self._view.is_complete(snapshot)):
+                return False
+        except BackendError:
+            return False
+        if job is not None and not (job.is_held or job.is_over):
+            return False
+        if job is not None and job.is_held and job.restarts == own.restarts:
+            return True  # it never began
+        is_lost = ended is not None and ended.run == Run.LOST and MISPLACED not in ended.reason
+        is_lost = is_lost or name in self._away
+        return self._is_clear(name, [snapshot.nodes.get(node) for node, _ in own.placement], is_lost=is_lost)
+
+    def _is_clear(self, name: str, nodes: Sequence[SlurmNode | None], *, is_lost: bool) -> bool:
+        """Return whether nothing can be left on nodes: if Slurm lost none of them, a job ends after its processes."""
+        if all(node is not None and node.is_fenced for node in nodes):
+            return True
+        if not all(node is not None and (node.is_fenced or node.is_back) for node in nodes):
+            self._back_s.pop(name, None)
+            self._away.add(name)
+            return False
+        return not is_lost or time.monotonic() > self._back_s.setdefault(name, time.monotonic()) + self._times.stray_s
+
+    def forget(self, name: str) -> None:
+        """Forget the retries for an attempt."""
+        self._again_s.pop(name, None)
+        self._back_s.pop(name, None)
+        self._away.discard(name)
+        self._checked.discard(name)
+
+    def _at_most_every(self, what: str, do: Callable[[], None]) -> None:
+        if time.monotonic() >= self._again_s.get(what, 0.0):
+            self._again_s[what] = time.monotonic() + self._times.again_s
+            do()
+
+
+def _job_of(name: str) -> str:
+    """Return the id of the job of an attempt."""
+    return name.removeprefix("ls-").rpartition("-")[0]
+
+
+def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((share.node, share.gpus) for share in placement)
+
+
+def _read_held(commands: Commands) -> Mapping[str, HeldJob]:
     """Return all stamped jobs of sbatch, by their ids in the store, in the order of submission.
 
     Raises:
@@ -115,35 +414,7 @@ def _id(since_s: float, chance: str, number: str) -> str:
     return job_id_of(since_s, int(bits, 16))
 
 
-_LOST_STATES = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no fault of the job
-_SIGKILL = 9
-
-
-class AttemptJob(Marker):
-    """Which Slurm job an attempt is, and where it was to run."""
-
-    file_name = "taken.json"
-
-    stamp: str
-    number: str
-    restarts: Annotated[int, Field(ge=0)]  # of the Slurm job before it was released
-    placement: tuple[tuple[str, tuple[int, ...]], ...]
-
-
-class EndedMarker(Marker):
-    """How an attempt ended."""
-
-    file_name = "ended.json"
-
-    run: str
-    reason: str
-    code: Annotated[int, Field(ge=0, le=255)]
-    signal: Annotated[int, Field(ge=0, le=127)]
-    has_code: bool  # False where Slurm reports no code
-    ended_s: float
-
-
-def end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
+def _end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
     """Return how a job that is over ended, by Slurm's report."""
     if job.state == "CANCELLED":  # by its owner, whose request is known by now, or by us
         return Status(Run.EXITED, by=EndedBy.CANCEL) if is_cancelled else Status(Run.ABSENT)
@@ -159,7 +430,7 @@ def end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
     return Status(Run.EXITED, (RankEnd(0, code, signal, time.time()),))
 
 
-def ended_of(name: str, status: Status) -> EndedMarker:
+def _ended_of(name: str, status: Status) -> EndedMarker:
     """Return what is kept of the end of an attempt."""
     end = status.ends[0] if status.ends else RankEnd(0, 0, 0, time.time())
     return EndedMarker(
@@ -168,104 +439,10 @@ def ended_of(name: str, status: Status) -> EndedMarker:
     )  # fmt: skip
 
 
-def status_of(ended: EndedMarker) -> Status:
+def _status_of(ended: EndedMarker) -> Status:
     """Return the status that was kept."""
     ends = (RankEnd(0, ended.code, ended.signal, ended.ended_s),) if ended.has_code else ()
     return Status(Run(ended.run), ends, *read_reason(ended.reason))
-
-
-log = logging.getLogger(__name__)
-
-_PATIENCE_S = 0.2  # for a question; the plug-in waits about as long
-_MAX_QUESTION_BYTES = 256
-_BACKLOG = 64
-SOCKET_AGAIN_S = 5.0  # between two checks whether another scheduler still answers
-_QUESTION = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
-
-
-class SubmitSocket:
-    """Answers at a socket, in a thread of its own, until the process ends.
-
-    Args:
-        path: Of the socket.
-        nodes: GPUs of each node.
-        again_s: Between two checks whether another scheduler still answers.
-
-    Raises:
-        BackendError: If the socket cannot be made.
-    """
-
-    def __init__(self, path: Path, nodes: Mapping[str, int], *, again_s: float = SOCKET_AGAIN_S) -> None:
-        self._path, self._nodes, self._after_s = path, dict(nodes), again_s
-        self._is_open, self._again_s = False, 0.0
-        self._open()
-
-    def take_over(self) -> None:
-        """Answer from now on, if another scheduler did so far and has ended."""
-        if not self._is_open and time.monotonic() >= self._again_s:
-            try:
-                self._open()
-            except BackendError as error:
-                log.warning("%s", error)
-
-    def _open(self) -> None:
-        self._again_s = time.monotonic() + self._after_s
-        listener = socket.socket(socket.AF_UNIX)
-        try:
-            if _has_server(self._path):
-                listener.close()
-                return
-            if self._path.is_socket():  # of a scheduler that has ended
-                self._path.unlink()
-            listener.bind(str(self._path))
-            self._path.chmod(0o666)  # Slurm's controller may be another user, and the questions are no secret.
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise BackendError(f"no socket for job_submit.lua can be made at {self._path}: {error}") from error
-        threading.Thread(target=_answer_all, args=(listener, self._nodes), name="sbatch socket", daemon=True).start()
-        self._is_open = True
-
-
-def _has_server(path: Path) -> bool:
-    """Return whether another scheduler answers: a waiting one, or the one that this one is to replace.
-
-    Raises:
-        OSError: If the path is something else.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_PATIENCE_S)
-        try:
-            connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except (BlockingIOError, TimeoutError):  # its backlog is full
-            return True
-    return True
-
-
-def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
-    while True:
-        try:
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(_PATIENCE_S)
-                if question := connection.recv(
-                    _MAX_QUESTION_BYTES
-                ):  # else it was only a check whether a scheduler answers
-                    connection.sendall(answer(question, nodes))
-        except OSError as error:
-            log.warning("job_submit.lua was not answered: %s", error)
-
-
-def answer(question: bytes, nodes: Mapping[str, int]) -> bytes:
-    """Return the answer to a question."""
-    found = _QUESTION.fullmatch(question)
-    if found is None:
-        return b"refuse\tthis is no question of Longshore's job_submit.lua\n"
-    wanted, gpus = int(found[1]), int(found[2])
-    reason = why_unplaceable(wanted, gpus, nodes)
-    return f"refuse\t{reason}\n".encode() if reason else b"hold\n"
 
 
 def why_unplaceable(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
@@ -282,13 +459,7 @@ def why_unplaceable(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
     return f"{wanted} nodes with {gpus} GPUs each are requested, and there are {able}"
 
 
-DISABLED = "disabled"  # of requeueing: by its owner or by the site
-_SHOWN = re.compile(r"^   (AdminComment|Priority|ReqNodeList|TresPerNode)=(\S*)", re.MULTILINE)
-_RUNS = re.compile(r"^   JobState=RUNNING ", re.MULTILINE)
-_GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
-
-
-def release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
+def _release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
     """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again.
 
     Raises:
@@ -305,7 +476,7 @@ def release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Ma
         f"NumNodes={len(names)}-{len(names)}", f"ReqNodeList={','.join(names)}", "TresPerJob=", "TresPerNode=",
         f"Gres={gres}",
     )  # fmt: skip
-    check_same_job(commands, job)
+    _check_same_job(commands, job)
     for change in changes:
         commands.call("scontrol", ("update", f"JobId={job.number}", change))
     _check(commands, job, gres, names)
@@ -318,27 +489,27 @@ def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) ->
     Raises:
         BackendError: If it is not.
     """
-    shown = show(commands, job.number)
+    shown = _shown_of(commands, job.number)
     found = (
         shown.get("AdminComment"), shown.get("Priority"), shown.get("TresPerNode", "").replace("gres:", ""),
-        hosts(commands, shown.get("ReqNodeList", "")),
+        _hosts(commands, shown.get("ReqNodeList", "")),
     )  # fmt: skip
     wanted = (job.stamp, "0", gres, sorted(names))
     if found != wanted:
         raise BackendError(f"job {job.number} is {found} after its update, not {wanted}; it stays held")
 
 
-def check_same_job(commands: Commands, job: HeldJob) -> None:
+def _check_same_job(commands: Commands, job: HeldJob) -> None:
     """Check that a job's number still belongs to it.
 
     Raises:
         BackendError: If it does not.
     """
-    if show(commands, job.number).get("AdminComment") != job.stamp:
+    if _shown_of(commands, job.number).get("AdminComment") != job.stamp:
         raise BackendError(f"job {job.number} is another job now")
 
 
-def hold_again(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> None:
+def _hold_again(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> None:
     """Hold a job again; its processes are killed, unless it may not run a second time.
 
     Args:
@@ -349,43 +520,43 @@ def hold_again(commands: Commands, job: HeldJob, *, must_stop: bool = False) -> 
     Raises:
         BackendError: If it continues, or it is not known whether it will be held.
     """
-    check_same_job(commands, job)
+    _check_same_job(commands, job)
     if job.state == "PENDING":
         commands.call("scontrol", ("hold", job.number))
         return
     try:
         commands.call("scontrol", ("requeuehold", job.number))
     except BackendError as error:
-        if DISABLED not in str(error):
+        if _DISABLED not in str(error):
             raise
         if not must_stop:
             raise BackendError(f"job {job.number} may not be requeued (--no-requeue), and runs to its end") from error
-        cancel_job(commands, job)
+        _cancel_job(commands, job)
 
 
-def cancel_job(commands: Commands, job: HeldJob) -> None:
+def _cancel_job(commands: Commands, job: HeldJob) -> None:
     """End a job for good.
 
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    check_same_job(commands, job)
+    _check_same_job(commands, job)
     commands.call("scancel", (job.number,))
 
 
-def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
+def _refuse(commands: Commands, job: HeldJob, reason: str) -> None:
     """End a job that can never be placed, with the reason where `scontrol show job` shows it.
 
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    check_same_job(commands, job)
+    _check_same_job(commands, job)
     # Slurm does not update a job that is over; and a job without its stamp that does not end would not be followed.
     commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment={job.stamp} refused: {reason}"))
-    cancel_job(commands, job)
+    _cancel_job(commands, job)
 
 
-def granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | None:
+def _granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | None:
     """Return the GPUs of each node that a job got, None if it does not run any more.
 
     Raises:
@@ -395,10 +566,10 @@ def granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | None
     if _RUNS.search(text) is None:
         return None
     found = _GRANTED.findall(text)
-    return {name: _indices(gres) for names, gres in found for name in hosts(commands, names)}
+    return {name: _indices(gres) for names, gres in found for name in _hosts(commands, names)}
 
 
-def show(commands: Commands, number: str) -> dict[str, str]:
+def _shown_of(commands: Commands, number: str) -> dict[str, str]:
     """Return what Slurm reports of a job: its stamp, priority, request and nodes.
 
     Raises:
@@ -408,7 +579,7 @@ def show(commands: Commands, number: str) -> dict[str, str]:
     return dict(reversed(_SHOWN.findall(text)))
 
 
-def hosts(commands: Commands, text: str) -> list[str]:
+def _hosts(commands: Commands, text: str) -> list[str]:
     """Return the names of a list of nodes, sorted.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.slurm.held import SubmitSocket
+from longshore.scheduler.backends.slurm.backend import SubmitSocket
 
 
 def answer_at(path: Path) -> bytes:
