@@ -188,13 +188,9 @@ class LocalBackend(Backend):
                         raise BackendError(f"rank {rank} of {name} is on {known.decode(errors='replace')}")
 
     def _ring(self, name: str) -> Path:
-        """Return the folder of an attempt's ring.
-
-        Raises:
-            BackendError: If that is no name of an attempt, or a link lies in its place: it may lead to another's ring.
-        """
+        """Return the folder of an attempt's ring."""
         path = self._folders.path(name)
-        if path.is_symlink():
+        if path.is_symlink():  # It may lead to the ring of another attempt.
             raise BackendError(f"the folder of {name} is a link")
         return path / RING
 
@@ -214,11 +210,7 @@ class LocalBackend(Backend):
 
 
 def _spawn_supervisor(path: Path) -> None:
-    """Start a supervisor on an attempt's folder, unless there is or was one.
-
-    Raises:
-        BackendError: If it is not known whether it started.
-    """
+    """Start a supervisor on an attempt's folder, unless there is or was one."""
     # -I -S: none of the user's settings or site packages, which also makes it start fast. It has nothing of the
     # environment but HOME, for ranks of a user whom the machine does not know.
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _SUPERVISE, str(_ROOT), str(path)]
@@ -251,12 +243,7 @@ def _end_unless_started(folder: int, name: str) -> None:
 
 
 def _read_status(folder: int, attempt: str, boot: str) -> Status:
-    """Return what is known of an attempt; first ends one whose supervisor was killed.
-
-    Raises:
-        OSError: If a marker cannot be read.
-        ValueError: If a marker makes no sense.
-    """
+    """Return what is known of an attempt; first ends one whose supervisor was killed."""
     ended = _read_end(folder, attempt)
     if ended is not None:
         return ended
@@ -274,12 +261,7 @@ def _read_status(folder: int, attempt: str, boot: str) -> Status:
 
 
 def _nothing_lives(folder: int, attempt: str, boot: str) -> bool:
-    """Return whether no process of an attempt is left, after killing what outlived its supervisor.
-
-    Raises:
-        OSError: If a marker cannot be read.
-        ValueError: If a marker makes no sense.
-    """
+    """Return whether no process of an attempt is left, after killing what outlived its supervisor."""
     ended = read_marker(folder, attempt, Exited)
     started = read_marker(folder, attempt, Started)
     if started is None:

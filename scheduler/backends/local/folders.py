@@ -128,11 +128,7 @@ class Folders:
 
 
 def _may_hold(path: str, file: str) -> bool:
-    """Return whether a folder holds a file, also where its permissions hide that: a job can set them.
-
-    Raises:
-        OSError: If that is not known.
-    """
+    """Return whether a folder holds a file, also where its permissions hide that: a job can set them."""
     try:
         return is_there(None, f"{path}/{file}")
     except PermissionError:
@@ -206,11 +202,7 @@ def write_spec(
 
 
 def _has_begun(folder: int, name: str, content: bytes, begun: Collection[str]) -> bool:
-    """Return whether an attempt has begun.
-
-    Raises:
-        BackendError: If its name was launched with something else to run.
-    """
+    """Return whether an attempt has begun; refuse one whose name was launched with something else to run."""
     if is_there(folder, SPEC_FILE) and read_whole(folder, SPEC_FILE, MAX_SPEC_BYTES) != content:
         raise BackendError(f"{name} was launched before with another command or placement")
     return any(is_there(folder, marker) for marker in begun)
@@ -243,11 +235,7 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
 
 
 def _refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
-    """Refuse an attempt that would certainly fail at its start.
-
-    Raises:
-        RefusedError: If its program or folder does not exist.
-    """
+    """Refuse an attempt that would certainly fail at its start."""
     folder = Path(spec.folder)
     if not makes_folder and not folder.is_absolute():
         raise RefusedError(f"{spec.attempt}: {spec.folder!r} is not an absolute path")
@@ -292,12 +280,7 @@ def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
 
 
 def _read_own_spec(folders: Folders, name: str) -> Spec | None:
-    """Return what an attempt is to run, None if it has just been forgotten.
-
-    Raises:
-        ValueError: If its file makes no sense.
-        OSError: If it cannot be read.
-    """
+    """Return what an attempt is to run, None if it has just been forgotten."""
     with folders.open(name) as folder:
         if folder is None or not is_there(folder, SPEC_FILE):
             return None
@@ -305,11 +288,7 @@ def _read_own_spec(folders: Folders, name: str) -> Spec | None:
 
 
 def _checked(spec: Spec, name: str) -> Spec:
-    """Return what was read, if it belongs to this attempt and names its GPUs.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Return what was read; refuse what does not belong to this attempt, or does not name its GPUs."""
     job, number = _numbered(name)
     is_its_own = (spec.attempt, spec.job, spec.number) == (name, job, number) and type(spec.number) is int
     if not is_its_own or not is_job_id(job):

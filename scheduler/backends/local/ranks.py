@@ -463,11 +463,7 @@ def kill_group(path: str) -> None:
 
 
 def _is_populated(path: str) -> bool:
-    """Return whether a process lives in a group, or in one inside it; none does in a deleted one.
-
-    Raises:
-        OSError: If that is not known.
-    """
+    """Return whether a process lives in a group, or in one inside it; none does in a deleted one."""
     try:
         return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
     except OSError as error:
@@ -484,11 +480,7 @@ def remove(path: str) -> None:
 
 
 def _own_group() -> str:
-    """Return the path of the group that this process is in.
-
-    Raises:
-        OSError: If it has none that is visible.
-    """
+    """Return the path of the group that this process is in."""
     lines = os.fsdecode(read_file("/proc/self/cgroup")[0]).splitlines()
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
     for mount in os.fsdecode(read_file("/proc/self/mountinfo")[0]).splitlines():

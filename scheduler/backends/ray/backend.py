@@ -228,11 +228,7 @@ class RayNode(NamedTuple):
 
 
 def _read_nodes(api: RayApi) -> Mapping[str, RayNode]:
-    """Return Ray's nodes by their label.
-
-    Raises:
-        BackendError: If it does not answer, or not all.
-    """
+    """Return Ray's nodes by their label."""
     answer = _validated(_NodesAnswer, api.get(_NODES_PATH), "nodes")
     if not answer.result or len(answer.nodes) != answer.total:
         raise BackendError(f"Ray reported {len(answer.nodes)} of its {answer.total} nodes: {answer.msg}")

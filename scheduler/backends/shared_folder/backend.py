@@ -164,11 +164,7 @@ class SharedFolderBackend(Backend):
 
     @contextmanager
     def _request_stop(self, name: str, reason: str) -> Iterator[int | None]:
-        """Store the request that an attempt stops, and open its folder if it was launched and may run.
-
-        Raises:
-            BackendError: If the request could not be stored.
-        """
+        """Store the request that an attempt stops, and open its folder if it was launched and may run."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.make(name) as folder:
             if is_there(folder, "claim.json") and self.released(name):
@@ -178,11 +174,7 @@ class SharedFolderBackend(Backend):
             yield folder if is_there(folder, SPEC_FILE) else None
 
     def _read_all(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, AttemptRecords]]:
-        """Return the statuses that records prove, and the records of the attempts of which they do not prove any.
-
-        Raises:
-            BackendError: If one of these is no name of an attempt.
-        """
+        """Return the statuses that records prove, and the records of the attempts of which they do not prove any."""
         found: dict[str, Status] = {}
         unclear: dict[str, AttemptRecords] = {}
         for name in names:

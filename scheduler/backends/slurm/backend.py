@@ -210,11 +210,7 @@ class SlurmBackend(SharedFolderBackend):
 
     @contextmanager
     def _folder_of_held(self, name: str) -> Iterator[int | None]:
-        """Open the folder of an attempt of a job of sbatch; None for any other.
-
-        Raises:
-            BackendError: If that cannot be read.
-        """
+        """Open the folder of an attempt of a job of sbatch; None for any other."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.open(name) as folder:
             yield folder if folder is not None and is_there(folder, AttemptJob.file_name) else None
@@ -276,11 +272,7 @@ class SlurmBackend(SharedFolderBackend):
         return _without_slurm(records, f"{report}, and it is not proven yet that all its processes are gone")
 
     def _is_submitted(self, name: str) -> bool:
-        """Return whether Slurm knows a job of an attempt, running or ended.
-
-        Raises:
-            BackendError: If that is not known.
-        """
+        """Return whether Slurm knows a job of an attempt, running or ended."""
         if comment_of(name) in self._view.read().jobs:
             return True
         self._view.forget()
@@ -343,11 +335,7 @@ class SubmitSocket:
 
 
 def _has_server(path: Path) -> bool:
-    """Return whether another scheduler answers: a waiting one, or the one that this one is to replace.
-
-    Raises:
-        OSError: If the path is something else.
-    """
+    """Return whether another scheduler answers: a waiting one, or the one that this one is to replace."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_PATIENCE_S)
         try:

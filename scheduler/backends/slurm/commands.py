@@ -235,11 +235,7 @@ class SlurmSnapshot(NamedTuple):
 
 
 def _read_snapshot(commands: Commands) -> SlurmSnapshot:
-    """Return Slurm's jobs and nodes.
-
-    Raises:
-        BackendError: If it does not answer, or not in a known format.
-    """
+    """Return Slurm's jobs and nodes."""
     read_s = time.monotonic()
     jobs: dict[str, list[Job]] = {}
     for line in commands.call("squeue", _SQUEUE_ARGUMENTS).splitlines():

@@ -179,12 +179,7 @@ class HeldAttempts:
         self._jobs[job.id] = job._replace(is_held=False)
 
     def _job(self, attempt: Attempt) -> HeldJob:
-        """Return the job of an attempt.
-
-        Raises:
-            RefusedError: If Slurm does not know it any more.
-            BackendError: If that is not known.
-        """
+        """Return the job of an attempt."""
         job = self._jobs.get(attempt.job)
         if job is None:
             self._view.read_complete()
@@ -192,13 +187,7 @@ class HeldAttempts:
         return job
 
     def _record_job(self, folder: int, attempt: Attempt, job: HeldJob, placement: Placement) -> AttemptJob:
-        """Record which held Slurm job an attempt is.
-
-        Raises:
-            RefusedError: If the job is over, and may not run again.
-            BackendError: If it is not held yet.
-            OSError: If it cannot be stored.
-        """
+        """Record which held Slurm job an attempt is."""
         if job.is_over:
             self._requeue(attempt, job)
         if not job.is_held:
@@ -213,12 +202,7 @@ class HeldAttempts:
         return own
 
     def _requeue(self, attempt: Attempt, job: HeldJob) -> None:
-        """Requeue a job that is over.
-
-        Raises:
-            RefusedError: If it may not run again.
-            BackendError: If it may, and is not held yet.
-        """
+        """Requeue a job that is over; this always raises an error, as the job is not held at once."""
         if job.state in _DONE:
             raise RefusedError(f"{attempt.name}: Slurm reports job {job.number} as {job.state}")
         self._forget()
@@ -359,11 +343,7 @@ def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _read_held(commands: Commands) -> Mapping[str, HeldJob]:
-    """Return all stamped jobs of sbatch, by their ids in the store, in the order of submission.
-
-    Raises:
-        BackendError: If Slurm does not answer, or not in a known format.
-    """
+    """Return all stamped jobs of sbatch, by their ids in the store, in the order of submission."""
     jobs = (_job(line, time.time()) for line in commands.call("squeue", _SQUEUE_HELD).splitlines())
     ours = [job for job in jobs if job is not None]
     return {job.id: job for job in sorted(ours, key=lambda job: (job.external.submitted_s, *_parts(job.number)))}
@@ -460,12 +440,7 @@ def why_unplaceable(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
 
 
 def _release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
-    """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again.
-
-    Raises:
-        CannotHonourError: If Slurm cannot give these GPUs.
-        BackendError: If it is not known whether it was released.
-    """
+    """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again."""
     requests = {gres_of(share, nodes) for share in placement}
     if len(requests) != 1:
         raise CannotHonourError(f"job {job.number} can only have the same GPUs of each node, not {sorted(requests)}")
@@ -484,11 +459,7 @@ def _release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: M
 
 
 def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) -> None:
-    """Check that a job has its update before it is released.
-
-    Raises:
-        BackendError: If it is not.
-    """
+    """Check that a job has its update before it is released."""
     shown = _shown_of(commands, job.number)
     found = (
         shown.get("AdminComment"), shown.get("Priority"), shown.get("TresPerNode", "").replace("gres:", ""),
@@ -500,11 +471,7 @@ def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) ->
 
 
 def _check_same_job(commands: Commands, job: HeldJob) -> None:
-    """Check that a job's number still belongs to it.
-
-    Raises:
-        BackendError: If it does not.
-    """
+    """Check that a job's number still belongs to it."""
     if _shown_of(commands, job.number).get("AdminComment") != job.stamp:
         raise BackendError(f"job {job.number} is another job now")
 
@@ -516,9 +483,6 @@ def _hold_again(commands: Commands, job: HeldJob, *, must_stop: bool = False) ->
         commands: Slurm's.
         job: The job.
         must_stop: Whether a job that may not run a second time ends for good, and does not continue.
-
-    Raises:
-        BackendError: If it continues, or it is not known whether it will be held.
     """
     _check_same_job(commands, job)
     if job.state == "PENDING":
@@ -535,21 +499,13 @@ def _hold_again(commands: Commands, job: HeldJob, *, must_stop: bool = False) ->
 
 
 def _cancel_job(commands: Commands, job: HeldJob) -> None:
-    """End a job for good.
-
-    Raises:
-        BackendError: If it is not known whether it ends.
-    """
+    """End a job for good."""
     _check_same_job(commands, job)
     commands.call("scancel", (job.number,))
 
 
 def _refuse(commands: Commands, job: HeldJob, reason: str) -> None:
-    """End a job that can never be placed, with the reason where `scontrol show job` shows it.
-
-    Raises:
-        BackendError: If it is not known whether it ends.
-    """
+    """End a job that can never be placed, with the reason where `scontrol show job` shows it."""
     _check_same_job(commands, job)
     # Slurm does not update a job that is over; and a job without its stamp that does not end would not be followed.
     commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment={job.stamp} refused: {reason}"))
@@ -557,11 +513,7 @@ def _refuse(commands: Commands, job: HeldJob, reason: str) -> None:
 
 
 def _granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | None:
-    """Return the GPUs of each node that a job got, None if it does not run any more.
-
-    Raises:
-        BackendError: If Slurm does not answer.
-    """
+    """Return the GPUs of each node that a job got, None if it does not run any more."""
     text = _show(commands, number)
     if _RUNS.search(text) is None:
         return None
@@ -570,21 +522,13 @@ def _granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | Non
 
 
 def _shown_of(commands: Commands, number: str) -> dict[str, str]:
-    """Return what Slurm reports of a job: its stamp, priority, request and nodes.
-
-    Raises:
-        BackendError: If it does not answer, or there is no such job.
-    """
+    """Return what Slurm reports of a job: its stamp, priority, request and nodes."""
     text = _show(commands, number)
     return dict(reversed(_SHOWN.findall(text)))
 
 
 def _hosts(commands: Commands, text: str) -> list[str]:
-    """Return the names of a list of nodes, sorted.
-
-    Raises:
-        BackendError: If Slurm does not answer.
-    """
+    """Return the names of a list of nodes, sorted."""
     if "[" in text:
         text = ",".join(commands.call("scontrol", ("show", "hostnames", text)).split())
     return sorted(text.split(","))

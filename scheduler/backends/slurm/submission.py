@@ -66,11 +66,7 @@ def submit(
 
 
 def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
-    """Submit a job that ends what is left of an attempt on a node, as soon as the node takes jobs.
-
-    Raises:
-        BackendError: If it is not known whether Slurm took the job.
-    """
+    """Submit a job that ends what is left of an attempt on a node, as soon as the node takes jobs."""
     common = _named(f"{spec.attempt}-sweep", _sweep_comment_of(spec.attempt, part), path)
     where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
     line = python_line("shared_folder.node", "sweep", path, str(part))
