@@ -21,6 +21,8 @@ DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it cou
 GATE = "longshore.io/placement"
 
 STOPPING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})  # of taints; PreferNoSchedule keeps no pod away
+_CONTAINER = ("status", "containerStatuses", 0, "state")
+GpuOrder = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
 
 
 class ApiModel(BaseModel):
@@ -90,9 +92,6 @@ class TerminatedState(ApiModel):
     def lacks_program(self) -> bool:
         """Whether the program is not in the image, or cannot be executed there."""
         return self.never_began and 'exec: "' in self.message
-
-
-_CONTAINER = ("status", "containerStatuses", 0, "state")
 
 
 class KubernetesPod(KubernetesObject):
@@ -190,9 +189,6 @@ class ResourceSlice(KubernetesObject):
     generation: int = _at("spec", "pool", "generation", default=0)
     slices: int = _at("spec", "pool", "resourceSliceCount", default=1)
     devices: tuple[OfferedDevice, ...] = _at("spec", "devices", default=())
-
-
-GpuOrder = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
 
 
 class KubernetesGpu(NamedTuple):

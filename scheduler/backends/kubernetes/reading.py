@@ -5,12 +5,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ....cluster.files.errors import BackendError
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from ..local.folders import EndRecord, UnixTime
 from .api import JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi
 from .objects import (
     ATTEMPT,
@@ -27,12 +27,10 @@ from .settings import KubernetesSettings
 
 _SIGNALLED = range(129, 193)  # exit codes of containers that a signal ended: 128 is added to its number
 _TOO_LONG = "DeadlineExceeded"  # reason of a pod that ran longer than its activeDeadlineSeconds
+AVOID_S, MAX_AVOID_S = 300.0, 3600.0  # for which a node gets no pods, doubled each time
+_NOT_THE_ONE = (404, 409, 422)  # deleted, or another pod has its name
 
-_Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-_End = tuple[
-    Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(ge=0, le=127)], _Time
-]
-_Number = Annotated[float, Field(allow_inf_nan=False)]
+log = logging.getLogger(__name__)
 
 
 class LauncherRecord(BaseModel):
@@ -42,8 +40,8 @@ class LauncherRecord(BaseModel):
 
     attempt: str
     reason: str
-    started_s: _Time
-    ends: tuple[_End, ...]
+    started_s: UnixTime
+    ends: tuple[EndRecord, ...]
     progress: dict[str, object]
 
 
@@ -201,9 +199,6 @@ def _numbers(record: LauncherRecord | None) -> dict[str, float]:
     }
 
 
-AVOID_S, MAX_AVOID_S = 300.0, 3600.0  # for which a node gets no pods, doubled each time
-
-
 class AvoidedNodes:
     """Nodes that get no pods for a while; times are of the monotonic clock.
 
@@ -229,11 +224,6 @@ class AvoidedNodes:
         self._avoided = {node: each for node, each in self._avoided.items() if now_s < each[1] + MAX_AVOID_S}
         nodes = frozenset(node for node, (_, until_s) in self._avoided.items() if now_s < until_s)
         return nodes if len(nodes) <= self._max else frozenset()
-
-
-log = logging.getLogger(__name__)
-
-_NOT_THE_ONE = (404, 409, 422)  # deleted, or another pod has its name
 
 
 class Removal:

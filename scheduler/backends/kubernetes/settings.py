@@ -12,6 +12,11 @@ from pydantic.alias_generators import to_camel
 
 from .objects import STOPPING_EFFECTS, Taint
 
+DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."
+Fields = dict[str, Any]  # of Kubernetes' own, under its own names
+_OWN_NAMES = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+
 
 class Toleration(BaseModel):
     """Taints that a pod tolerates, in Kubernetes' own terms."""
@@ -39,16 +44,6 @@ def blocking_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -
         if taint.effect in STOPPING_EFFECTS and not any(toleration.tolerates(taint) for toleration in tolerations):
             return taint
     return None
-
-
-DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."
-
-
-Fields = dict[str, Any]  # of Kubernetes' own, under its own names
-
-
-_OWN_NAMES = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
 
 class ContainerFields(BaseModel):

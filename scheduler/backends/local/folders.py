@@ -43,6 +43,24 @@ log = logging.getLogger(__name__)
 
 _ATTEMPT_FOLDER = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
+NO_FILE_OF_OURS = (  # errors
+    errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
+    errno.EACCES, errno.EPERM,  # unreadable, as a job can make it
+)  # fmt: skip
+_ATTEMPT_NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
+_MAX_NODE_LETTERS = 200  # of a node's name, as in a cluster file
+_MAX_GPU = 10**9
+_MAX_MARKER_BYTES = 1 << 20
+_Whole = Annotated[int, Field(ge=0)]
+UnixTime = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+# Of a rank: its number, exit code, signal and time.
+EndRecord = tuple[_Whole, Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(ge=0, le=127)], UnixTime]
+_MAX_RANKS = 1 << 16
+_NO_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)  # a link, a folder or a pipe, a socket
+_MAX_PROGRESS_BYTES = 4096
+_MAX_KEYS = 16
+MAX_NEW_BYTES = 8 << 10  # read of a file at once; older lines are skipped
+FIRST_BYTES = 2 << 10  # the first time: a scheduler that starts with many jobs has many files to read
 
 
 @contextmanager
@@ -247,15 +265,6 @@ def _refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
         raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
 
 
-NO_FILE_OF_OURS = (  # errors
-    errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
-    errno.EACCES, errno.EPERM,  # unreadable, as a job can make it
-)  # fmt: skip
-_ATTEMPT_NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
-_MAX_NODE_LETTERS = 200  # of a node's name, as in a cluster file
-_MAX_GPU = 10**9
-
-
 def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
     """Return the attempts that were launched and not forgotten, with their GPUs, by name.
 
@@ -332,13 +341,6 @@ def _placement(spec: Spec) -> Placement:
     return tuple(Share(node, tuple(sorted(gpus))) for node, gpus in nodes.items())
 
 
-_MAX_MARKER_BYTES = 1 << 20
-
-_Whole = Annotated[int, Field(ge=0)]
-_Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-_End = tuple[_Whole, Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(ge=0, le=127)], _Time]
-
-
 class Marker(BaseModel):
     """A file with facts about an attempt."""
 
@@ -365,7 +367,7 @@ class Ranks(Marker):
 
     file_name = "ranks.json"
 
-    started_s: _Time
+    started_s: UnixTime
     ranks: tuple[tuple[Annotated[int, Field(gt=0)], _Whole], ...]
     cgroup: str = ""  # path of their control group, "" for none
 
@@ -375,7 +377,7 @@ class Ends(Marker):
 
     file_name = "ends.json"
 
-    ends: tuple[_End, ...]
+    ends: tuple[EndRecord, ...]
 
 
 class Exited(Marker):
@@ -383,10 +385,10 @@ class Exited(Marker):
 
     file_name = "exit.json"
 
-    ends: tuple[_End, ...]
+    ends: tuple[EndRecord, ...]
     boot: str
     reason: str
-    started_s: _Time
+    started_s: UnixTime
 
 
 MarkerT = TypeVar("MarkerT", bound=Marker)
@@ -413,10 +415,6 @@ def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | Non
 def rank_ends(marker: Ends | Exited | None) -> tuple[RankEnd, ...]:
     """Return how ranks ended, in the order of their ends."""
     return () if marker is None else tuple(RankEnd(*end) for end in marker.ends)
-
-
-_MAX_RANKS = 1 << 16
-_NO_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)  # a link, a folder or a pipe, a socket
 
 
 def read_log_of(
@@ -465,10 +463,6 @@ def _count_ranks(folder: int) -> int:
     return len(read_spec(folder).ranks) if is_there(folder, SPEC_FILE) else 0
 
 
-_MAX_PROGRESS_BYTES = 4096
-_MAX_KEYS = 16
-
-
 def read_progress(folder: int) -> dict[str, float]:
     """Return the finite numbers in an attempt's `progress.json`; none if it is not a small JSON object."""
     try:
@@ -487,10 +481,6 @@ def _finite(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-MAX_NEW_BYTES = 8 << 10  # read of a file at once; older lines are skipped
-FIRST_BYTES = 2 << 10  # the first time: a scheduler that starts with many jobs has many files to read
 
 
 def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:

@@ -28,8 +28,25 @@ from ....cluster.files.processes import Process, children, environment, find, ki
 
 SPEC_FILE = "spec.json"
 MAX_SPEC_BYTES = 4 << 20
-
 ALL_ON_NODE, OWN = "node", "rank"  # GPUs that a rank sees
+_PR_SET_PDEATHSIG = 1
+_NOT_STARTED = 127  # as in shells
+_KILLED_BEFORE, _MAX_KILLED = 500, 1000  # thousandths of memory, added to a process's own
+# Python ignores the first two, and the scheduler's parent may have ignored others; an exec keeps that.
+_BACK_TO_DEFAULT = (
+    signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+)  # fmt: skip
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # linux/falloc.h
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_AGAIN_S = 0.5  # for what does not die at once
+_LOG_BYTES = 64 << 20  # of each rank's output, kept at least; at most twice as much
+_TOGETHER_S = 0.05  # between the signals to a rank and to this process where one sender ends both: a machine, or Slurm
+_DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
+_CGROUP_DELETED = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
+_KILL_PAUSE_S = 0.02
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RankPlace(NamedTuple):
@@ -96,18 +113,6 @@ def read_spec(folder: int) -> Spec:
         ValueError: If it makes no sense.
     """
     return decode(read_whole(folder, SPEC_FILE, MAX_SPEC_BYTES))
-
-
-_PR_SET_PDEATHSIG = 1
-_NOT_STARTED = 127  # as in shells
-_KILLED_BEFORE, _MAX_KILLED = 500, 1000  # thousandths of memory, added to a process's own
-# Python ignores the first two, and the scheduler's parent may have ignored others; an exec keeps that.
-_BACK_TO_DEFAULT = (
-    signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
-    signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
-)  # fmt: skip
-
-libc = ctypes.CDLL(None, use_errno=True)
 
 
 def steps_name(rank: int) -> str:
@@ -189,9 +194,6 @@ def _be_killed_first() -> None:
         os.pwrite(file, str(raised).encode(), 0)
 
 
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # linux/falloc.h
-
-
 def log_name(rank: int) -> str:
     """Return the name of a rank's log in the folder of its attempt."""
     return f"rank-{rank}.log"
@@ -240,10 +242,6 @@ def read_log(log: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
     return content, begin + len(content) if content else offset
 
 
-_PR_SET_CHILD_SUBREAPER = 36
-_KILL_AGAIN_S = 0.5  # for what does not die at once
-
-
 def adopt_orphans() -> None:
     """Let this process adopt the orphans of its children, and receive SIGCHLD and SIGTERM by waiting for them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ignored, it would hide how the ranks end.
@@ -271,11 +269,6 @@ def send(call: Callable[[int, int], None], to: int, number: int) -> None:
     """Send a signal with `os.kill` or `os.killpg`, if its target still exists."""
     with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: the caller waits for it.
         call(to, number)
-
-
-_LOG_BYTES = 64 << 20  # of each rank's output, kept at least; at most twice as much
-_TOGETHER_S = 0.05  # between the signals to a rank and to this process where one sender ends both: a machine, or Slurm
-_DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
 
 
 class Gang:
@@ -416,9 +409,6 @@ class Gang:
                 send(os.kill, child.pid, number)
 
 
-_CGROUP_DELETED = (errno.ENOENT, errno.ENODEV)  # the second: deleted while its file was open
-
-
 def confine(attempt: str, pids: Iterable[int]) -> str:
     """Move processes into a control group of their own, below that of this process.
 
@@ -490,9 +480,6 @@ def _own_group() -> str:
         if kind.startswith("cgroup2 ") and own.startswith(f"{root}/"):
             return point + own.removeprefix(root).rstrip("/")
     raise FileNotFoundError("no control group of version 2 is mounted")
-
-
-_KILL_PAUSE_S = 0.02
 
 
 class Traces(NamedTuple):
