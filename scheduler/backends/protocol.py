@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 from pydantic import BaseModel
 
 from ...cluster.files.errors import BackendError, error_line
-from ...cluster.model.placement import Placement, Share
+from ...cluster.model.placement import Placement
 from ...ring.wire import MemberOffer, NoMemberOffer, RingReport, SeatRequest
 from ..model.gpu_index import Layout
 from ..model.states import Status
@@ -387,7 +387,11 @@ def refuse_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str,
         CannotHonourError: If there are no such GPUs, or one is named twice.
     """
     for share in placement:
-        _refuse_share(share, nodes)
+        if share.node not in nodes:
+            raise CannotHonourError(f"no node {share.node!r}; there are {', '.join(nodes)}")
+        ascending = list(share.gpus) == sorted(set(share.gpus))
+        if not share.gpus or not ascending or not 0 <= share.gpus[0] <= share.gpus[-1] < nodes[share.node]:
+            raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, not {share.gpus}")
     if not placement or len({share.node for share in placement}) != len(placement):
         raise CannotHonourError(f"{attempt.name}: a placement names each of its nodes once, not {placement}")
 
@@ -412,14 +416,6 @@ def refuse_texts(attempt: Attempt) -> None:
     for key in attempt.environment:
         if not key or "=" in key:
             raise RefusedError(f"{attempt.name}: {key!r} cannot be the name of an environment variable")
-
-
-def _refuse_share(share: Share, nodes: Mapping[str, int]) -> None:
-    if share.node not in nodes:
-        raise CannotHonourError(f"no node {share.node!r}; there are {', '.join(nodes)}")
-    ascending = list(share.gpus) == sorted(set(share.gpus))
-    if not share.gpus or not ascending or not 0 <= share.gpus[0] <= share.gpus[-1] < nodes[share.node]:
-        raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, not {share.gpus}")
 
 
 def call_backend(call: Callable[[], T]) -> T:

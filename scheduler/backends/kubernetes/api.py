@@ -78,7 +78,9 @@ class KubernetesApi:
             ApiStatusError: If the answer is an error.
             BackendError: If there is no answer before the deadline, so that nothing is known.
         """
-        content = self.read(method, *args, **options)
+        content, whole = self.read_some(method, *args, **options)
+        if not whole:
+            raise BackendError(f"the API server did not answer in full within {self.deadline_s:g} s")
         try:
             found = json.loads(content)
         except ValueError as error:
@@ -86,13 +88,6 @@ class KubernetesApi:
         if not isinstance(found, dict):
             raise BackendError(f"the API server answered no object: {content[:80]!r}")
         return found
-
-    def read(self, method: Method, *args: object, **options: object) -> bytes:
-        """Make a call and return the bytes of the answer; the errors are those of `call`."""
-        content, whole = self.read_some(method, *args, **options)
-        if not whole:
-            raise BackendError(f"the API server did not answer in full within {self.deadline_s:g} s")
-        return content
 
     def read_some(self, method: Method, *args: object, **options: object) -> tuple[bytes, bool]:
         """Make a call and return what came before the deadline, and whether that is all.

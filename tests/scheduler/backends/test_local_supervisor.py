@@ -38,7 +38,8 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Attempt, Share
+from longshore.cluster.model.placement import Share
+from longshore.scheduler.backends.protocol import Attempt
 name, script = sys.argv[2:]
 attempt = Attempt(name, "job", 1, ("sh", "-c", script), "", {})
 LocalBackend(Path(sys.argv[1]), {"a": 4}).launch(attempt, (Share("a", (2,)),))
