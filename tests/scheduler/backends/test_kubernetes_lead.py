@@ -92,7 +92,7 @@ def test_of_two_that_take_a_free_lease_at_once_one_has_it(trial: Trial, times: N
     """The second reads before the first writes, and writes after it."""
     ours, others = trial.make(), trial.make("others")
     assert takes_jobs(ours)
-    trial.cluster.objects.update(KEY, lambda it: it | {"spec": it["spec"] | {"holderIdentity": ""}})
+    trial.cluster.objects.update(KEY, lambda lease: lease | {"spec": lease["spec"] | {"holderIdentity": ""}})
     read = others._api.call
 
     def late(method: Any, *args: Any, **options: Any) -> Any:

@@ -33,7 +33,7 @@ def test_a_taint_keeps_pods_away_exactly_if_it_does_so_by_the_rules_of_the_doubl
     taints: list[dict[str, str]], tolerations: list[dict[str, str]]
 ) -> None:
     left = untolerated({"spec": {"tolerations": tolerations}}, taints, {"NoSchedule", "NoExecute"})
-    found = blocking_taint(map(Taint.model_validate, taints), [Toleration.model_validate(it) for it in tolerations])
+    found = blocking_taint(map(Taint.model_validate, taints), [Toleration.model_validate(each) for each in tolerations])
     assert found == (Taint.model_validate(left[0]) if left else None)
 
 
@@ -56,7 +56,7 @@ def test_a_node_with_a_taint_that_pods_do_not_tolerate_takes_no_jobs_and_the_log
     trial.cluster.taint("a", "dedicated", "infra", effect)
     until(lambda: takes_jobs(backend) == [False, True])
     takes_jobs(backend)
-    assert [it.message for it in caplog.records if it.levelno == logging.WARNING] == [
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
         f"node a takes no jobs: pods do not tolerate its taint dedicated=infra:{effect}"
     ]
     assert all(gpu.healthy for gpu in backend.observe()[0].gpus)

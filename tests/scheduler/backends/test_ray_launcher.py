@@ -48,10 +48,10 @@ class Jobs(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def dashboard() -> Iterator[Dashboard]:
-    with Dashboard() as it:
-        threading.Thread(target=it.serve_forever, daemon=True).start()
-        yield it
-        it.shutdown()
+    with Dashboard() as dashboard:
+        threading.Thread(target=dashboard.serve_forever, daemon=True).start()
+        yield dashboard
+        dashboard.shutdown()
 
 
 def submitted(dashboard: Dashboard, folder: Path) -> str:

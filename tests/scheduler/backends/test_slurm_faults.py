@@ -158,7 +158,7 @@ def test_attempts_of_any_age_start_once_at_most_though_the_controller_is_killed(
     mortal.start_controller()
     (tmp_path / "go").touch()
     until(lambda: not isinstance(looked(backend), BackendError))
-    ends = [partial(ended, mortal, backend, *it) for it in attempts.values()]
+    ends = [partial(ended, mortal, backend, *each) for each in attempts.values()]
     until(lambda: all(end() for end in ends))
     for gpu, name in enumerate(attempts):
         starts = tmp_path / f"starts{gpu}"

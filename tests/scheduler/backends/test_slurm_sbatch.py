@@ -26,9 +26,9 @@ def holding() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def site(holding: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
-    it = Site(tmp_path, holding)
-    yield it
-    it.end()
+    site = Site(tmp_path, holding)
+    yield site
+    site.end()
     heal(holding)
 
 
@@ -172,7 +172,10 @@ def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
     number = site.sbatch("--gres=gpu:1")
     others = ("NumNodes=1-2", "Dependency=afterany:1", "Features=fast", "ExcNodeList=a", "Licenses=x", "QOS=normal",
               "ReservationName=r", "StartTime=now+3600", "Partition=main,other", "OverSubscribe=NO")  # fmt: skip
-    for line in (("release", number), *(("update", f"JobId={number}", it) for it in ("ReqNodeList=a", *others))):
+    for line in (
+        ("release", number),
+        *(("update", f"JobId={number}", change) for change in ("ReqNodeList=a", *others)),
+    ):
         done = site.as_user("scontrol", *line)
         assert done.returncode != 0, line
         # The plug-in's word, or of an array or a release what Slurm makes of it.

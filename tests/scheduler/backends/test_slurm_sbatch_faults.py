@@ -42,9 +42,9 @@ def holding() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def site(holding: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
-    it = Site(tmp_path, holding)
-    yield it
-    it.end()
+    site = Site(tmp_path, holding)
+    yield site
+    site.end()
     heal(holding)
 
 

@@ -77,11 +77,11 @@ class Jobs:
 
 @pytest.fixture
 def site(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
-    it = Site(tmp_path, slurm_cluster, takes_sbatch=False)
-    yield it
+    site = Site(tmp_path, slurm_cluster, takes_sbatch=False)
+    yield site
     for path in (tmp_path / "attempts").iterdir():
-        it.backend.cancel(path.name, "the test is over")
-    it.end()
+        site.backend.cancel(path.name, "the test is over")
+    site.end()
     slurm_cluster.heal()
 
 
@@ -130,7 +130,7 @@ def test_checks_travel_with_the_command_of_a_job_and_one_that_fails_lets_it_be_t
 def test_an_attempt_with_other_gpus_ends_as_misplaced_and_the_job_is_tried_again(site: Site, jobs: Jobs) -> None:
     blocker = block(site)
     job = jobs.submit("exec sleep 1000")
-    site.ticks_until(lambda: [it.state for it in jobs.attempts(job)] == [AttemptState.LAUNCHED])
+    site.ticks_until(lambda: [row.state for row in jobs.attempts(job)] == [AttemptState.LAUNCHED])
     (share,) = jobs.attempts(job)[0].placement
     number = site.cluster.call("squeue", "-h", "-n", f"ls-{job}-1", "-o", "%A").strip()
     other = next(gpu for gpu in range(4) if gpu not in share.gpus)
@@ -170,7 +170,7 @@ def is_silent(site: Site, node: str) -> bool:
 def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(site: Site, jobs: Jobs) -> None:
     blocker = block(site)
     job = jobs.submit("exec sleep 1000", gpus=4)
-    site.ticks_until(lambda: [it.state for it in jobs.attempts(job)] == [AttemptState.LAUNCHED])
+    site.ticks_until(lambda: [row.state for row in jobs.attempts(job)] == [AttemptState.LAUNCHED])
     (share,) = jobs.attempts(job)[0].placement
     site.cluster.kill(f"slurmd.{share.node}")
     site.cluster.call("scancel", blocker)

@@ -87,15 +87,15 @@ def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_t
         spec = spec_of(attempt, ON_A, NODES, tmp_path)
         (own_folder(tmp_path, attempt) / "spec.json").write_bytes(encode(spec))
     lines = tmp_path / "lines"
-    lines.write_text("".join(f"{n}|PENDING|{comment_of(it.name)}\n" for n, it in enumerate(waiting, 10)))
-    names = (*(it.name for it in waiting), running.name)
+    lines.write_text("".join(f"{n}|PENDING|{comment_of(each.name)}\n" for n, each in enumerate(waiting, 10)))
+    names = (*(each.name for each in waiting), running.name)
 
     reported = saying(f"[ -e {tmp_path}/slow ] && exec sleep 1000; cat {lines}").statuses(names)
-    assert {reported[it.name].run for it in waiting} == {Run.PENDING}
+    assert {reported[each.name].run for each in waiting} == {Run.PENDING}
     assert reported[running.name].run is Run.RUNNING
     assert (tmp_path / "calls").read_text() == "\n"
 
     (tmp_path / "slow").touch()
     reported = SlurmBackend(tmp_path, NODES, conf=None, times=IMPATIENT).statuses(names)
-    assert {reported[it.name].run for it in waiting} == {Run.UNREACHABLE}
+    assert {reported[each.name].run for each in waiting} == {Run.UNREACHABLE}
     assert reported[running.name].run is Run.RUNNING

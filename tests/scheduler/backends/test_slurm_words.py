@@ -60,7 +60,7 @@ def test_a_gpu_is_a_resource_with_just_this_name(gres: str, types: dict[int, str
 @given(st.integers(1, 8), st.lists(st.sampled_from(["gpumem:160G", "gpux:i9:1", "shard:4(S:0-1)", "mps:1", "(null)"])))
 def test_other_resources_change_no_gpu(gpus: int, others: list[str]) -> None:
     own = [f"gpu:i{at}:1(S:0,{at})" for at in range(gpus)]
-    mixed = [it for pair in itertools.zip_longest(own, others) for it in pair if it]
+    mixed = [each for pair in itertools.zip_longest(own, others) for each in pair if each]
     assert types_of(",".join(mixed)) == {at: f"i{at}" for at in range(gpus)}
 
 
