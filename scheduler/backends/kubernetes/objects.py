@@ -36,9 +36,9 @@ class ApiModel(BaseModel):
         return cls.model_fields[str(info.field_name)].default if value is None else value
 
 
-def _at(*path: str | int, default: Any) -> Any:
+def _at(first: str, *path: str | int, default: Any) -> Any:
     """Return a field whose value is somewhere inside an object, or the default where the server sends none."""
-    return Field(default, validation_alias=AliasPath(*path))
+    return Field(default, validation_alias=AliasPath(first, *path))
 
 
 class KubernetesObject(ApiModel):

@@ -112,9 +112,7 @@ def unlocated(number: int, **more: Any) -> KubernetesPod:
 
 def killed(number: int, *, reason: str, message: str) -> KubernetesPod:
     """Return a pod that was ended by its node, which says why."""
-    found = silent_end(number, 137)
-    status = found.status.model_copy(update={"reason": reason, "message": message})
-    return found.model_copy(update={"status": status})
+    return silent_end(number, 137).model_copy(update={"reason": reason, "message": message})
 
 
 def bare(number: int, **more: Any) -> KubernetesPod:
