@@ -67,7 +67,7 @@ def test_a_taint_that_the_settings_tolerate_keeps_no_job_away(trial: Trial) -> N
     trial.cluster.taint("a", "dedicated", "infra", "NoSchedule")
     trial.cluster.taint("b", "slow", "", "PreferNoSchedule")
     attempt = sh("true")
-    until(lambda: len(backend._nodes.objects()["a"].spec.taints) == 1)
+    until(lambda: len(backend._nodes.objects()["a"].taints) == 1)
     assert takes_jobs(backend) == [True, True]
     backend.launch(attempt, ONE_GPU)
     assert [end.code for end in end_of(backend, attempt).ends] == [0]
