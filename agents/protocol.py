@@ -1,7 +1,7 @@
-"""The one interface of all policies, heuristic or learned, and runs that a caller can interrupt."""
+"""The one interface of all policies, heuristic or learned; runs that a caller can interrupt; records of decisions."""
 
 from collections.abc import Callable
-from typing import Protocol, Self, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,24 @@ class Policy(Protocol):
         Raises:
             ValueError: If there are more scenarios than rows, or one does not exist.
         """
+        ...
+
+
+class DecisionRecord(NamedTuple):
+    """The choices of one decision in their order: a single one among candidates, or one for each node or GPU picked."""
+
+    observations: NDArray[np.float32]  # (choices, size)
+    masks: NDArray[np.bool_]  # (choices, actions) True where an action was open
+    log_probabilities: NDArray[np.float32]  # (choices, actions) of the network's softmax; -inf where it was closed
+    actions: NDArray[np.int32]  # (choices,) taken
+
+
+@runtime_checkable
+class Observing(Policy, Protocol):
+    """A policy that records its decisions, as networks do."""
+
+    def last_decision(self) -> DecisionRecord:
+        """Return its record of the last `place`, as a copy."""
         ...
 
 

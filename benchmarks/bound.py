@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.learned.decisions import objective_unit_s
+from longshore.agents.networks.candidate_run import objective_unit_s
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts import Rollout, Search

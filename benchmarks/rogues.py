@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.learned.decisions import DecisionRecord
+from longshore.agents.protocol import DecisionRecord
 from longshore.cluster.placing import take_gpu
 from longshore.cluster.state.state import Simulation
 

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.state.state import MAX_CANDIDATES
-from .patent import patent_bounds
 
 JOB_SIZE_CLASSES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 DRAIN_QUANTILES = 5  # of the nodes' drain times: least, quarters, most
@@ -251,5 +250,7 @@ def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
 def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the lowest and highest values of an observation, each of shape (size,)."""
     if observation != "full":
-        return patent_bounds(size, cluster_gpus)
+        high = np.ones(size, dtype=np.float32)
+        high[0], high[1] = cluster_gpus, np.finfo(np.float32).max  # hours have no bound, and checkers want a finite one
+        return np.zeros(size, dtype=np.float32), high
     return np.full(size, -FEATURE_CLIP, dtype=np.float32), np.full(size, FEATURE_CLIP, dtype=np.float32)

@@ -17,13 +17,6 @@ PATENT_FEATURES = ("used",)  # of each GPU
 Rows = NDArray[np.float32]
 
 
-def patent_bounds(size: int, cluster_gpus: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the lowest and highest values of such an observation, each of shape (size,)."""
-    high = np.ones(size, dtype=np.float32)
-    high[0], high[1] = cluster_gpus, np.finfo(np.float32).max  # hours have no bound, and checkers want a finite one
-    return np.zeros(size, dtype=np.float32), high
-
-
 @kernel
 def write_patent(sim: Simulation, row: int, out: Rows, at: int) -> None:
     """Write GPUs still to pick, hours still to run, and 1 for each GPU that cannot be used."""

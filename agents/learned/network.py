@@ -1,6 +1,6 @@
-"""The contract of a network, and networks by name."""
+"""The contract of a network, networks by name, and the policy that decides by one."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -8,9 +8,6 @@ from torch import Tensor, nn
 from ...cluster.files.errors import PluginError
 from ...cluster.files.plugins import load, registered
 from .schema import Schema
-
-if TYPE_CHECKING:
-    from .step_policy import LearnedPolicy
 
 Arrays = dict[str, NDArray[Any]]  # weights by name
 MAX_OUTPUT = 1e30  # bound of logits and values: finite weights can still overflow
@@ -54,7 +51,7 @@ class Network(nn.Module):
         self.layout, self.width = layout, width
 
     @classmethod
-    def made_for(cls, schema: "Schema", layout: ObservationLayout, *width: int) -> Self:
+    def made_for(cls, schema: Schema, layout: ObservationLayout, *width: int) -> Self:
         """Return an untrained network for a schema; only a network that reads more of it than the layout has its own.
 
         Args:
@@ -92,7 +89,7 @@ class Network(nn.Module):
         values: Tensor = self(observation)[1]
         return values
 
-    def compiled(self, name: str, schema: "Schema") -> "LearnedPolicy | None":
+    def compiled(self, name: str, schema: Schema) -> "LearnedPolicy | None":
         """Return a policy that decides by a compiled pass of this network, None if it has none and PyTorch decides.
 
         Args:

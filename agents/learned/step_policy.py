@@ -13,13 +13,78 @@ from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS
 from ...envs.features import NODE_COUNT
-from ...envs.layout import action_count, observation_size
+from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, action_count, observation_size
 from ...envs.stepping import begin_rows, continue_rows, observe, pick_action
-from .decisions import DecisionRecord, joined, log_softmax, open_in, starts_due_in
+from ..protocol import DecisionRecord
 from .network import LOGIT_TIE, MAX_OUTPUT, Network
 from .schema import Schema
 
 PICKS_APART = 0x9E3779B1  # between the keys of picks of one decision: no two seeds that are used share a key
+
+
+# A feature that is above 0 exactly where an item has GPUs to give, or the list has a candidate.
+GIVES = {"node": "free", "gpu": "usable", "candidate": "exists"}
+
+
+def listed_in(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return where lists of candidates have one, given observations of them; shape (rows, candidates)."""
+    return _of_candidates(observations, "exists")
+
+
+def starts_due_in(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return which candidates start the job that is due at once, without a wait; shape (rows, candidates)."""
+    return _of_candidates(observations, "due") & ~_of_candidates(observations, "waits")
+
+
+def _of_candidates(observations: NDArray[np.float32], feature: str) -> NDArray[np.bool_]:
+    first = len(CANDIDATE_GLOBALS) + CANDIDATE_FEATURES.index(feature)
+    is_set: NDArray[np.bool_] = observations[:, first :: len(CANDIDATE_FEATURES)] > 0.0
+    return is_set
+
+
+def open_in(schema: Schema, observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return the actions that are open by observations alone, shape (rows, actions).
+
+    Observations do not show what a reservation closes. The patent's do not show waiting, which counts as closed there.
+
+    Args:
+        schema: Of the observations.
+        observations: Shape (rows, size).
+    """
+    items = observations[:, len(schema.globals) :].reshape(observations.shape[0], -1, len(schema.features))
+    if schema.observation == "full":
+        is_open = items[:, :, schema.features.index(GIVES[schema.action])] > 0.0
+    else:
+        is_open = items[:, :, 0] == 0.0  # 1 where a GPU is busy, faulty or picked
+    if schema.action == "candidate" or not schema.waiting:
+        return is_open
+    return np.concatenate((is_open, _may_wait(schema, observations)[:, None]), axis=1)
+
+
+def _may_wait(schema: Schema, observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+    if schema.observation != "full":
+        return np.zeros(observations.shape[0], dtype=np.bool_)
+    may_wait, picked = (observations[:, schema.globals.index(name)] for name in ("may_wait", "picked_nodes"))
+    allowed: NDArray[np.bool_] = (may_wait > 0.0) & (picked == 0.0)
+    return allowed
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return log-probabilities, shape (choices, actions); logits of -inf stay so."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_probabilities: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return log_probabilities
+
+
+def joined(choices: list[DecisionRecord]) -> DecisionRecord:
+    """Return several choices of one decision as one record.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if not choices:
+        raise ValueError("the policy has not decided yet")
+    return DecisionRecord(*(np.concatenate(parts) for parts in zip(*choices, strict=True)))
 
 
 class Draws(NamedTuple):

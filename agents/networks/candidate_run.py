@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
 from ...cluster.kernels.compiled import kernel
 from ...cluster.kernels.structures import uniform
+from ...cluster.model.outcome import Objective
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ...envs.candidate_features import (
@@ -23,7 +24,6 @@ from ...envs.candidate_features import (
     write_candidates,
 )
 from ...envs.features import time_unit_s
-from ..learned.decisions import spent_on_objective_s, unit_of_objective_s
 from ..learned.network import LOGIT_TIE, MAX_OUTPUT
 from ..protocol import TO_THE_END
 
@@ -262,6 +262,29 @@ def run_by_network(
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
         run_on_by_network(sim, row, weights, waits, TO_THE_END, observations, logits)
+
+
+@kernel
+def unit_of_objective_s(sim: Simulation, row: int, jct: int) -> float:
+    """Return the unit of an objective, of mean JCT if `jct` is 1 and else of the makespan."""
+    jobs = sim.state.queued[row] + sim.state.running[row] if jct else 1
+    return float(time_unit_s(sim, row) * max(jobs, 1))
+
+
+@kernel
+def spent_on_objective_s(sim: Simulation, row: int, jct: int) -> float:
+    """Return the cost of a run so far by one of the two objectives."""
+    return float(sim.state.job_time_s[row] if jct else sim.state.now_s[row])
+
+
+def objective_unit_s(sim: Simulation, row: int, objective: Objective) -> float:
+    """Return the unit of an objective in seconds: that of the features' times, for `jct` once for each job present."""
+    return float(unit_of_objective_s(sim, row, int(objective == "jct")))
+
+
+def spent_s(sim: Simulation, row: int, objective: Objective) -> float:
+    """Return the cost of a run so far: the time, or for `jct` that of all jobs in the system together."""
+    return float(spent_on_objective_s(sim, row, int(objective == "jct")))
 
 
 IN_PROGRESS, DECISION_DUE, RUN_ENDED = range(3)

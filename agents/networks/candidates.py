@@ -18,11 +18,10 @@ from ...cluster.model.outcome import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import MAX_CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from ..learned.decisions import DecisionRecord, listed_in, log_softmax
 from ..learned.network import Arrays, Network, ObservationLayout
 from ..learned.schema import Schema
-from ..learned.step_policy import LearnedPolicy, drawn_action
-from ..protocol import TO_THE_END, Check, decisions_between_checks
+from ..learned.step_policy import LearnedPolicy, drawn_action, listed_in, log_softmax
+from ..protocol import TO_THE_END, Check, DecisionRecord, decisions_between_checks
 from .candidate_run import (
     DECISION_DUE,
     IN_PROGRESS,

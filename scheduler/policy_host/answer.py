@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ...agents.learned.decisions import DecisionRecord
+from ...agents.protocol import DecisionRecord
 from ...agents.registry import ROLLOUT, checkpoint_in
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import readable

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ...agents.learned.decisions import Observing
 from ...agents.learned.schema import USERS, remark_on, use_of
-from ...agents.protocol import Policy
+from ...agents.protocol import Observing, Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line

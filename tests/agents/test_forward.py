@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
-from longshore.agents.learned.decisions import objective_unit_s, spent_s
 from longshore.agents.learned.step_policy import LearnedPolicy
-from longshore.agents.networks.candidate_run import network_value, score_candidates
+from longshore.agents.networks.candidate_run import network_value, objective_unit_s, score_candidates, spent_s
 from longshore.agents.networks.candidates import (
     CandidateNetwork,
     CandidatePolicy,

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.decisions import Observing
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
-from longshore.agents.protocol import Policy
+from longshore.agents.protocol import Observing, Policy
 from longshore.agents.rollouts import Rollout, Search
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from longshore.agents.learned.decisions import DecisionRecord
+from longshore.agents.protocol import DecisionRecord
 from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.policy_host.answer import (
     LENGTH_BYTES,
