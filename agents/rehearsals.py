@@ -44,7 +44,7 @@ def rehearsals_of(policies: Iterable[Policy]) -> list[str]:
 
 def _rehearsals_by(policy: Policy) -> list[str]:
     """Return what a policy other than a heuristic needs, nothing for a kind of a plug-in."""
-    from .learned.step_policy import LearnedPolicy  # with PyTorch, which such a policy has imported
+    from .learned.network import LearnedPolicy  # with PyTorch, which such a policy has imported
     from .networks.candidates import CandidatePolicy
     from .rollouts import Rollout
 
@@ -86,9 +86,8 @@ def heuristics() -> Rehearsal:
 def environments() -> Rehearsal:
     """Steps of environments, one program for all actions and observations, and the random runs of a reward."""
     from ..cluster.candidates.offers import least_random_makespans_s
-    from ..envs.batch import AgentView, Batch
+    from ..envs.batch import AgentView, Batch, begin_rows, step_rows
     from ..envs.rewards import random_makespan_s
-    from ..envs.stepping import begin_rows, step_rows
 
     batch = Batch(_problem(), AgentView("node", "full", "dt"), 1)
 
@@ -102,7 +101,7 @@ def environments() -> Rehearsal:
 
 def networks() -> Rehearsal:
     """Runs and decisions by networks that PyTorch runs."""
-    from ..envs.stepping import begin_rows, continue_rows, observe, pick_action
+    from ..envs.batch import begin_rows, continue_rows, observe, pick_action
 
     sim, policy = _small(), _untrained("set", "node")
 
@@ -150,7 +149,7 @@ def rollouts(kind: str) -> Rehearsal:
 
 def decisions(kind: str) -> Rehearsal:
     """Decisions by networks that PyTorch runs, or by the network `candidates`, without whole runs."""
-    from ..envs.stepping import observe, pick_action
+    from ..envs.batch import observe, pick_action
     from .networks.candidate_run import decide_by_network
 
     sim = _small()

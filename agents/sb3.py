@@ -35,9 +35,8 @@ from ..envs.layout import action_count, bounds, observation_size
 from ..envs.spaces import OPTIONS_ATTRIBUTE, env_options
 from .learned.archive import read_file, stored_entries
 from .learned.checkpoint import layout_of, network_of, schema_of
-from .learned.network import Network, ObservationLayout
+from .learned.network import LearnedPolicy, Network, ObservationLayout
 from .learned.schema import MAX_HIDDEN_LAYERS, MAX_UNITS, HiddenLayers, NodeGpus, Schema
-from .learned.step_policy import LearnedPolicy
 from .networks.sb3_policy import MaskedPolicy
 from .networks.torch_networks import ACTIVATIONS
 

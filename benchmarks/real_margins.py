@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime

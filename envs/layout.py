@@ -1,26 +1,26 @@
-"""What observations hold, by name and in order; patent.py has those of the patent.
+"""What observations hold, by name and in order; and the patent's own observation.
+
+Times are divided by the mean estimate of the jobs submitted so far (the unit), and everything but the patent's is
+clipped to [-FEATURE_CLIP, FEATURE_CLIP]. The size of a node is its number of GPUs. A waiting job's expected run time is
+its restart cost, if it was stopped before, and its estimated work times the slowdown of the placement
+(docs/simulator.md).
 
 `full` is a row of global features and then a row of features for each item: a node, or a GPU with its node's features.
-Times are divided by the mean estimate of the jobs submitted so far (the unit), and everything is clipped to
-[-FEATURE_CLIP, FEATURE_CLIP].
-The size of a node is its number of GPUs. A waiting job's expected run time is its restart cost, if it was stopped
-before, and its estimated work times the slowdown of the placement (docs/simulator.md).
-
 The best completion with a node takes the picks, then the GPUs still needed of that node, then of others, those with
 most usable GPUs first (ties: lowest index), until the job has all. The others must have at least some speed: each
 speed of the cluster is tried that is not above the slowest of the picks and the node, fastest first, and the one with
 the shortest expected run time is taken, the first of equals. The best of all nodes is chosen in the same way, those
 with most usable GPUs first. A node without usable GPUs has no completion, and its features of one are 0.
 
-What an observation with `candidate` actions holds, in order: global features, then those of each candidate.
+With `candidate` actions an observation holds global features, then those of each candidate: a job and a set of nodes,
+now or after a wait for an expected end. Times are from the decision on; the finish of a candidate is delay + run time,
+expected faults included. The jobs ahead are those that cluster/candidates/futures.py imagines after it. Candidates
+beyond the end of the list are zero. Jobs of real traces differ by factors of a thousand, so that a share of their mean
+means little for most: the features that follow `candidates` and `refused` are ratios.
 
-Times are from the decision on, divided by the mean estimate of the jobs submitted so far (the unit), and everything is
-clipped to [-FEATURE_CLIP, FEATURE_CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected
-end; its finish is delay + run time, expected faults included. The jobs ahead are those that
-cluster/candidates/futures.py imagines after it. Candidates beyond the end of the list are zero.
-
-Jobs of real traces differ by factors of a thousand, so that a share of their mean means little for most: the features
-that follow `candidates` and `refused` are ratios.
+`patent-literal` is SPEC R2's state to the letter: the GPUs of the job, its estimated run time in hours, and one entry
+per GPU that is 0 when it can be used and 1 when it is busy, faulty or picked. `patent` has the GPUs still to pick and
+the hours still to run instead of those of the whole job.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.state.state import MAX_CANDIDATES
+from ..cluster.kernels.compiled import kernel
+from ..cluster.queue.expected import estimated_work_s
+from ..cluster.state.state import MAX_CANDIDATES, Simulation
 
 JOB_SIZE_CLASSES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 DRAIN_QUANTILES = 5  # of the nodes' drain times: least, quarters, most
@@ -229,6 +231,8 @@ GLOBALS = (
 )
 NODE_FEATURES = NodeFeatures._fields
 GPU_FEATURES = (*GpuFeatures._fields, *NODE_FEATURES)  # a GPU's own, then those of its node
+PATENT_GLOBALS = {"patent": ("gpus", "estimate_h"), "patent-literal": ("job_gpus", "job_estimate_h")}
+PATENT_FEATURES = ("used",)  # of each GPU
 
 
 def observation_size(observation: str, action: str, gpus: int, nodes: int) -> int:
@@ -254,3 +258,32 @@ def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.f
         high[0], high[1] = cluster_gpus, np.finfo(np.float32).max  # hours have no bound, and checkers want a finite one
         return np.zeros(size, dtype=np.float32), high
     return np.full(size, -FEATURE_CLIP, dtype=np.float32), np.full(size, FEATURE_CLIP, dtype=np.float32)
+
+
+@kernel
+def write_patent(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
+    """Write GPUs still to pick, hours still to run, and 1 for each GPU that cannot be used."""
+    out[at, 0] = sim.state.need[row]
+    out[at, 1] = estimated_work_s(sim, row, sim.state.current[row]) / 3600.0
+    _write_used(sim, row, out, at)
+
+
+@kernel
+def write_literal_patent(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
+    """Write the patent's state: GPUs and estimated hours of the whole job, and 1 for each GPU that cannot be used.
+
+    Source: SPEC R2.
+    """
+    scenario, job = sim.state.scenario[row], sim.state.current[row]
+    out[at, 0] = sim.scenarios.gpus[scenario, job]
+    out[at, 1] = sim.scenarios.estimate_s[scenario, job] / 3600.0
+    _write_used(sim, row, out, at)
+
+
+@kernel
+def _write_used(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
+    state = sim.state
+    for gpu in range(state.gpu_job.shape[1]):
+        usable = state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0
+        usable = usable and state.free[row, sim.cluster.gpu_node[gpu]] > 0  # 0 where the job cannot use the node
+        out[at, 2 + gpu] = 0.0 if usable else 1.0

@@ -305,7 +305,7 @@ def groups() -> Rehearsal:
 def labels() -> Rehearsal:
     """Decisions that distillation learns from; rollouts label them."""
     from ..cluster.kernels.structures import uniform
-    from ..envs.candidate_features import write_candidates
+    from ..envs.features import write_candidates
     from .candidates.group import OBSERVATION_SIZE
 
     sim = simulation_of(hetero64(1, 0, jobs=4))

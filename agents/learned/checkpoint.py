@@ -16,7 +16,7 @@ from ...cluster.files.output_file import in_one_line, replacing
 from ...cluster.files.plugins import registered
 from ...cluster.model.outcome import Objective
 from .archive import MAX_FILE_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
-from .network import Network, ObservationLayout, find_network
+from .network import LearnedPolicy, Network, ObservationLayout, find_network
 from .schema import (
     MAX_SCHEMA_BYTES,
     MAX_UNITS,
@@ -30,7 +30,6 @@ from .schema import (
     item_count,
     with_all_features,
 )
-from .step_policy import LearnedPolicy
 
 MAX_SCHEMA_KEYS, MAX_SCHEMA_KEY_CHARS = 100, 100  # of a schema, and letters of each
 MAX_ERROR_CHARS = 1000  # of a message about a damaged file

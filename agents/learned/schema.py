@@ -14,8 +14,15 @@ from ...cluster.files.errors import CheckpointError
 from ...cluster.model.outcome import Objective
 from ...cluster.model.problem import ORDERS, Rules
 from ...cluster.state.state import MAX_CANDIDATES
-from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
-from ...envs.patent import PATENT_FEATURES, PATENT_GLOBALS
+from ...envs.layout import (
+    CANDIDATE_FEATURES,
+    CANDIDATE_GLOBALS,
+    GLOBALS,
+    GPU_FEATURES,
+    NODE_FEATURES,
+    PATENT_FEATURES,
+    PATENT_GLOBALS,
+)
 from ..protocol import Policy
 from .archive import open_archive, read_entry, read_file
 

@@ -16,14 +16,14 @@ from ...cluster.kernels.structures import uniform
 from ...cluster.model.outcome import Objective
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
-from ...envs.candidate_features import (
+from ...envs.features import (
     CANDIDATE_FEATURE_COUNT,
     CANDIDATE_GLOBAL_COUNT,
     Rows,
+    time_unit_s,
     write_candidate_features,
     write_candidates,
 )
-from ...envs.features import time_unit_s
 from ..learned.network import LOGIT_TIE, MAX_OUTPUT
 from ..protocol import TO_THE_END
 

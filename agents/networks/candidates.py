@@ -17,10 +17,9 @@ from ...cluster.candidates.candidates import pick_candidate
 from ...cluster.model.outcome import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import MAX_CANDIDATES, Simulation
-from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from ..learned.network import Arrays, Network, ObservationLayout
+from ...envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from ..learned.network import Arrays, LearnedPolicy, Network, ObservationLayout, drawn_action, listed_in, log_softmax
 from ..learned.schema import Schema
-from ..learned.step_policy import LearnedPolicy, drawn_action, listed_in, log_softmax
 from ..protocol import TO_THE_END, Check, DecisionRecord, decisions_between_checks
 from .candidate_run import (
     DECISION_DUE,

@@ -155,7 +155,7 @@ def sampling(policy: Policy, temperature: float | None) -> Policy:
     """
     if temperature is None:
         return policy
-    from ...agents.learned.step_policy import LearnedPolicy  # it imports PyTorch, which takes seconds
+    from ...agents.learned.network import LearnedPolicy  # it imports PyTorch, which takes seconds
 
     if not isinstance(policy, LearnedPolicy):
         raise PluginError(

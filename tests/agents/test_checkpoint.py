@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from longshore.agents.learned.checkpoint import layout_of, load_policy, save_policy
-from longshore.agents.learned.network import ObservationLayout
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy, ObservationLayout
 from longshore.agents.networks.candidates import CandidateNetwork, candidate_weights
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem

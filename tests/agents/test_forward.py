@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.candidate_run import network_value, objective_unit_s, score_candidates, spent_s
 from longshore.agents.networks.candidates import (
     CandidateNetwork,

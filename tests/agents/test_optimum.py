@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import network_of, schema_of
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.cluster.model.problem import ORDERS, Problem, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of

@@ -10,7 +10,7 @@ from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from stable_baselines3.common.evaluation import evaluate_policy as evaluate_without_masks
 
 from longshore.agents.learned.checkpoint import layout_of, policy_of, schema_of
-from longshore.agents.learned.step_policy import LearnedPolicy, log_softmax
+from longshore.agents.learned.network import LearnedPolicy, log_softmax
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Outcome

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import Tensor, nn
 
 from longshore.agents.learned.checkpoint import layout_of, load_policy, save_policy, schema_of
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.registry import find_policy
 from longshore.agents.sb3 import EnvironmentHints, SB3Policy, read_model

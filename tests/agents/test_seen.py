@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Observing, Policy
 from longshore.agents.rollouts import Rollout, Search

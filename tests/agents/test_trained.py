@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy, network_of, policy_of, save_policy, schema_of
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.learned.schema import Trained, UsedUnder, remark_on, trained_of, use_of
-from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import ORDERS, Rules
 from tests.batches import RULES

@@ -3,7 +3,7 @@
 import torch
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
-from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.learned.network import LearnedPolicy
 
 NODES = (8,) * 8
 

@@ -15,8 +15,7 @@ from longshore.cluster.queue.order import keeps_reservation
 from longshore.cluster.queue.reservation import has_reservation
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
-from longshore.envs.batch import AgentView, Batch
-from longshore.envs.stepping import GPU_ACTION, NODE_ACTION, write_mask
+from longshore.envs.batch import GPU_ACTION, NODE_ACTION, AgentView, Batch, write_mask
 from tests.compiled_runs import compiled
 from tests.strategies import Case, cases, needy_cases, planned_cases
 from tests.support.budgets import examples

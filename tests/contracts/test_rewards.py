@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.envs.stepping import REWARDS
+from longshore.envs.batch import REWARDS
 from longshore.testing import check_reward
 
 

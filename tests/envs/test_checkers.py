@@ -8,8 +8,8 @@ from gymnasium.utils.env_checker import check_env as check_with_gymnasium
 from stable_baselines3.common.env_checker import check_env as check_with_sb3
 
 import longshore.envs
+from longshore.envs.batch import REWARDS
 from longshore.envs.gymnasium_envs import PlacementEnv
-from longshore.envs.stepping import REWARDS
 from tests.envs.random_run import SEEN, small_problem
 
 NAME = "longshore/Placement-v0"

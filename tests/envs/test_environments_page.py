@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.state.state import MAX_CANDIDATES
-from longshore.envs.batch import AgentView, Batch, episode_summaries
+from longshore.envs.batch import REWARDS, AgentView, Batch, episode_summaries
 from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, GLOBALS, GPU_FEATURES, NODE_FEATURES
-from longshore.envs.stepping import REWARDS
 from tests.envs.random_run import small_problem, trace_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"

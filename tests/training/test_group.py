@@ -23,7 +23,7 @@ from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.outcome import Objective, objective_of
 from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
-from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from longshore.envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
 from longshore.training.candidates.group import Collected, Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.presets import GroupParameters

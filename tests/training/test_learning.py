@@ -9,8 +9,8 @@ from sb3_contrib import MaskablePPO
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import layout_of, schema_of
+from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.learned.schema import Schema
-from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.networks.torch_networks import SetNetwork
 from longshore.cluster.model.problem import Problem

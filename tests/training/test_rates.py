@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.state.state import MAX_CANDIDATES
-from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from longshore.envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training.actor_critic.ppo import falling
 from longshore.training.candidates import distil
 from longshore.training.candidates.distil import Labels, fit_network

@@ -37,7 +37,7 @@ from ...cluster.placing import undo_picks
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.simulator.simulation import outcome_of, simulation_of
 from ...cluster.state.state import MAX_CANDIDATES, Simulation
-from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
+from ...envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
 from ..initial import initial_network
 from ..presets import DistilParameters
 from ..run_folder import RunFolder

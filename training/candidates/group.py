@@ -31,7 +31,7 @@ from ...cluster.model.outcome import RunMetrics, Weighting, alone, bounded_s, me
 from ...cluster.model.problem import Problem
 from ...cluster.simulator.simulation import outcome_of, simulation_of
 from ...cluster.state.state import MAX_CANDIDATES, Simulation
-from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from ...envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..history import ObservedDecision, Stays, read_history
 from ..initial import initial_network
 from ..problems import TRAINED_PART

@@ -12,8 +12,7 @@ from ..cluster.files.plugins import registered
 from ..cluster.model.workload import Workload
 from ..cluster.presets.drawn import hetero64
 from ..cluster.traces.read import TraceFormat
-from ..envs.batch import AgentView, Batch, ideal_time_s
-from ..envs.stepping import REWARDS, cost_so_far_s, reward_of
+from ..envs.batch import REWARDS, AgentView, Batch, cost_so_far_s, ideal_time_s, reward_of
 
 SNIFFED_CHARACTERS = 4096  # characters that `sniff` is given
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
