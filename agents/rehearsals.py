@@ -114,7 +114,7 @@ def networks() -> Rehearsal:
 
 def candidates() -> Rehearsal:
     """Runs and decisions by the network `candidates`."""
-    from .networks.candidate_run import decide_by_network, run_by_network
+    from .networks.candidates import decide_by_network, run_by_network
 
     sim, policy = _small(), _untrained("candidates", "candidate")
 
@@ -127,7 +127,7 @@ def candidates() -> Rehearsal:
 
 def rollouts(kind: str) -> Rehearsal:
     """Runs and decisions by rollouts of heuristics or of the network `candidates`."""
-    from .networks import candidate_run
+    from .networks.candidates import run_for_by_network, run_on_by_network, take_candidate, value_by_network
     from .rollouts import Rollout, Search
 
     sim, search = _small(), Search(futures=1, width=2)
@@ -137,20 +137,20 @@ def rollouts(kind: str) -> Rehearsal:
     else:  # a base predicts on the way only by the objective of the run
         bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
         found = [Rollout(base, each) for base in bases for each in (search, replace(search, horizon=1))]
-        kernels = [candidate_run.run_on_by_network, candidate_run.run_for_by_network, candidate_run.value_by_network]
+        kernels = [run_on_by_network, run_for_by_network, value_by_network]
         samples = [sim, bases[0].weights]
 
     def play() -> None:
         for policy in found:
             policy.run(sim, np.array([0]))
 
-    return Rehearsal([*kernels, candidate_run.take_candidate, pick_candidate], samples, play)
+    return Rehearsal([*kernels, take_candidate, pick_candidate], samples, play)
 
 
 def decisions(kind: str) -> Rehearsal:
     """Decisions by networks that PyTorch runs, or by the network `candidates`, without whole runs."""
     from ..envs.batch import observe, pick_action
-    from .networks.candidate_run import decide_by_network
+    from .networks.candidates import decide_by_network
 
     sim = _small()
     if kind == CANDIDATES:

@@ -33,7 +33,7 @@ from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.state.border import rows_to_run
 from ..cluster.state.state import Simulation
-from .networks.candidate_run import objective_unit_s, spent_s, take_candidate
+from .networks.candidates import objective_unit_s, spent_s, take_candidate
 from .protocol import InterruptiblePolicy, Policy
 
 

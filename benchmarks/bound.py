@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.networks.candidate_run import objective_unit_s
-from longshore.agents.networks.candidates import CandidatePolicy
+from longshore.agents.networks.candidates import CandidatePolicy, objective_unit_s
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts import Rollout, Search
 from longshore.cluster.kernels.structures import uniform

@@ -278,8 +278,8 @@ def rehearsals_for(algorithm: str) -> list[str]:
 def groups() -> Rehearsal:
     """Groups of runs by sampled candidates, and what their decisions are worth."""
     from ..agents.learned.checkpoint import layout_of, schema_of
-    from ..agents.networks.candidate_run import sample_runs
     from ..agents.networks.candidates import CandidateNetwork, candidate_weights
+    from ..agents.networks.sampled_runs import sample_runs
     from .candidates.credit import credits_of, gaps_of, write_credits, write_gaps
     from .candidates.group import SHARDS, STATE_FEATURES, RunCollector
 

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import network_of, schema_of
 from longshore.agents.learned.network import LearnedPolicy
-from longshore.agents.networks.candidate_run import network_value, objective_unit_s, score_candidates, spent_s
 from longshore.agents.networks.candidates import (
     CandidateNetwork,
     CandidatePolicy,
     candidate_weights,
     mean_of,
     member_of,
+    network_value,
+    objective_unit_s,
+    score_candidates,
+    spent_s,
 )
 from longshore.agents.rollouts import NO_HORIZON
 from longshore.cluster.candidates.candidates import pick_candidate

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
-from longshore.agents.networks.candidate_run import objective_unit_s, spent_s
-from longshore.agents.networks.candidates import CandidatePolicy
+from longshore.agents.networks.candidates import CandidatePolicy, objective_unit_s, spent_s
 from longshore.agents.registry import find_policy
 from longshore.agents.rollouts import FORESEE_FROM, Rollout, Search
 from longshore.cluster.candidates.candidates import is_wait, list_candidates

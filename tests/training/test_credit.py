@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.networks.candidate_run import SampledRuns
+from longshore.agents.networks.sampled_runs import SampledRuns
 from longshore.cluster.model.outcome import RunMetrics, bounded_s, weighting_of
 from longshore.training.candidates.credit import (
     CreditBaseline,

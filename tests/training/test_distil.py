@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.learned.schema import Schema
-from longshore.agents.networks.candidate_run import objective_unit_s, spent_s
-from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
+from longshore.agents.networks.candidates import (
+    TEMPERATURE,
+    CandidateNetwork,
+    CandidatePolicy,
+    objective_unit_s,
+    spent_s,
+)
 from longshore.agents.rollouts import NO_HORIZON, Rollout, Search
 from longshore.cluster.candidates.candidates import list_candidates
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.agents.networks.candidate_run import SampledRuns
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy
+from longshore.agents.networks.sampled_runs import SampledRuns
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.outcome import Objective, objective_of
 from longshore.cluster.model.problem import ORDERS, Problem

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.networks.candidate_run import SampledRuns
+from ...agents.networks.sampled_runs import SampledRuns
 from ...cluster.kernels.compiled import kernel
 from ...cluster.model.outcome import Outcome
 

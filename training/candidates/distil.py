@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ...agents.heuristics import HEURISTICS
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidate_run import objective_unit_s, spent_s
-from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
+from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of, objective_unit_s, spent_s
 from ...agents.rollouts import RankingBase, Rollout, RolloutBase, Search
 from ...cluster.files.errors import CheckpointError, InputError
 from ...cluster.kernels.structures import uniform

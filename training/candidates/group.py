@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidate_run import SampledRuns, sample_runs
 from ...agents.networks.candidates import CandidateNetwork, candidate_weights
+from ...agents.networks.sampled_runs import SampledRuns, sample_runs
 from ...cluster.model.outcome import RunMetrics, Weighting, alone, bounded_s, metrics, objective_of
 from ...cluster.model.problem import Problem
 from ...cluster.simulator.simulation import outcome_of, simulation_of
