@@ -1,7 +1,7 @@
 """A snapshot of a run of PPO between two updates, from which it continues exactly where it was."""
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -205,24 +205,13 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
         ) from error
 
 
-def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore: Callable[[Arrays], None]) -> None:
-    """Load a snapshot into a fresh model and its environments.
-
-    Args:
-        path: The snapshot.
-        model: Of the same configuration.
-        env: Its environments.
-        restore: Loads what else was saved.
+def restore_model(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
+    """Load what `save_snapshot` wrote into a fresh model of the same configuration and its environments.
 
     Raises:
-        CheckpointError: If the file is damaged or belongs to another run.
+        ValueError: If it belongs to another run.
+        KeyError: If an array is missing.
     """
-    with read_arrays(path) as arrays:
-        _restore(arrays, model, env)
-        restore(arrays)
-
-
-def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     restore_learned(arrays, model.policy, model.policy.optimizer)
     np.random.set_state(_numpy_state(arrays))  # noqa: NPY002
     restore_torch(arrays)

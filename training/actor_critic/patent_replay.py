@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ...cluster.files.errors import CheckpointError
 from ..snapshot import Arrays, counts, records, within
-from .a2c import MaskableA2C
 from .replay import (
     RATIO_SAMPLES,
     Floats,
@@ -159,42 +157,6 @@ class SampleReplay(BaseCallback):
             within("replay/samples", np.array([len(self.samples.actions)]), 1, self.limit)
             within("replay/update", self.samples.update, 0, self.collected - 1)
             check_actions("replay/", self.samples.masks, self.samples.actions, buffer.mask_dims)
-
-
-class _LearnsFromSamples(MaskablePPO):
-    """Learns from the samples that its replay draws."""
-
-    replay: SampleReplay
-
-    def train(self) -> None:
-        """Learn from the drawn samples; learn nothing if there are none."""
-        own = self.rollout_buffer
-        assert self.batch_size is not None
-        drawn = self.replay.batch(self.batch_size)
-        if drawn is None:
-            return
-        self.replay.record_batch(drawn)
-        self.rollout_buffer = filled(own, drawn)
-        try:
-            super().train()
-        finally:
-            self.rollout_buffer = own
-
-
-class SamplePPO(_LearnsFromSamples, MaskablePPO):
-    """PPO on the drawn samples. Source: SPEC R6."""
-
-
-class SampleA2C(_LearnsFromSamples, MaskableA2C):
-    """A2C on the drawn samples. Source: SPEC R6."""
-
-
-LITERAL_MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
-    ("ppo", "literal"): SamplePPO,
-    ("ppo", "literal-all"): SamplePPO,
-    ("a2c", "literal"): SampleA2C,
-    ("a2c", "literal-all"): SampleA2C,
-}  # by algorithm and replay
 
 
 def samples_of(buffer: Any, update: int) -> Samples:

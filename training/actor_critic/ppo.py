@@ -1,7 +1,7 @@
 """PPO and A2C with masked actions on the batched environment, and GePPO, which learns from earlier rollouts as well.
 
 `learn_by_ppo` is the run from its first rollout to its last validation. `GePPO.train` is one update of generalised PPO
-as the paper has it. The update of plain PPO is that of MaskablePPO in sb3-contrib; that of A2C is in a2c.py.
+as the paper has it. The update of plain PPO is that of MaskablePPO in sb3-contrib.
 
 Source: Schulman et al., Proximal Policy Optimization Algorithms (2017); Queeney, Paschalidis and Cassandras,
 Generalized Proximal Policy Optimization with Sample Reuse (2021). The formulas are in docs/training.md, Replay.
@@ -32,9 +32,9 @@ from ...envs.batch import AgentView
 from ...envs.sb3 import PlacementVecEnv
 from ..initial import actor_critic_of
 from ..run_folder import RunFolder
-from ..snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
+from ..snapshot import SNAPSHOT, read_arrays, restore_model, save_snapshot
 from .a2c import RMSPROP, MaskableA2C, VtraceA2C
-from .patent_replay import LITERAL_MODELS, SampleA2C, SamplePPO, SampleReplay, learning_bytes
+from .patent_replay import SampleReplay, filled, learning_bytes
 from .replay import (
     Replay,
     WeightedRollouts,
@@ -88,8 +88,10 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     replay = _replay(run_folder, env, model)
     if snapshot.exists():
         model._last_obs = env.reset()
-        restore = partial(replay.restore, buffer=model.rollout_buffer) if replay else _restore_nothing
-        load_snapshot(snapshot, model, env, restore)
+        with read_arrays(snapshot) as arrays:
+            restore_model(arrays, model, env)
+            if replay is not None:
+                replay.restore(arrays, model.rollout_buffer)
     left = config.steps - model.num_timesteps
     if left > 0:
         keeper = _RunCallback(run_folder, env, replay)
@@ -117,7 +119,7 @@ class GePPO(MaskablePPO):
         3. Set the clip by the number of policies that acted.
         4. Standardise the advantages under pi_k.
         5. For each minibatch, take a step on the clipped objective, the value and the entropy.
-        6. Slow down if the policy has moved by more than half the clip.
+        6. Lower the learning rate of later updates if the last minibatch is more than half the clip from pi_k.
 
         Source: SPEC R6, with the bias of reused samples corrected; GePPO, algorithm 1.
         """
@@ -136,7 +138,10 @@ class GePPO(MaskablePPO):
             for name, value in self._step(weighted, advantages.reshape(shape), at, clip).items():
                 figures[name].append(value)
         self._n_updates += self.n_epochs
-        self._slow_down(figures.pop("variation")[-1], clip)
+        variation = figures.pop("variation")[-1]
+        if variation > clip / 2.0:
+            self.replay.slowing /= RATE_DIVISOR
+        self.logger.record("replay/step_variation", variation)
         self._record(figures, clip)
 
     def _minibatches(self, samples: int) -> Iterator[NDArray[np.int64]]:
@@ -183,12 +188,6 @@ class GePPO(MaskablePPO):
                 "variation": 0.5 * (ratio - before).abs().mean().item(),
             }  # fmt: skip
 
-    def _slow_down(self, variation: float, clip: float) -> None:
-        """Lower the learning rate of later updates if the last minibatch is more than half the clip from pi_k."""
-        if variation > clip / 2.0:
-            self.replay.slowing /= RATE_DIVISOR
-        self.logger.record("replay/step_variation", variation)
-
     def _record(self, figures: dict[str, list[float]], clip: float) -> None:
         record = self.logger.record
         record("train/loss", figures.pop("loss")[-1])
@@ -202,6 +201,30 @@ class GePPO(MaskablePPO):
         record("replay/clip_fraction", float(np.mean(figures["clip_fraction"])))
 
 
+class SamplePPO(MaskablePPO):
+    """PPO on the samples that its replay draws. Source: SPEC R6."""
+
+    replay: SampleReplay
+
+    def train(self) -> None:
+        """Learn from the drawn samples; learn nothing if there are none."""
+        own = self.rollout_buffer
+        assert self.batch_size is not None
+        drawn = self.replay.batch(self.batch_size)
+        if drawn is None:
+            return
+        self.replay.record_batch(drawn)
+        self.rollout_buffer = filled(own, drawn)
+        try:
+            super().train()
+        finally:
+            self.rollout_buffer = own
+
+
+class SampleA2C(SamplePPO, MaskableA2C):
+    """A2C on the drawn samples. Source: SPEC R6."""
+
+
 MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
     ("ppo", "off"): MaskablePPO,
     ("ppo", "dynamic"): MaskablePPO,
@@ -209,7 +232,10 @@ MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
     ("a2c", "off"): MaskableA2C,
     ("a2c", "dynamic"): MaskableA2C,
     ("a2c", "vtrace"): VtraceA2C,
-    **LITERAL_MODELS,
+    ("ppo", "literal"): SamplePPO,
+    ("ppo", "literal-all"): SamplePPO,
+    ("a2c", "literal"): SampleA2C,
+    ("a2c", "literal-all"): SampleA2C,
 }  # by algorithm and replay
 
 
@@ -279,25 +305,20 @@ def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> 
         return None
     samples = config.buffer or parameters.kept * parameters.rows * parameters.steps
     sizes = env.batch.observations.shape[1], env.batch.actions
-    is_literal = isinstance(model, SamplePPO | SampleA2C)
-    is_whole = isinstance(model, SampleA2C)
-    taken = samples * (learning_bytes(*sizes, at_once=is_whole) if is_literal else sample_bytes(*sizes))
+    is_literal, at_once = isinstance(model, SamplePPO), isinstance(model, SampleA2C)
+    taken = samples * (learning_bytes(*sizes, at_once=at_once) if is_literal else sample_bytes(*sizes))
     if taken > MAX_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
             "take a smaller observation or buffer, or leave replay off", field="--replay",
         )  # fmt: skip
-    if isinstance(model, SamplePPO | SampleA2C):
+    if isinstance(model, SamplePPO):
         model.replay = SampleReplay(samples, takes_all=config.replay == "literal-all")
         return model.replay
     replay = Replay(parameters.kept, dynamic=config.replay == "dynamic")
     if isinstance(model, GePPO | VtraceA2C):
         model.replay = replay
     return replay
-
-
-def _restore_nothing(arrays: Arrays) -> None:
-    del arrays
 
 
 class _Interrupted(Exception):  # noqa: N818 (not an error)

@@ -44,12 +44,14 @@ class KeptRollout(NamedTuple):
 PER_STEP = KeptRollout._fields[: KeptRollout._fields.index("last")]  # (steps, rows, ...)
 
 
-class Evaluation(NamedTuple):
-    """A rollout under the present policy and critic."""
+class Trajectories(NamedTuple):
+    """Steps of all environments, with their values by the present critic."""
 
-    log_probability: Floats  # (steps, rows) of the actions that were taken
+    rewards: Floats  # (steps, rows)
     values: Floats  # (steps, rows)
-    next_values: Floats  # (steps, rows) after each step: 0 where an episode terminated, not where it was cut off
+    next_values: Floats  # (steps, rows) after each step; 0 where an episode terminated, not where it was cut off
+    ended: NDArray[np.bool_]  # (steps, rows) terminated or cut off
+    ratio: Floats  # (steps, rows) c
 
 
 def sample_bytes(size: int, actions: int) -> int:
@@ -160,18 +162,24 @@ def evaluate(
     return torch.cat(values).numpy(), torch.cat(log_probability).numpy()
 
 
-def reevaluated(policy: Any, rollout: KeptRollout) -> Evaluation:
+def reevaluated(policy: Any, rollout: KeptRollout) -> Trajectories:
     """Return a rollout under the present policy, a MaskedPolicy, and critic, with the masks of the time."""
     masks = unpacked(flat(rollout.masks), int(policy.action_space.n))
     shape = rollout.rewards.shape
     found = evaluate(policy, flat(rollout.observations), masks, flat(rollout.actions))
     values, log_probability = (each.reshape(shape) for each in found)
-    return Evaluation(log_probability, values, next_values(policy, rollout, values))
+    return _trajectories(policy, rollout, log_probability, values)
 
 
-def as_collected(policy: Any, rollout: KeptRollout) -> Evaluation:
+def as_collected(policy: Any, rollout: KeptRollout) -> Trajectories:
     """Return a rollout under the policy and critic that collected it."""
-    return Evaluation(rollout.log_probability, rollout.values, next_values(policy, rollout, rollout.values))
+    return _trajectories(policy, rollout, rollout.log_probability, rollout.values)
+
+
+def _trajectories(policy: Any, rollout: KeptRollout, log_probability: Floats, values: Floats) -> Trajectories:
+    """Return a rollout with these log-probabilities of its actions, and these values by the critic."""
+    ratio = np.exp(log_probability - rollout.log_probability)
+    return Trajectories(rollout.rewards, values, next_values(policy, rollout, values), rollout.ended, ratio)
 
 
 def next_values(policy: Any, rollout: KeptRollout, values: Floats) -> Floats:
@@ -188,16 +196,6 @@ def next_values(policy: Any, rollout: KeptRollout, values: Floats) -> Floats:
         if rollout.cut_at.size:
             following.reshape(-1)[rollout.cut_at] = policy.predict_values(torch.from_numpy(rollout.cut)).numpy()[:, 0]
     return following
-
-
-class Trajectories(NamedTuple):
-    """Steps of all environments, with their values by the present critic."""
-
-    rewards: Floats  # (steps, rows)
-    values: Floats  # (steps, rows)
-    next_values: Floats  # (steps, rows) 0 where an episode terminated
-    ended: NDArray[np.bool_]  # (steps, rows) terminated or cut off
-    ratio: Floats  # (steps, rows) c
 
 
 def weighted_gae(steps: Trajectories, *, gamma: float, gae_lambda: float) -> tuple[Floats, Floats]:
@@ -397,13 +395,11 @@ class Replay(BaseCallback):
         found = WeightedRollouts([], [], [], [])
         newest = self.collected - 1
         for rollout in rollouts:
-            now = as_collected(policy, rollout) if rollout.update == newest else reevaluated(policy, rollout)
-            ratio = np.exp(now.log_probability - rollout.log_probability)
-            if effective_share(ratio) >= MIN_EFFECTIVE_SHARE:
-                steps = Trajectories(rollout.rewards, now.values, now.next_values, rollout.ended, ratio)
+            steps = as_collected(policy, rollout) if rollout.update == newest else reevaluated(policy, rollout)
+            if effective_share(steps.ratio) >= MIN_EFFECTIVE_SHARE:
                 advantages, targets = estimator(steps)
                 found.rollouts.append(rollout)
-                found.ratio.append(ratio)
+                found.ratio.append(steps.ratio)
                 found.advantages.append(advantages)
                 found.targets.append(targets)
         age = np.concatenate([np.full(rollout.rewards.size, newest - rollout.update) for rollout in found.rollouts])
