@@ -23,7 +23,7 @@ from longshore.agents.learned.checkpoint import policy_of
 from longshore.agents.learned.network import Network
 from longshore.agents.learned.schema import Schema
 from longshore.eval.comparison import run_all
-from longshore.training.actor_critic import ppo
+from longshore.training import ppo
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.run import train
 from longshore.training.run_folder import RunFolder

@@ -31,8 +31,7 @@ from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards import random_makespan_s
 from longshore.eval.comparison import run_all
-from longshore.training.presets import PRESETS
-from longshore.training.problems import ProblemRequest
+from longshore.training.problems import PRESETS, ProblemRequest
 from longshore.training.run_folder import BEST
 
 from .card import machine_text

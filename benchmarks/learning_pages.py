@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
 from longshore.training.config import REPLAYS
-from longshore.training.presets import PRESETS
+from longshore.training.problems import PRESETS
 
 from .against import Difference, difference_of_means
 from .harness import ROOT

@@ -15,12 +15,11 @@ from longshore.agents.learned.checkpoint import schema_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.envs.layout import observation_size
-from longshore.training.actor_critic.ppo import learn_by_ppo
-from longshore.training.actor_critic.replay import sample_bytes
 from longshore.training.config import REPLAYS, TrainingConfig
-from longshore.training.presets import Hyperparameters
-from longshore.training.run_folder import Progress, RunFolder
-from longshore.training.snapshot import SNAPSHOT
+from longshore.training.ppo import learn_by_ppo
+from longshore.training.problems import Hyperparameters
+from longshore.training.replay import sample_bytes
+from longshore.training.run_folder import SNAPSHOT, Progress, RunFolder
 from longshore.training.validation import Validation
 
 from .harness import Row, main, medians

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from longshore.agents.learned.checkpoint import load_policy, save_policy
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
-from longshore.training.candidates.distil import log_cost, with_best_margin
 from longshore.training.config import TrainingConfig, problem_request
-from longshore.training.presets import OVER_TIME, PRESETS, TRACES
-from longshore.training.problems import DEFAULT_SIZES
+from longshore.training.distil import log_cost, with_best_margin
+from longshore.training.problems import DEFAULT_SIZES, OVER_TIME, PRESETS, TRACES
 from longshore.training.run import train
 from longshore.training.run_folder import Progress
 

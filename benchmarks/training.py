@@ -22,7 +22,7 @@ LEAST_PER_S = 20_000
 def run(updates: int) -> list[tuple[int, float]]:
     """Train for a number of updates; return steps so far and the time, in seconds, after each and at the end."""
     from longshore.training.config import TrainingConfig
-    from longshore.training.presets import Hyperparameters
+    from longshore.training.problems import Hyperparameters
     from longshore.training.run import train
 
     size = Hyperparameters()

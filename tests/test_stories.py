@@ -88,7 +88,7 @@ def test_a_decision(tracked: Tracked, tmp_path: Path) -> None:
 @pytest.mark.timeout(200)  # kernels run as plain Python
 def test_training_by_ppo(tracked: Tracked, tmp_path: Path) -> None:
     found = entered_by(tracked, tmp_path, "train", "--preset", "patent4", "--algo", "ppo", "--steps", 10)
-    assert "training/actor_critic/ppo.py" in found
+    assert "training/ppo.py" in found
     assert within(apart_from_commands(found), "training")
 
 

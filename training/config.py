@@ -31,8 +31,19 @@ from ..cluster.model.orders import ORDER_REGIMES, OrderName
 from ..cluster.model.outcome import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
 from ..envs.rewards import MAX_RANDOM_RUNS, RANDOM_RUNS
-from .presets import HISTORY, PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
-from .problems import LOADS, KnownEstimates, ProblemRequest, Sizes
+from .problems import (
+    HISTORY,
+    LOADS,
+    PRESETS,
+    TAUGHT,
+    TRACES,
+    DistilParameters,
+    GroupParameters,
+    Hyperparameters,
+    KnownEstimates,
+    ProblemRequest,
+    Sizes,
+)
 
 TRAINING_PAGE = "docs/training.md"
 

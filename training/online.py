@@ -21,10 +21,9 @@ from ..cluster.files.errors import CheckpointError, InputError
 from ..cluster.files.output_file import make_folder, replacing
 from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
-from .initial import initial_network
 from .problems import DEFAULT_SIZES, Sizes, later_problem
 from .run import train
-from .run_folder import OnProgress, interruptible
+from .run_folder import OnProgress, initial_network, interruptible
 from .validation import Later, compared, plain
 
 

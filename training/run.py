@@ -21,15 +21,23 @@ from ..cluster.model.problem import Problem
 from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
-from .actor_critic.ppo import learn_by_ppo
-from .candidates.distil import learn_by_distillation, log_cost, with_best_margin
-from .candidates.group import learn_by_groups
 from .config import BY_CANDIDATES, REPLAYS, TrainingConfig, problem_request
-from .initial import actor_critic_of, initial_network, with_layers
-from .presets import HISTORY, PRESETS, TRACES
-from .problems import DEFAULT_SIZES, Sizes
-from .run_folder import BEST, OnProgress, Progress, RunFolder, interruptible
-from .snapshot import SNAPSHOT, read_arrays
+from .distil import learn_by_distillation, log_cost, with_best_margin
+from .group import learn_by_groups
+from .ppo import learn_by_ppo
+from .problems import DEFAULT_SIZES, HISTORY, PRESETS, TRACES, Sizes
+from .run_folder import (
+    BEST,
+    SNAPSHOT,
+    OnProgress,
+    Progress,
+    RunFolder,
+    actor_critic_of,
+    initial_network,
+    interruptible,
+    read_arrays,
+    with_layers,
+)
 from .validation import Later, Score, Validation, compare_later, compare_on_history, write_later
 
 CONFIG = "config.json"
@@ -280,8 +288,8 @@ def groups() -> Rehearsal:
     from ..agents.learned.checkpoint import layout_of, schema_of
     from ..agents.networks.candidates import CandidateNetwork, candidate_weights
     from ..agents.networks.sampled_runs import sample_runs
-    from .candidates.credit import credits_of, gaps_of, write_credits, write_gaps
-    from .candidates.group import SHARDS, STATE_FEATURES, RunCollector
+    from .credit import credits_of, gaps_of, write_credits, write_gaps
+    from .group import SHARDS, STATE_FEATURES, RunCollector
 
     problem = hetero64(1, 0, jobs=4)
     schema = schema_of(
@@ -306,7 +314,7 @@ def labels() -> Rehearsal:
     """Decisions that distillation learns from; rollouts label them."""
     from ..cluster.kernels.structures import uniform
     from ..envs.features import write_candidates
-    from .candidates.group import OBSERVATION_SIZE
+    from .group import OBSERVATION_SIZE
 
     sim = simulation_of(hetero64(1, 0, jobs=4))
 

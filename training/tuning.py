@@ -38,8 +38,7 @@ from .config import (
     whole_or_not,
     with_parameters,
 )
-from .presets import PRESETS
-from .problems import DEFAULT_SIZES, Sizes
+from .problems import DEFAULT_SIZES, PRESETS, Sizes
 from .run import train
 from .run_folder import Progress, interruptible
 from .validation import Score

@@ -17,7 +17,7 @@ from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.named import NAMES, preset_problem, problem_of
 from longshore.cluster.presets.problems import WINDOW_JOBS
 from longshore.envs.batch import AgentView
-from longshore.training.presets import PRESETS
+from longshore.training.problems import PRESETS
 from tests.envs.random_run import trace_in
 from tests.support import processes
 

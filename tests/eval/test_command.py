@@ -18,7 +18,7 @@ from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
 from longshore.eval.command import with_distinct_names
 from longshore.eval.setting import EvaluationRequest, setting_of
-from longshore.training.presets import PRESETS
+from longshore.training.problems import PRESETS
 from tests.checkout import HETERO64
 from tests.eval.answers import ASKED, answer
 from tests.eval.runs import scenarios

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from longshore.agents.learned.checkpoint import schema_of
 from longshore.cluster.model.problem import Problem
-from longshore.training.candidates.group import GroupLearner
 from longshore.training.config import TrainingConfig
-from longshore.training.presets import GroupParameters
+from longshore.training.group import GroupLearner
+from longshore.training.problems import GroupParameters
 from longshore.training.run_folder import RunFolder
 from longshore.training.validation import Validation
 

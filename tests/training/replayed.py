@@ -12,9 +12,8 @@ from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.envs.batch import AgentView
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C, VtraceA2C
-from longshore.training.actor_critic.ppo import NO_SB3_LOG, GePPO
-from longshore.training.actor_critic.replay import Replay
+from longshore.training.ppo import NO_SB3_LOG, RMSPROP, GePPO, MaskableA2C, VtraceA2C
+from longshore.training.replay import Replay
 from tests.envs.random_run import small_problem
 
 ROWS, STEPS = 8, 32

@@ -8,7 +8,7 @@ import pytest
 
 from longshore.cluster.presets import problems
 from longshore.training import problems as training_problems
-from longshore.training.presets import HISTORY, PRESETS, TRACES
+from longshore.training.problems import HISTORY, PRESETS, TRACES
 
 
 def with_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import A2C
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
+from longshore.training.ppo import RMSPROP, MaskableA2C
 
 OPTIONS: dict[str, Any] = {
     "n_steps": 5, "learning_rate": 1e-3, "ent_coef": 0.01, "gae_lambda": 0.9, "seed": 3, "device": "cpu",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.networks.sampled_runs import SampledRuns
 from longshore.cluster.model.outcome import RunMetrics, bounded_s, weighting_of
-from longshore.training.candidates.credit import (
+from longshore.training.credit import (
     CreditBaseline,
     JobTimes,
     credits_of,
@@ -19,7 +19,7 @@ from longshore.training.candidates.credit import (
     remaining_job_s,
     write_credits,
 )
-from longshore.training.candidates.group import SUMS, job_weights, relative_cost
+from longshore.training.group import SUMS, job_weights, relative_cost
 
 SECONDS = st.floats(0.0, 1e6)
 JOBS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6)

@@ -33,7 +33,8 @@ from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.training import run
-from longshore.training.candidates.distil import (
+from longshore.training.config import TrainingConfig, config_of
+from longshore.training.distil import (
     DistilLearner,
     Labels,
     LabelTask,
@@ -46,12 +47,9 @@ from longshore.training.candidates.distil import (
     noise_weight,
     workers_of,
 )
-from longshore.training.config import TrainingConfig, config_of
-from longshore.training.initial import initial_network
-from longshore.training.presets import DistilParameters, GroupParameters
-from longshore.training.problems import Sizes
+from longshore.training.problems import DistilParameters, GroupParameters, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import Progress, RunFolder
+from longshore.training.run_folder import Progress, RunFolder, initial_network
 from longshore.training.validation import Validation
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
@@ -354,7 +352,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
         learner.collect()
         learner.fit()
         learned.append(learner.network.state_dict())
-        monkeypatch.setattr("longshore.training.candidates.distil.value_loss", lambda values, to_go: 0.0 * values.sum())
+        monkeypatch.setattr("longshore.training.distil.value_loss", lambda values, to_go: 0.0 * values.sum())
     for name, tensor in learned[0].items():
         assert torch.equal(tensor, learned[1][name]) == (not name.startswith("value")), name
 

@@ -25,12 +25,10 @@ from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
-from longshore.training.candidates.group import Collected, Decisions, GroupLearner, advantages, decisions_of
-from longshore.training.presets import GroupParameters
-from longshore.training.problems import Sizes
+from longshore.training.group import Collected, Decisions, GroupLearner, advantages, decisions_of
+from longshore.training.problems import GroupParameters, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import Progress, RunFolder
-from longshore.training.snapshot import SNAPSHOT
+from longshore.training.run_folder import SNAPSHOT, Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.envs.random_run import small_problem
 from tests.support.budgets import examples
@@ -291,7 +289,7 @@ def learned_sides(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor]]
 
 def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, value = learned_sides(tmp_path / "on")
-    monkeypatch.setattr("longshore.training.candidates.group.value_loss", lambda values, to_go: 0.0 * values.sum())
+    monkeypatch.setattr("longshore.training.group.value_loss", lambda values, to_go: 0.0 * values.sum())
     alone, idle = learned_sides(tmp_path / "off")
     assert all(torch.equal(one, other) for one, other in zip(policy, alone, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(value, idle, strict=True))

@@ -25,18 +25,12 @@ from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
 from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.testing.twin import id_of
-from longshore.training.candidates.group import (
-    LiveDecisions,
-    draw_live,
-    effective_sample_size,
-    live_decisions,
-    to_go_of,
-)
 from longshore.training.config import TrainingConfig, config_of
+from longshore.training.group import LiveDecisions, draw_live, effective_sample_size, live_decisions, to_go_of
 from longshore.training.history import ClusterPast, read_history
-from longshore.training.initial import actor_critic_of
-from longshore.training.presets import GroupParameters, Hyperparameters
 from longshore.training.problems import (
+    GroupParameters,
+    Hyperparameters,
     ProblemRequest,
     Sizes,
     fault_rates_per_s,
@@ -45,6 +39,7 @@ from longshore.training.problems import (
     with_ranks,
 )
 from longshore.training.run import train
+from longshore.training.run_folder import actor_critic_of
 from tests.command_line import Command
 from tests.scheduler.twin_run import learning, learning_case
 from tests.training.recorded_history import RecordedHistory, record_history

@@ -11,7 +11,7 @@ from longshore.agents.learned.schema import HiddenLayers, Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.initial import actor_critic_of, with_layers
+from longshore.training.run_folder import actor_critic_of, with_layers
 
 NODES = (8,) * 8
 

@@ -13,10 +13,9 @@ from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.training import run
-from longshore.training.candidates.distil import MARGINS, log_cost, with_best_margin, with_margin
 from longshore.training.config import problem_request
-from longshore.training.presets import PRESETS
-from longshore.training.problems import Sizes
+from longshore.training.distil import MARGINS, log_cost, with_best_margin, with_margin
+from longshore.training.problems import PRESETS, Sizes
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
 from tests.policies_under_test import untrained_candidates

@@ -14,8 +14,7 @@ from longshore.cluster.files.errors import CheckpointError
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import starts_of
-from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.problems import ProblemRequest, Problems, Sizes
+from longshore.training.problems import PRESETS, Hyperparameters, ProblemRequest, Problems, Sizes
 from tests.command_line import Command
 from tests.plain_run import busy_case
 from tests.scheduler.twin_run import layout_of, simulated, twin_of

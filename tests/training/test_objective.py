@@ -14,11 +14,10 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training import run
-from longshore.training.candidates.distil import log_cost
-from longshore.training.candidates.group import Collected, advantages
 from longshore.training.config import TrainingConfig, with_objective
-from longshore.training.presets import GroupParameters
-from longshore.training.problems import Sizes
+from longshore.training.distil import log_cost
+from longshore.training.group import Collected, advantages
+from longshore.training.problems import GroupParameters, Sizes
 from longshore.training.validation import Validation, cost_of
 from tests.envs.random_run import small_problem
 from tests.policies_under_test import untrained_candidates

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from longshore.training.actor_critic.replay import (
+from longshore.training.replay import (
     Trajectories,
     clip_of,
     effective_share,

@@ -18,8 +18,7 @@ from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history import read_history
 from longshore.training.online import PAST, ROUND, OnlineRequest, Round, digest_of, learn_online, publish
-from longshore.training.presets import GroupParameters, Hyperparameters
-from longshore.training.problems import Sizes
+from longshore.training.problems import GroupParameters, Hyperparameters, Sizes
 from longshore.training.run_folder import OnProgress, Progress
 from tests.command_line import Command
 from tests.policies_under_test import untrained_candidates

@@ -15,10 +15,9 @@ from longshore.cluster.files.errors import InputError
 from longshore.envs.batch import AgentView
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training import run
-from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
 from longshore.training.config import TrainingConfig, config_of, with_numbers
-from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.problems import ProblemRequest, Sizes
+from longshore.training.ppo import RMSPROP, MaskableA2C
+from longshore.training.problems import PRESETS, Hyperparameters, ProblemRequest, Sizes
 from longshore.training.run_folder import Progress
 from tests.training.tensorboard_names import documented, events_of, shown
 

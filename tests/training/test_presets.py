@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from longshore.cluster.model.problem import Scenarios
 from longshore.cluster.presets.problems import HETERO64_CAPACITY, Regime
-from longshore.training.presets import PRESETS
-from longshore.training.problems import ProblemRequest
+from longshore.training.problems import PRESETS, ProblemRequest
 
 
 def small_trace(path: Path) -> Path:

@@ -14,11 +14,11 @@ from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.state.state import MAX_CANDIDATES
 from longshore.envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from longshore.training.actor_critic.ppo import falling
-from longshore.training.candidates import distil
-from longshore.training.candidates.distil import Labels, fit_network
-from longshore.training.candidates.group import step_in_chunks
-from longshore.training.presets import DistilParameters
+from longshore.training import distil
+from longshore.training.distil import Labels, fit_network
+from longshore.training.group import step_in_chunks
+from longshore.training.ppo import falling
+from longshore.training.problems import DistilParameters
 
 
 def rates(start: float, steps: int, rollout: int) -> list[float]:

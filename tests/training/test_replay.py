@@ -8,9 +8,8 @@ import pytest
 import torch
 from sb3_contrib import MaskablePPO
 
-from longshore.training.actor_critic.a2c import MaskableA2C, VtraceA2C
-from longshore.training.actor_critic.ppo import GePPO
-from longshore.training.actor_critic.replay import (
+from longshore.training.ppo import GePPO, MaskableA2C, VtraceA2C
+from longshore.training.replay import (
     Replay,
     as_collected,
     flat,

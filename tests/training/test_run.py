@@ -22,11 +22,9 @@ from longshore.cluster.presets.drawn import VALIDATION_SEED, hetero64, training_
 from longshore.cluster.presets.problems import Regime
 from longshore.training import run
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.problems import ProblemRequest, Problems, Sizes
+from longshore.training.problems import PRESETS, Hyperparameters, ProblemRequest, Problems, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import BEST, EVENTS, SPENT, Progress, Spent
-from longshore.training.snapshot import SNAPSHOT
+from longshore.training.run_folder import BEST, EVENTS, SNAPSHOT, SPENT, Progress, Spent
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, events_of, shown
 

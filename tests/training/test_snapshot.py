@@ -23,7 +23,7 @@ from torch.optim import Adam, RMSprop
 from longshore.cluster.files.errors import CheckpointError, EndlessError
 from longshore.cluster.state.state import State
 from longshore.envs.batch import AgentView, Batch
-from longshore.training.snapshot import (
+from longshore.training.run_folder import (
     YOUNGER,
     Arrays,
     learned_arrays,

@@ -12,8 +12,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.training.config import PARAMETER_FIELDS, PARAMETER_RANGES, TrainingConfig, config_of, with_parameter_file
-from longshore.training.presets import GroupParameters
-from longshore.training.problems import Sizes
+from longshore.training.problems import GroupParameters, Sizes
 from longshore.training.run import CONFIG
 from longshore.training.tuning import Processes, TrialWork, Tuned, run_trial, tune
 from tests.command_line import Command

@@ -24,24 +24,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...agents.heuristics import HEURISTICS
-from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of, objective_unit_s, spent_s
-from ...agents.rollouts import RankingBase, Rollout, RolloutBase, Search
-from ...cluster.files.errors import CheckpointError, InputError
-from ...cluster.kernels.structures import uniform
-from ...cluster.model.outcome import Objective, Weighting, metrics, objective_of
-from ...cluster.model.problem import Problem
-from ...cluster.placing import undo_picks
-from ...cluster.simulator.engine import advance, reset, start, wait
-from ...cluster.simulator.simulation import outcome_of, simulation_of
-from ...cluster.state.state import MAX_CANDIDATES, Simulation
-from ...envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
-from ..initial import initial_network
-from ..presets import DistilParameters
-from ..run_folder import RunFolder
-from ..snapshot import SNAPSHOT, Arrays, counts, read_arrays, records, restore_weights, within, write_arrays
+from ..agents.heuristics import HEURISTICS
+from ..agents.learned.checkpoint import layout_of
+from ..agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of, objective_unit_s, spent_s
+from ..agents.rollouts import RankingBase, Rollout, RolloutBase, Search
+from ..cluster.files.errors import CheckpointError, InputError
+from ..cluster.kernels.structures import uniform
+from ..cluster.model.outcome import Objective, Weighting, metrics, objective_of
+from ..cluster.model.problem import Problem
+from ..cluster.placing import undo_picks
+from ..cluster.simulator.engine import advance, reset, start, wait
+from ..cluster.simulator.simulation import outcome_of, simulation_of
+from ..cluster.state.state import MAX_CANDIDATES, Simulation
+from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
 from .group import CLOSED_LOGIT, OBSERVATION_SIZE, step_in_chunks, value_loss
+from .problems import DistilParameters
+from .run_folder import (
+    SNAPSHOT,
+    Arrays,
+    RunFolder,
+    counts,
+    initial_network,
+    read_arrays,
+    records,
+    restore_weights,
+    within,
+    write_arrays,
+)
 
 LABELLED, OWN = 0, 1  # second counter of the draws: which decisions are labelled, and which policy runs
 

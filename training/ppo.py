@@ -1,7 +1,8 @@
-"""PPO and A2C with masked actions on the batched environment, and GePPO, which learns from earlier rollouts as well.
+"""PPO and A2C with masked actions on the batched environment, and the updates that learn from earlier rollouts as well.
 
 `learn_by_ppo` is the run from its first rollout to its last validation. `GePPO.train` is one update of generalised PPO
-as the paper has it. The update of plain PPO is that of MaskablePPO in sb3-contrib.
+as the paper has it. The update of plain PPO is that of MaskablePPO in sb3-contrib; `MaskableA2C` has
+Stable-Baselines3's update of A2C.
 
 Source: Schulman et al., Proximal Policy Optimization Algorithms (2017); Queeney, Paschalidis and Cassandras,
 Generalized Proximal Policy Optimization with Sample Reuse (2021). The formulas are in docs/training.md, Replay.
@@ -23,30 +24,31 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional
 
-from ...agents.learned.checkpoint import layout_of
-from ...agents.learned.network import Network
-from ...agents.networks.sb3_policy import MaskedPolicy
-from ...cluster.files.errors import InputError
-from ...cluster.model.problem import Problem
-from ...envs.batch import AgentView
-from ...envs.sb3 import PlacementVecEnv
-from ..initial import actor_critic_of
-from ..run_folder import RunFolder
-from ..snapshot import SNAPSHOT, read_arrays, restore_model, save_snapshot
-from .a2c import RMSPROP, MaskableA2C, VtraceA2C
-from .patent_replay import SampleReplay, filled, learning_bytes
+from ..agents.learned.checkpoint import layout_of
+from ..agents.learned.network import Network
+from ..agents.networks.sb3_policy import MaskedPolicy
+from ..cluster.files.errors import InputError
+from ..cluster.model.problem import Problem
+from ..envs.batch import AgentView
+from ..envs.sb3 import PlacementVecEnv
 from .replay import (
     Replay,
+    SampleReplay,
     WeightedRollouts,
     clip_of,
     clip_range_of,
+    filled,
+    flat,
     gathered,
     geppo_loss,
+    learning_bytes,
     sample_bytes,
     standardised,
     unpacked,
+    vtrace,
     weighted_gae,
 )
+from .run_folder import SNAPSHOT, RunFolder, actor_critic_of, read_arrays, restore_model, save_snapshot
 
 RATE_DIVISOR = 1.03  # the learning rate is divided by it when an update went too far
 NO_SB3_LOG = 1_000_000_000  # updates between Stable-Baselines3's own log lines: the callback writes the metrics
@@ -199,6 +201,77 @@ class GePPO(MaskablePPO):
         record("train/clip_range", clip)
         record("train/learning_rate", self.policy.optimizer.param_groups[0]["lr"])
         record("replay/clip_fraction", float(np.mean(figures["clip_fraction"])))
+
+
+# What Stable-Baselines3's A2C takes; under policy_kwargs, as its class does.
+RMSPROP: dict[str, Any] = {
+    "optimizer_class": torch.optim.RMSprop,
+    "optimizer_kwargs": {"alpha": 0.99, "eps": 1e-5, "weight_decay": 0},
+}
+
+
+class MaskableA2C(MaskablePPO):
+    """One step of the optimiser on each whole rollout, without ratios, clip or epochs."""
+
+    def train(self) -> None:
+        """Learn from the rollout.
+
+        Source: SPEC R6 and R7.
+        """
+        for batch in self.rollout_buffer.get(batch_size=None):
+            actions = batch.actions.long().flatten()
+            self._step(batch.observations, actions, batch.action_masks, batch.advantages, batch.returns)
+        self._record(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
+
+    def _step(self, observations: Tensor, actions: Tensor, masks: Tensor, advantages: Tensor, targets: Tensor) -> None:
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        values, log_probability, entropy = self.policy.evaluate_actions(observations, actions, action_masks=masks)
+        assert entropy is not None
+        policy_loss = -(advantages * log_probability).mean()
+        value_loss = functional.mse_loss(targets, values.flatten())
+        entropy_loss = -torch.mean(entropy)
+        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+        self.policy.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        self._n_updates += 1
+        self.logger.record("train/policy_loss", policy_loss.item())
+        self.logger.record("train/value_loss", value_loss.item())
+        self.logger.record("train/entropy_loss", entropy_loss.item())
+
+    def _record(self, values: Any, returns: Any) -> None:
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/explained_variance", explained_variance(values, returns))
+
+
+class VtraceA2C(MaskableA2C):
+    """A2C on an equal part of each rollout of `replay`, in all the steps of one, corrected by V-trace.
+
+    Source: IMPALA (Espeholt et al., 2018); docs/training.md, Replay.
+    """
+
+    replay: Replay
+
+    def train(self) -> None:
+        """Learn from a part of each kept rollout, the newest among them, in one step."""
+        estimator = partial(vtrace, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        weighted = self.replay.weight(self.policy, self.replay.equal_parts(), estimator)
+        rollouts = weighted.rollouts
+
+        def joined(arrays: Any) -> NDArray[Any]:
+            return np.concatenate([flat(array) for array in arrays])
+
+        masks = unpacked(joined(rollout.masks for rollout in rollouts), self.rollout_buffer.mask_dims)
+        samples = (
+            joined(rollout.observations for rollout in rollouts), joined(rollout.actions for rollout in rollouts),
+            masks, joined(weighted.advantages), joined(weighted.targets),
+        )  # fmt: skip
+        self._step(*map(torch.from_numpy, samples))
+        self._record(rollouts[-1].values.ravel(), weighted.targets[-1].ravel())
+        truncated = joined(weighted.ratio) > 1.0
+        self.logger.record("replay/clip_fraction", float(truncated.mean()))
 
 
 class SamplePPO(MaskablePPO):

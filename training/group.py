@@ -24,23 +24,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidates import CandidateNetwork, candidate_weights
-from ...agents.networks.sampled_runs import SampledRuns, sample_runs
-from ...cluster.model.outcome import RunMetrics, Weighting, alone, bounded_s, metrics, objective_of
-from ...cluster.model.problem import Problem
-from ...cluster.simulator.simulation import outcome_of, simulation_of
-from ...cluster.state.state import MAX_CANDIDATES, Simulation
-from ...envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from ..history import ObservedDecision, Stays, read_history
-from ..initial import initial_network
-from ..problems import TRAINED_PART
-from ..run_folder import RunFolder
-from ..snapshot import (
+from ..agents.learned.checkpoint import layout_of
+from ..agents.networks.candidates import CandidateNetwork, candidate_weights
+from ..agents.networks.sampled_runs import SampledRuns, sample_runs
+from ..cluster.model.outcome import RunMetrics, Weighting, alone, bounded_s, metrics, objective_of
+from ..cluster.model.problem import Problem
+from ..cluster.simulator.simulation import outcome_of, simulation_of
+from ..cluster.state.state import MAX_CANDIDATES, Simulation
+from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from .credit import CreditBaseline, JobTimes, credits_of, gaps_of, job_times, joined_job_times, over_spread
+from .history import ObservedDecision, Stays, read_history
+from .problems import TRAINED_PART
+from .run_folder import (
     SNAPSHOT,
     Arrays,
+    RunFolder,
     alike,
     counts,
+    initial_network,
     learned_arrays,
     read_arrays,
     restore_learned,
@@ -48,7 +49,6 @@ from ..snapshot import (
     within,
     write_arrays,
 )
-from .credit import CreditBaseline, JobTimes, credits_of, gaps_of, job_times, joined_job_times, over_spread
 
 SHARDS = 4  # simulations that collect; independent of the number of threads, which must change nothing
 AVERAGED_UPDATES = 8  # from random weights, the average is over the latest 1/8 of the run so far

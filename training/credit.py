@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.networks.sampled_runs import SampledRuns
-from ...cluster.kernels.compiled import kernel
-from ...cluster.model.outcome import Outcome
+from ..agents.networks.sampled_runs import SampledRuns
+from ..cluster.kernels.compiled import kernel
+from ..cluster.model.outcome import Outcome
 
 Times = NDArray[np.float64]
 BASELINE_DECAY = 0.9  # weight of earlier updates, at each update

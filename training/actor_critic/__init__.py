@@ -1,1 +1,0 @@
-"""PPO and A2C with masked actions, and replay."""

@@ -1,1 +1,0 @@
-"""Training of networks that score whole placements."""
