@@ -22,7 +22,7 @@ from longshore.cluster.presets.drawn import evaluation_key
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.windows import with_gpus_cut
-from longshore.eval.advice.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
+from longshore.eval.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
 from longshore.planner.jobs import Tables, attach, read_models
 from longshore.planner.model import DEFAULT
 

@@ -20,7 +20,7 @@ from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
 from longshore.cluster.presets.drawn import evaluation_key
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
 from longshore.cluster.traces.read import read_trace
-from longshore.eval.advice.asides import (
+from longshore.eval.asides import (
     RESTART,
     SWITCH,
     FaultCosts,

@@ -20,13 +20,11 @@ from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem, Scenarios, same_jobs
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
-from .advice.asides import Aside, backup_aside, planning_aside, switching_aside
-from .advice.choice import OrderAdvice, advice_of
-from .advice.grid import every_order, other_bounds, run_grid
-from .advice.ranking import document_of, section_of, terminal_ranking
-from .advice.words import headline, remarks_on, sentences
+from .answer import document_of, headline, remarks_on, section_of, sentences, terminal_ranking
+from .asides import Aside, backup_aside, planning_aside, switching_aside
 from .bounds import lower_bounds
 from .comparison import Comparison, compare, run_all, run_recorded
+from .every_order import OrderAdvice, advice_of, every_order, other_bounds, run_grid
 from .figures import pictures, write_pictures
 from .report import write_json, write_report
 from .setting import EvaluationRequest, Setting, is_heuristic, setting_of, tuned_patients, tuned_text

@@ -42,8 +42,7 @@ from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
 from ..cluster.workloads.generator import PROFILES, Arrivals, generate
 from ..cluster.workloads.windows import with_gpus_cut
-from .comparison import run_all
-from .metrics import scenario_metrics
+from .comparison import run_all, scenario_metrics
 from .table import ShowStatus
 
 PROFILE = "philly"

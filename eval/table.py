@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ..cluster.model.intervals import FEWEST_RESAMPLED, IntervalEstimates
-from ..cluster.model.outcome import Outcome, metrics
+from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import Scenarios
 from ..cluster.traces.statistics import TraceStatistics
 from ..cluster.workloads.estimates import EstimateErrors
@@ -291,7 +291,7 @@ def print_run(
     console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, ageing_s: float = math.inf
 ) -> None:
     """Print the figures of one scenario's run; with an ageing bound, also how many jobs waited longer."""
-    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)
+    figures = scenario_metrics(outcome, scenarios, cluster_gpus)
     unit, scale = time_unit(float(figures.makespan_s[0]))
     rows = {
         "makespan": f"{figures.makespan_s[0] * scale:.2f} {unit}",

@@ -14,10 +14,9 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.read import read_trace
-from longshore.eval.advice.choice import OrderAdvice, advice_of
-from longshore.eval.advice.grid import OrderGrid, every_order, run_grid
 from longshore.eval.bounds import lower_bounds
 from longshore.eval.command import evaluate_request
+from longshore.eval.every_order import OrderAdvice, OrderGrid, advice_of, every_order, run_grid
 from longshore.eval.setting import EvaluationRequest, JobsRequest
 from longshore.eval.table import ShowStatus
 from tests.checkout import SMALL

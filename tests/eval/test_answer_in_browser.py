@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, sync_playwright
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.eval.advice.ranking import section_of
+from longshore.eval.answer import section_of
 from longshore.eval.report import write_report
 from tests.eval.answers import advice, run
 from tests.eval.runs import comparison

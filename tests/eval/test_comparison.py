@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.eval.comparison import compare, size_classes
-from longshore.eval.metrics import METRICS
+from longshore.eval.comparison import METRICS, compare, size_classes
 from longshore.eval.table import verdict
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, policies, scenarios
 from tests.support.budgets import examples

@@ -14,9 +14,8 @@ from longshore.cluster.model.problem import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.read import read_trace
-from longshore.eval.advice.grid import COMMON, Candidate, every_order, run_grid, windows_of
-from longshore.eval.advice.ranking import document_of, lines, section_of
-from longshore.eval.advice.words import headline, sentences
+from longshore.eval.answer import document_of, headline, lines, section_of, sentences
+from longshore.eval.every_order import COMMON, Candidate, every_order, run_grid, windows_of
 from tests.checkout import DATA, SMALL, needs_data
 from tests.command_line import Command
 from tests.eval.answers import Answer, advice, run, trace

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.eval.advice.asides import RESTART, SWITCH, FaultCosts, handling_comparison, handling_in_words
+from longshore.eval.asides import RESTART, SWITCH, FaultCosts, handling_comparison, handling_in_words
 from tests.eval.answers import ASKED, answer
 
 FILE = """\

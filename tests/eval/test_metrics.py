@@ -11,7 +11,7 @@ from longshore.cluster.model.outcome import Outcome, RunMetrics, metrics
 from longshore.cluster.model.problem import Scenarios
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.eval.metrics import METRICS, Metric
+from longshore.eval.comparison import METRICS, Metric
 
 SCENARIOS, JOBS, NODES, PADS = 6, 24, 4, 3
 Change = Callable[[NDArray[np.generic]], NDArray[np.generic]]

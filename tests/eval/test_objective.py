@@ -12,9 +12,9 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.model.outcome import weighting_of
 from longshore.cluster.model.problem import ORDERS
-from longshore.eval.advice.grid import COMMON
-from longshore.eval.advice.words import sentences
+from longshore.eval.answer import sentences
 from longshore.eval.comparison import compare
+from longshore.eval.every_order import COMMON
 from longshore.eval.setting import is_heuristic
 from tests.checkout import SMALL
 from tests.command_line import Command

@@ -9,7 +9,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import BEST, FIXED
-from longshore.eval.advice.asides import LayoutFigures, layout_comparison, layouts_in_words
+from longshore.eval.asides import LayoutFigures, layout_comparison, layouts_in_words
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED, answer
 

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.protocol import Policy
-from ...cluster.model.intervals import IntervalEstimates
-from ...cluster.model.outcome import Outcome, metrics
-from ...cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
-from ...cluster.presets.problems import Regime
-from ..comparison import run_all
-from ..table import ShowStatus
-from .choice import ends, in_percent, ratios_by_unit, with_interval
+from ..agents.protocol import Policy
+from ..cluster.model.intervals import IntervalEstimates, ratio_estimates, unit_sums
+from ..cluster.model.outcome import Outcome
+from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
+from ..cluster.presets.problems import Regime
+from .comparison import run_all, scenario_metrics
+from .every_order import CONFIDENCE
+from .table import ShowStatus
 
 HOUR_S = 3600.0
 RESTART, SWITCH = "restart", "switch"
@@ -54,10 +54,7 @@ def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison:
 
 def fault_costs(problem: Problem, outcome: Outcome) -> FaultCosts:
     """Return what faults cost in an outcome of a problem's scenarios."""
-    scenarios = problem.scenarios
-    figures = metrics(
-        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
-    )
+    figures = scenario_metrics(outcome, problem.scenarios, problem.cluster.gpu_node.size)
     return FaultCosts(
         lost_gpu_s=figures.lost_gpu_s + outcome.overhead_gpu_s,
         jct_s=figures.mean_jct_s,
@@ -70,16 +67,16 @@ def handling_comparison(policy: str, held: dict[str, FaultCosts], unit: NDArray[
     """Return both handlings compared, given the unit of each scenario, shape (scenarios,)."""
     switch, restart = held[SWITCH], held[RESTART]
     mine, other = (np.array([costs.lost_gpu_s, costs.jct_s]) for costs in (switch, restart))
-    lost, jct = ratios_by_unit(mine, other, unit)
-    return HandlingComparison(policy, held, lost, in_percent(jct), int(np.unique(unit).size))
+    lost, jct = _ratios_by_unit(mine, other, unit)
+    return HandlingComparison(policy, held, lost, _in_percent(jct), int(np.unique(unit).size))
 
 
 def handling_in_words(handlings: HandlingComparison) -> str:
     """Return the comparison in one sentence."""
     lost_h = {name: held.lost_gpu_s.mean() / HOUR_S for name, held in handlings.held.items()}
     stops = {name: held.stops.mean() for name, held in handlings.held.items()}
-    times = with_interval(handlings.lost, ".2f", " times")
-    jct = with_interval(handlings.jct_percent, "+.1f", " %")
+    times = _with_interval(handlings.lost, ".2f", " times")
+    jct = _with_interval(handlings.jct_percent, "+.1f", " %")
     return (
         f"under {handlings.policy}, jobs that switch lose {lost_h[SWITCH]:.1f} GPU-hours to faults, checks and "
         f"restarts in a scenario, jobs that restart {lost_h[RESTART]:.1f}: {times} as many; the mean JCT changes by "
@@ -100,8 +97,8 @@ def handling_document(handlings: HandlingComparison) -> dict[str, Any]:
             }
             for name, held in handlings.held.items()
         },
-        "lost_ratio": ends(handlings.lost),
-        "jct_change_percent": ends(handlings.jct_percent),
+        "lost_ratio": _ends(handlings.lost),
+        "jct_change_percent": _ends(handlings.jct_percent),
         "units": handlings.units,
     }
 
@@ -132,7 +129,7 @@ def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
         both.append(np.array([fault_costs(problem, outcome).jct_s, held_gpu_s]))
     without, backed = both
     unit = same_jobs(problem.scenarios)
-    jct, held = map(in_percent, ratios_by_unit(backed, without, unit))
+    jct, held = map(_in_percent, _ratios_by_unit(backed, without, unit))
     return BackupComparison(
         policy=policy.name,
         max_backups=problem.rules.backups,
@@ -148,7 +145,7 @@ def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
 
 def backups_in_words(found: BackupComparison) -> str:
     """Return the comparison in one sentence."""
-    jct, held = (with_interval(each, "+.1f", " %") for each in (found.jct_percent, found.held_percent))
+    jct, held = (_with_interval(each, "+.1f", " %") for each in (found.jct_percent, found.held_percent))
     before_h, after_h = (jct_s / HOUR_S for jct_s in found.jct_s)
     return (
         f"under {found.policy}, backups for up to {found.max_backups} GPUs of a job change the mean JCT by {jct}, from "
@@ -163,8 +160,8 @@ def backups_document(found: BackupComparison) -> dict[str, Any]:
         "policy": found.policy,
         "max_backups": found.max_backups,
         "mean_jct_s": dict(zip(("without", "with"), found.jct_s, strict=True)),
-        "jct_change_percent": ends(found.jct_percent),
-        "gpu_hours_held_change_percent": ends(found.held_percent),
+        "jct_change_percent": _ends(found.jct_percent),
+        "gpu_hours_held_change_percent": _ends(found.held_percent),
         "met_slow_nodes": found.slowed,
         "backups": found.backups,
         "backup_gpu_hours": found.backup_gpu_s / HOUR_S,
@@ -246,13 +243,13 @@ def layout_comparison(
 ) -> LayoutComparison:
     """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
     other, mine = (np.array([getattr(figures, name) for name in LAYOUT_FIGURES]) for figures in layouts.values())
-    percent = dict(zip(LAYOUT_FIGURES, map(in_percent, ratios_by_unit(mine, other, unit)), strict=True))
+    percent = dict(zip(LAYOUT_FIGURES, map(_in_percent, _ratios_by_unit(mine, other, unit)), strict=True))
     return LayoutComparison(policy, layouts, percent, unit, jobs, planned, changed)
 
 
 def layouts_in_words(savings: LayoutComparison) -> str:
     """Return the comparison in one sentence."""
-    jct, held, _ = (with_interval(savings.percent[figure], "+.1f", " %") for figure in LAYOUT_FIGURES)
+    jct, held, _ = (_with_interval(savings.percent[figure], "+.1f", " %") for figure in LAYOUT_FIGURES)
     before, after = savings.layouts
     before_h, after_h = (figures.mean_jct_s.mean() / HOUR_S for figures in savings.layouts.values())
     return (
@@ -274,9 +271,9 @@ def layouts_document(savings: LayoutComparison) -> dict[str, Any]:
             }
             for name, figures in savings.layouts.items()
         },
-        "jct_change_percent": ends(savings.percent["mean_jct_s"]),
-        "gpu_hours_held_change_percent": ends(savings.percent["held_gpu_s"]),
-        "gpu_hours_planned_change_percent": ends(savings.percent["planned_gpu_s"]),
+        "jct_change_percent": _ends(savings.percent["mean_jct_s"]),
+        "gpu_hours_held_change_percent": _ends(savings.percent["held_gpu_s"]),
+        "gpu_hours_planned_change_percent": _ends(savings.percent["planned_gpu_s"]),
         "jobs": savings.jobs,
         "planned": savings.planned,
         "changed": savings.changed,
@@ -355,3 +352,37 @@ def planning_aside(
             words = layouts_in_words(found)
         asides.append(Aside(title, words, {} if found is None else layouts_document(found)))
     return asides
+
+
+def _ratios_by_unit(
+    mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]
+) -> list[IntervalEstimates]:
+    """Return the ratio of each figure over all units, by a paired bootstrap over units.
+
+    Args:
+        mine: The figures of one way, shape (figures, scenarios).
+        other: Those of the other way, of the same shape.
+        unit: Unit of each scenario, shape (scenarios,).
+
+    Returns:
+        An estimate of shape (1,) for each figure.
+    """
+    ratios = ratio_estimates(unit_sums(mine, unit), unit_sums(other, unit), confidence=CONFIDENCE)
+    return [IntervalEstimates(*(end[[row]] for end in ratios)) for row in range(len(mine))]
+
+
+def _in_percent(ratio: IntervalEstimates) -> IntervalEstimates:
+    """Return a ratio as a change in per cent."""
+    return IntervalEstimates(*(100.0 * (end - 1.0) for end in ratio))
+
+
+def _with_interval(estimates: IntervalEstimates, form: str, unit: str) -> str:
+    """Return an estimate in words, with its interval if there is one."""
+    value, low, high = (float(end[0]) for end in estimates)
+    interval = "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+    return f"{value:{form}}{unit}{interval}"
+
+
+def _ends(estimates: IntervalEstimates) -> list[float | None]:
+    """Return an estimate and the ends of its interval for JSON, None for what is not known."""
+    return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]
