@@ -19,7 +19,7 @@ MAX_FILTERS = 24  # distinct ways to count large jobs that are tried
 
 
 class ScenarioJobs(NamedTuple):
-    """ScenarioJobs of one scenario."""
+    """The jobs of one scenario."""
 
     gpus: NDArray[np.int32]  # (jobs,)
     work_s: NDArray[np.float64]  # (jobs,)
@@ -175,17 +175,6 @@ class Prices(NamedTuple):
     worth_s: NDArray[np.float64]  # (jobs,) of a job's work
 
 
-class TimeGrid(NamedTuple):
-    """Pairs of a job, a pace and a span in which the job may run so."""
-
-    job: NDArray[np.intp]  # (pairs,)
-    pace: NDArray[np.intp]  # (pairs,)
-    span: NDArray[np.intp]  # (pairs,)
-    open_s: NDArray[np.float64]  # (pairs,) length of the span after the job's release
-    middle_s: NDArray[np.float64]  # (pairs,) middle of that
-    run_s: NDArray[np.float64]  # (pairs,) of the job at that pace
-
-
 def priced_ends_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> float:
     """Return a bound on the sum of ends that knows GPUs of several speeds, and how long a job runs alone.
 
@@ -220,34 +209,30 @@ def _edges_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> NDArray[n
     return edges
 
 
-def _grid(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64]) -> TimeGrid:
-    begin_s = np.maximum(edges_s[:-1], release_s[:, None])
-    open_s = edges_s[1:] - begin_s
-    able = np.isfinite(minimums.pace_run_s).T[:, :, None] & (open_s > 0.0)[:, None, :]
-    job, pace, span = np.nonzero(able)
-    length_s = open_s[job, span]
-    return TimeGrid(job, pace, span, length_s, begin_s[job, span] + length_s / 2, minimums.pace_run_s[pace, job])
-
-
 def _prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64]) -> Prices | None:
     """Return the dual solution of the program on the grid; None if the solver finds none.
 
-    Its variables are the seconds of each pair, then each job's end.
+    Its variables are the seconds of each pair of a job and a pace in a span in which the job may run so, then each
+    job's end.
     """
-    grid, jobs, spans = _grid(release_s, minimums, edges_s), release_s.size, edges_s.size - 1
-    kinds, pairs, numbers = minimums.pace_use.shape[0], grid.job.size, np.arange(jobs)
-    moment, one_pace = np.unique(grid.job * spans + grid.span, return_inverse=True)
+    begin_s = np.maximum(edges_s[:-1], release_s[:, None])
+    open_s = edges_s[1:] - begin_s  # (jobs, spans) length of the span after the job's release
+    job, pace, span = np.nonzero(np.isfinite(minimums.pace_run_s).T[:, :, None] & (open_s > 0.0)[:, None, :])
+    middle_s, run_s = begin_s[job, span] + open_s[job, span] / 2, minimums.pace_run_s[pace, job]
+    jobs, spans = release_s.size, edges_s.size - 1
+    kinds, pairs, numbers = minimums.pace_use.shape[0], job.size, np.arange(jobs)
+    moment, one_pace = np.unique(job * spans + span, return_inverse=True)
     opened_s = np.zeros(moment.size)
-    opened_s[one_pace] = grid.open_s
+    opened_s[one_pace] = open_s[job, span]
     ends = csr_array((-np.ones(jobs), (numbers, numbers)), shape=(jobs, jobs))
-    room = [(minimums.pace_use[kind, grid.pace, grid.job], grid.span, spans) for kind in range(kinds)]
-    rules = [(grid.middle_s / grid.run_s, grid.job, jobs), (np.ones(pairs), grid.job, jobs)]
+    room = [(minimums.pace_use[kind, pace, job], span, spans) for kind in range(kinds)]
+    rules = [(middle_s / run_s, job, jobs), (np.ones(pairs), job, jobs)]
     free = [_rows(*part, pairs, jobs) for part in (*room, (np.ones(pairs), one_pace, moment.size))]
     tied = [_beside(_rows(*part, pairs, 0), ends) for part in rules]
     limits = np.concatenate([np.tile(np.diff(edges_s), kinds), opened_s, -minimums.run_s / 2, -release_s])
     solved = linprog(
         np.concatenate([np.zeros(pairs), np.ones(jobs)]), A_ub=_below([*free, *tied]), b_ub=limits,
-        A_eq=_rows(1.0 / grid.run_s, grid.job, jobs, pairs, jobs), b_eq=np.ones(jobs), method="highs",
+        A_eq=_rows(1.0 / run_s, job, jobs, pairs, jobs), b_eq=np.ones(jobs), method="highs",
     )  # fmt: skip
     if solved.status != 0:
         return None
@@ -309,7 +294,7 @@ def _saved_s(
     begin_s = np.maximum(edges_s[:-1], release_s[:, None])  # (jobs, spans)
     open_s = np.maximum(edges_s[1:] - begin_s, 0.0)
     time_s = begin_s[:, :, None] + open_s[:, :, None] * parts  # (jobs, spans, parts)
-    share = (time_s - edges_s[:-1, None]) / np.diff(edges_s)[:, None]  # of the span that has gone by
+    share = (time_s - edges_s[:-1, None]) / np.diff(edges_s)[:, None]  # of the span that has passed
     late_s = np.maximum(edges_s[-1], release_s)
     saved, after, ends_s = np.zeros(time_s.shape), np.zeros(release_s.size), late_s.copy()
     for pace, taken_s in enumerate(minimums.pace_run_s):

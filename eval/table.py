@@ -13,7 +13,7 @@ from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import Scenarios
 from ..cluster.traces.statistics import TraceStatistics
 from ..cluster.workloads.estimates import EstimateErrors
-from .comparison import Comparison
+from .comparison import Comparison, scenario_metrics
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -368,7 +368,8 @@ def config_of(
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_known(field, value, _words_of(field))
     _check_network(algorithm, network, action)
-    _check_learning(algorithm, replay)
+    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
+        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
     if not 1 <= steps <= MAX_TRAINING_STEPS:
@@ -378,6 +379,9 @@ def config_of(
     others = {"--ageing": ageing_h < math.inf, "--oracle": oracle, "--waiting": waiting is not None}
     _check_history(preset, history, {"--order": orders, **others}, algorithm)
     _check_orders(algorithm, orders)
+    group = own.group
+    if init:  # the hyper-parameters of a trained network, with what the preset minimises
+        group = replace(TAUGHT, group_tail=group.group_tail, group_horizon=group.group_horizon)
     return TrainingConfig.model_validate(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
@@ -388,21 +392,10 @@ def config_of(
             "orders": tuple(orders) or own.orders, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "traces": [str(path) for path in traces], "cluster": str(cluster) if cluster else None,
             "faults": str(faults) if faults else None, "loads": tuple(loads) or LOADS,
-            "estimates": estimates or "mixed", "group": asdict(_taught(own.group) if init else own.group),
+            "estimates": estimates or "mixed", "group": asdict(group),
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
-
-
-def _check_learning(algorithm: str, replay: str) -> None:
-    """Refuse what the algorithm cannot learn from."""
-    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
-        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
-
-
-def _taught(own: GroupParameters) -> GroupParameters:
-    """Return the hyper-parameters of a trained network, with what the preset minimises."""
-    return replace(TAUGHT, group_tail=own.group_tail, group_horizon=own.group_horizon)
 
 
 def with_objective(config: TrainingConfig, text: str) -> TrainingConfig:

@@ -30,11 +30,11 @@ from ..agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean
 from ..agents.rollouts import RankingBase, Rollout, RolloutBase, Search
 from ..cluster.files.errors import CheckpointError, InputError
 from ..cluster.kernels.structures import uniform
-from ..cluster.model.outcome import Objective, Weighting, metrics, objective_of
+from ..cluster.model.outcome import Objective, Weighting, objective_of
 from ..cluster.model.problem import Problem
 from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
-from ..cluster.simulator.simulation import outcome_of, simulation_of
+from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
 from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
 from .group import CLOSED_LOGIT, OBSERVATION_SIZE, step_in_chunks, value_loss
@@ -51,6 +51,7 @@ from .run_folder import (
     within,
     write_arrays,
 )
+from .validation import figures_of
 
 LABELLED, OWN = 0, 1  # second counter of the draws: which decisions are labelled, and which policy runs
 
@@ -525,13 +526,9 @@ def log_cost(
 
 
 def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting: Weighting | None) -> float:
-    scenarios = problem.scenarios
-    sim = simulation_of(problem, rows=scenarios.jobs.size)
-    policy.run(sim, np.arange(scenarios.jobs.size))
-    gpus = problem.cluster.gpu_node.size
-    found = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
+    found = figures_of(simulation_of(problem, rows=problem.scenarios.jobs.size), policy, problem)
     if weighting is not None:
         return float(np.log(weighting.cost(found)).mean())
-    if objective_of(scenarios.submit_s) == "makespan":
+    if objective_of(problem.scenarios.submit_s) == "makespan":
         return float(np.log(found.makespan_s).mean())
     return float(np.log((1.0 - tail) * found.mean_jct_s + tail * found.p99_jct_s).mean())

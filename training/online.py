@@ -69,6 +69,9 @@ HISTORY_POLL_S = 1.0  # between two reads of a file that has not changed
 ONLINE_STOP_NOTICE = "stopping after the round's update; the same command continues"
 
 
+ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
+
+
 class Round(NamedTuple):
     """Result of a round."""
 
@@ -87,29 +90,18 @@ class Round(NamedTuple):
         return f"round {self.number}, {self.jobs} jobs: mean JCT against the serving version {measured}: {end}"
 
 
-class OnlineRequest(NamedTuple):
-    """What is learned online."""
-
-    config: TrainingConfig  # of each round's run; its history is the file that the scheduler writes its decisions to
-    served: Path  # the checkpoint that the scheduler serves
-    logdir: Path
-    show_progress: Callable[[], AbstractContextManager[OnProgress]]  # of a round's run
-    report: Callable[[str], None]  # called with a line on each round
-    sizes: Sizes = DEFAULT_SIZES
-
-
 class _Learner:
-    """Learns round by round.
+    """Learns round by round. The arguments are those of `learn_online`."""
 
-    Args:
-        request: What is learned, and where it is served.
-    """
-
-    def __init__(self, request: OnlineRequest) -> None:
-        assert request.config.history is not None
-        self.request, self.interrupted, self.interrupted_by = request, False, 0
-        self.history = Path(request.config.history)
-        self.folder = request.logdir.absolute() / f"online-{request.config.name}"
+    def __init__(
+        self, config: TrainingConfig, served: Path, logdir: Path, show_progress: ShowProgress,
+        report: Callable[[str], None], sizes: Sizes,
+    ) -> None:  # fmt: skip
+        assert config.history is not None
+        self.config, self.served, self.history, self.sizes = config, served, Path(config.history), sizes
+        self.show_progress, self.report = show_progress, report
+        self.interrupted, self.interrupted_by = False, 0
+        self.folder = logdir.absolute() / f"online-{config.name}"
         make_folder(self.folder, "--logdir")
         self._claim()
         self._stamp: tuple[int, int] | None = None
@@ -124,7 +116,7 @@ class _Learner:
         Raises:
             InputError: If it is one.
         """
-        mine = {"history": str(self.history.absolute()), "served": str(self.request.served.absolute())}
+        mine = {"history": str(self.history.absolute()), "served": str(self.served.absolute())}
         path = self.folder / SOURCES
         if not path.exists():
             with replacing(path) as part:
@@ -138,7 +130,7 @@ class _Learner:
         """Run a round, or continue one that was interrupted; None if this one is interrupted."""
         done = sorted(self.folder.glob(f"round-*/{ROUND}"))
         folder = self.folder / f"round-{len(done):03d}"
-        if (folder / PAST).exists() and digest_of(self.request.served) != digest_of(folder / SERVED):
+        if (folder / PAST).exists() and digest_of(self.served) != digest_of(folder / SERVED):
             shutil.rmtree(folder)  # the served version has been replaced since: the round would be for nothing
         if not (folder / PAST).exists() and not self._begin(folder, _jobs_in(done[-1]) if done else 0):
             return None
@@ -157,7 +149,7 @@ class _Learner:
         while not self.interrupted:
             if self._has_more(MIN_GROWTH * jobs):
                 folder.mkdir(exist_ok=True)
-                shutil.copyfile(self.request.served, folder / SERVED)
+                shutil.copyfile(self.served, folder / SERVED)
                 with replacing(folder / PAST) as part:
                     shutil.copyfile(self.history, part)
                 return True
@@ -182,15 +174,15 @@ class _Learner:
 
     def _report_once(self, line: str) -> None:
         if line != self._reported:
-            self.request.report(line)
+            self.report(line)
         self._reported = line
 
     def _train(self, folder: Path) -> Path | None:
         """Return the best checkpoint of a round's run, None if it was interrupted."""
         files = {"history": str(folder / PAST), "init": str(folder / SERVED)}
-        config = self.request.config.model_copy(update=files)
-        with self.request.show_progress() as on_progress:
-            result = train(config, folder, on_progress, sizes=self.request.sizes, compares=False)
+        config = self.config.model_copy(update=files)
+        with self.show_progress() as on_progress:
+            result = train(config, folder, on_progress, sizes=self.sizes, compares=False)
         self.interrupted, self.interrupted_by = self.interrupted or not result.finished, result.interrupted_by
         return result.best if result.finished else None
 
@@ -200,9 +192,9 @@ class _Learner:
         policy, serving = load_policy(best), load_policy(folder / SERVED)
         later = compared(self.history.name, later_problem(history), policy, serving)
         is_better = later.high < 0.0  # not if there is no interval
-        replaced = digest_of(self.request.served) != digest_of(folder / SERVED)
+        replaced = digest_of(self.served) != digest_of(folder / SERVED)
         if is_better and not replaced:
-            publish(best, self.request.served)
+            publish(best, self.served)
         return Round(number, history.workload.jobs, later, is_better and not replaced, replaced)
 
 
@@ -221,25 +213,37 @@ class Learned(NamedTuple):
     interrupted_by: int  # signal that ended it, 0 if there was none
 
 
-def learn_online(request: OnlineRequest, *, rounds: int | None = None) -> Learned:
+def learn_online(
+    config: TrainingConfig, served: Path, logdir: Path, show_progress: ShowProgress, report: Callable[[str], None], *,
+    rounds: int | None = None, sizes: Sizes = DEFAULT_SIZES,
+) -> Learned:  # fmt: skip
     """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for a number of rounds; return their results.
 
     1. Wait until 5 % more jobs have ended than at the last round, and copy the history and the served version.
     2. Train on the history, from the served version.
     3. Compare both on the last jobs of the history, and publish the new version if it is shown to be better.
 
+    Args:
+        config: Of each round's run; its history is the file that the scheduler writes its decisions to.
+        served: The checkpoint that the scheduler serves.
+        logdir: Folder of runs.
+        show_progress: Shows the progress of a round's run.
+        report: Called with a line on each round.
+        rounds: Number of rounds; None: until interrupted.
+        sizes: Of each round's run.
+
     Raises:
         InputError: If the policy that is served cannot be learned from, or nothing can be written.
         CheckpointError: If the checkpoint that is served is damaged.
     """
-    load_policy(request.served)  # refused at once
-    if request.config.algorithm in BY_CANDIDATES:
-        initial_network(request.config.model_copy(update={"init": str(request.served)}))
-    learner, found = _Learner(request), list[Round]()
+    load_policy(served)  # refused at once
+    if config.algorithm in BY_CANDIDATES:
+        initial_network(config.model_copy(update={"init": str(served)}))
+    learner, found = _Learner(config, served, logdir, show_progress, report, sizes), list[Round]()
     with interruptible(learner.interrupt, ONLINE_STOP_NOTICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.next()
             if one is not None:
                 found.append(one)
-                request.report(one.text)
+                report(one.text)
     return Learned(found, interruption.number or learner.interrupted_by)

@@ -109,14 +109,6 @@ class Windows(NamedTuple):
     disjoint: bool
 
 
-class WindowCluster(NamedTuple):
-    """The cluster that windows run on."""
-
-    setup: ClusterSetup | None  # None: one that is drawn for each window
-    faults: FaultTrace | None
-    drawn: PresetSite = HETERO64_SITE
-
-
 def trace_problems(request: ProblemRequest) -> Problems:
     """Return windows of the first 60 % of each trace to train on, and of the next 10 % to validate on.
 
@@ -160,11 +152,8 @@ def window_problems(
     drawn: PresetSite = HETERO64_SITE,
 ) -> Problem:
     """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
-    site = WindowCluster(
-        read_cluster(request.cluster) if request.cluster else None,
-        read_fault_trace(request.faults) if request.faults else None,
-        drawn,
-    )
+    setup = read_cluster(request.cluster) if request.cluster else None
+    faults = read_fault_trace(request.faults) if request.faults else None
     parts = []
     for number, (path, load) in enumerate(product(request.traces, loads)):
         workload = read_trace(path)
@@ -172,24 +161,27 @@ def window_problems(
             short = f"{path} has {workload.jobs} jobs, too few to train on the first and compare on the later"
             raise InputError(short, f"give a trace of at least {MIN_TRACE_JOBS}", field="--trace")
         own = windows._replace(seed=windows.seed + number)
-        problem = _on(site, workload, regime, own, load)
+        if setup is not None:
+            problem = _on_cluster(setup, faults, workload, regime, own, load)
+        else:
+            problem = window_problem(
+                workload, regime, windows=own.most, runs=own.runs, part=own.part, seed=own.seed, load=load,
+                disjoint=own.disjoint, site=drawn,
+            )  # fmt: skip
         parts.append(_estimated(problem, _kind(request.estimates, number), own.seed))
     return _joined(parts)
 
 
-def _on(site: WindowCluster, workload: Workload, regime: Regime, windows: Windows, load: float) -> Problem:
-    if site.setup is None:
-        return window_problem(
-            workload, regime, windows=windows.most, runs=windows.runs, part=windows.part, seed=windows.seed,
-            load=load, disjoint=windows.disjoint, site=site.drawn,
-        )  # fmt: skip
-    cluster = site.setup.cluster
+def _on_cluster(
+    setup: ClusterSetup, faults: FaultTrace | None, workload: Workload, regime: Regime, windows: Windows, load: float
+) -> Problem:
+    cluster = setup.cluster
     found = windows_of(
         workload, windows.most, part=windows.part, seed=windows.seed, load=load, capacity=capacity_of(cluster),
         max_gpus=max(1, cluster.gpu_node.size * 3 // 4), disjoint=windows.disjoint,
     )  # fmt: skip
     runs = windows.runs or enough_runs(len(found))
-    return cluster_problem(site.setup, found, regime, runs=runs, seed=windows.seed, faults=site.faults)
+    return cluster_problem(setup, found, regime, runs=runs, seed=windows.seed, faults=faults)
 
 
 def _kind(estimates: KnownEstimates, number: int) -> EstimateKind:

@@ -30,7 +30,6 @@ from .run_folder import (
     BEST,
     SNAPSHOT,
     OnProgress,
-    Progress,
     RunFolder,
     actor_critic_of,
     initial_network,
@@ -43,20 +42,11 @@ from .validation import Later, Score, Validation, compare_later, compare_on_hist
 CONFIG = "config.json"
 
 
-def _alone(learn: Callable[[Problem, RunFolder], int]) -> Callable[[Sequence[Problem], RunFolder], int]:
-    """Return what learns from a single problem, the first."""
-
-    def learn_alone(problems: Sequence[Problem], run_folder: RunFolder) -> int:
-        return learn(problems[0], run_folder)
-
-    return learn_alone
-
-
-LEARNERS: dict[str, Callable[[Sequence[Problem], RunFolder], int]] = {
-    "ppo": _alone(learn_by_ppo),
-    "a2c": _alone(learn_by_ppo),
+LEARNERS: dict[str, Callable[[Sequence[Problem], RunFolder], int]] = {  # only `group` learns from several problems
+    "ppo": lambda problems, run_folder: learn_by_ppo(problems[0], run_folder),
+    "a2c": lambda problems, run_folder: learn_by_ppo(problems[0], run_folder),
     "group": learn_by_groups,
-    "distil": _alone(learn_by_distillation),
+    "distil": lambda problems, run_folder: learn_by_distillation(problems[0], run_folder),
 }
 
 
@@ -91,14 +81,10 @@ class TrainingRun(NamedTuple):
     validated_on: Sequence[Problem]
 
 
-def _silent(progress: Progress) -> None:
-    del progress
-
-
 def train(
     config: TrainingConfig,
     logdir: Path,
-    on_progress: OnProgress = _silent,
+    on_progress: OnProgress = lambda progress: None,
     *,
     sizes: Sizes = DEFAULT_SIZES,
     compares: bool = True,
@@ -141,7 +127,9 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES)
     return TrainingRun(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
 
 
-def learn(run: TrainingRun, on_progress: OnProgress = _silent, *, compares: bool = True) -> TrainingResult:
+def learn(
+    run: TrainingRun, on_progress: OnProgress = lambda progress: None, *, compares: bool = True
+) -> TrainingResult:
     """Train a policy, or continue where the run in this folder was stopped.
 
     1. Build the validation: the scenarios, with the best heuristic on them.

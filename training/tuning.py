@@ -71,12 +71,12 @@ class TrialResult(NamedTuple):
     problem: str = ""  # why it failed or was refused
 
 
-class _PrunedError(Exception):
-    """The trial is worse than the others were by then."""
+class _EndedError(Exception):
+    """The run ends early: the trial is worse than the others were by then, or all trials are to stop."""
 
-
-class _StoppedError(Exception):
-    """All trials are to stop."""
+    def __init__(self, state: Literal["pruned", "stopped"]) -> None:
+        super().__init__(state)
+        self.state = state
 
 
 class _TrialMonitor:
@@ -93,9 +93,9 @@ class _TrialMonitor:
             number = progress.steps * self.work.sizes.validations // steps
             self.so_far[number] = self.best
             if self.best > self.work.to_beat.get(number, float("inf")):
-                raise _PrunedError
+                raise _EndedError("pruned")
         if self.work.stop.exists() and progress.steps < steps:
-            raise _StoppedError
+            raise _EndedError("stopped")
 
 
 def run_trial(work: TrialWork) -> TrialResult:
@@ -103,10 +103,8 @@ def run_trial(work: TrialWork) -> TrialResult:
     watch = _TrialMonitor(work)
     try:
         result = train(work.config, work.folder, watch, sizes=work.sizes, compares=False)
-    except _PrunedError:
-        return TrialResult("pruned", watch.best, watch.so_far)
-    except _StoppedError:
-        return TrialResult("stopped", watch.best, watch.so_far)
+    except _EndedError as error:
+        return TrialResult(error.state, watch.best, watch.so_far)
     except LongshoreError as error:
         return TrialResult("refused", watch.best, watch.so_far, problem=str(error))
     except (ValueError, RuntimeError, FloatingPointError) as error:  # weights that are not finite any more

@@ -13,7 +13,7 @@ from ..agents.heuristics import tuned_patient as best_patient
 from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing
 from ..cluster.model.intervals import ratio_estimates, unit_sums
-from ..cluster.model.outcome import Weighting, alone, metrics, usual_weighting
+from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, same_jobs
 from ..cluster.presets.drawn import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
@@ -107,13 +107,17 @@ class ProblemValidation:
         )  # fmt: skip
 
 
-def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weighting) -> NDArray[np.float64]:
-    """Return the objective of each scenario under a policy, shape (scenarios,)."""
+def figures_of(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
+    """Run all scenarios of a problem under a policy, and return their figures, each of shape (scenarios,)."""
     scenarios = problem.scenarios
     policy.run(sim, np.arange(scenarios.jobs.size))
     gpus = problem.cluster.gpu_node.size
-    figures = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
-    return weighting.cost(figures)
+    return metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
+
+
+def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weighting) -> NDArray[np.float64]:
+    """Return the objective of each scenario under a policy, shape (scenarios,)."""
+    return weighting.cost(figures_of(sim, policy, problem))
 
 
 LATER = "later.json"

@@ -17,7 +17,7 @@ from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history import read_history
-from longshore.training.online import PAST, ROUND, OnlineRequest, Round, digest_of, learn_online, publish
+from longshore.training.online import PAST, ROUND, Round, digest_of, learn_online, publish
 from longshore.training.problems import GroupParameters, Hyperparameters, Sizes
 from longshore.training.run_folder import OnProgress, Progress
 from tests.command_line import Command
@@ -73,8 +73,8 @@ def learned(
     folder: Path, history: Path, served: Path, report: Callable[[str], None] = print,
     show_progress: Callable[[], AbstractContextManager[OnProgress]] = silent, rounds: int = 1, steps: int = 4000,
 ) -> list[Round]:  # fmt: skip
-    asked = OnlineRequest(config_for(history, served, steps), served, folder / "runs", show_progress, report)
-    return learn_online(asked, rounds=rounds).rounds
+    config = config_for(history, served, steps)
+    return learn_online(config, served, folder / "runs", show_progress, report, rounds=rounds).rounds
 
 
 def served_in(folder: Path, checkpoint: Path) -> Path:
@@ -126,8 +126,8 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(recorded: RecordedHis
         waiting=None, threads=1, history=recorded.file, init=served,
     )  # fmt: skip
     config = config.model_copy(update={"hyperparameters": Hyperparameters(rows=4, steps=16, minibatch=64, epochs=1)})
-    asked = OnlineRequest(config, served, tmp_path / "runs", silent, reported.append, Sizes(validations=1))
-    (found,) = learn_online(asked, rounds=1).rounds
+    few = Sizes(validations=1)
+    (found,) = learn_online(config, served, tmp_path / "runs", silent, reported.append, rounds=1, sizes=few).rounds
     assert found.later.windows >= 1
     assert reported[-1].startswith("round 0")
     (new,) = (tmp_path / "runs").glob("online-*/round-000/history-*/best.zip")

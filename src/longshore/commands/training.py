@@ -228,14 +228,14 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None, obj
 
 
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
-    from ..training.online import OnlineRequest, learn_online
+    from ..training.online import learn_online
     from ..training.run import rehearsals_for
 
     def showing() -> "AbstractContextManager[OnProgress]":
         compile_first(rehearsals_for(config.algorithm))
         return training_progress(config.steps)
 
-    learned = learn_online(OnlineRequest(config, served, logdir, showing, _print_trained))
+    learned = learn_online(config, served, logdir, showing, _print_trained)
     raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
 
 
