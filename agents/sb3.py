@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import in_one_line
+from ..envs.batch import OPTIONS_ATTRIBUTE, env_options
 from ..envs.layout import action_count, bounds, observation_size
-from ..envs.spaces import OPTIONS_ATTRIBUTE, env_options
 from .learned.archive import read_file, stored_entries
 from .learned.checkpoint import layout_of, network_of, schema_of
 from .learned.network import LearnedPolicy, Network, ObservationLayout

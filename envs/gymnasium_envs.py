@@ -19,9 +19,19 @@ from ..cluster.model.problem import Problem
 from ..cluster.presets.named import preset_problem, problem_of
 from ..cluster.presets.problems import LOAD
 from ..cluster.queue.turns import has_turns, line_up
-from .batch import POOL, AgentView, Batch, chosen_problem, episode_summaries
+from .batch import (
+    POOL,
+    AgentView,
+    Batch,
+    chosen_problem,
+    drawn_scenario,
+    episode_summaries,
+    scenario_option,
+    seed_given,
+    spaces_of,
+    whole_number,
+)
 from .rewards import RANDOM_RUNS
-from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
 
 JOB_LETTERS = string.ascii_lowercase + string.ascii_uppercase  # of jobs by index, repeated
 FREE, DOWN, PICKED = ".", "#", "+"

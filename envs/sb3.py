@@ -8,8 +8,16 @@ from numpy.typing import ArrayLike, NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from ..cluster.model.problem import Problem
-from .batch import AgentView, Batch, episode_summaries
-from .spaces import drawn_scenario, scenario_option, seed_given, spaces_of, whole_number
+from .batch import (
+    AgentView,
+    Batch,
+    drawn_scenario,
+    episode_summaries,
+    scenario_option,
+    seed_given,
+    spaces_of,
+    whole_number,
+)
 
 
 class PlacementVecEnv(VecEnv):

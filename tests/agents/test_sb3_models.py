@@ -26,10 +26,9 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.named import preset_problem
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.envs.batch import AgentView, Batch
+from longshore.envs.batch import OPTIONS_ATTRIBUTE, AgentView, Batch
 from longshore.envs.gymnasium_envs import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.envs.spaces import OPTIONS_ATTRIBUTE
 from longshore.testing import check_policy
 from tests.command_line import Command
 from tests.envs.random_run import open_actions, small_problem
