@@ -192,7 +192,7 @@ def unmarked(folder: Path, problem: Problem, view: AgentView) -> Path:
     return folder / "model.zip"
 
 
-def test_what_the_spaces_do_not_say_is_found_by_their_sizes_or_asked_for(tmp_path: Path) -> None:
+def test_what_the_spaces_do_not_hold_is_found_by_their_sizes_or_requested(tmp_path: Path) -> None:
     hetero64 = preset_problem("hetero64", 1, waiting=True)
     found = SB3Policy(unmarked(tmp_path, hetero64, AgentView())).schema
     assert (found.action, found.observation, found.waiting, found.node_gpus) == ("node", "full", True, (8,) * 8)

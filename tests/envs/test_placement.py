@@ -73,7 +73,7 @@ def test_an_unknown_option_is_answered_with_the_known_ones(option: str) -> None:
         PlacementEnv(small_problem(), **options)
 
 
-def test_a_closed_action_stands_for_the_next_open_one_above_it_and_is_told() -> None:
+def test_a_closed_action_means_the_next_open_one_above_it_and_is_reported() -> None:
     env = PlacementEnv(hand_problem(), action="gpu")
     _, info = env.reset()
     assert info["action_mask"].tolist() == [1, 1, 1, 0]
@@ -204,7 +204,7 @@ def test_an_image_has_a_square_for_each_gpu() -> None:
     ]
 
 
-def test_a_picture_that_was_not_asked_for_is_warned_about() -> None:
+def test_a_picture_that_was_not_requested_is_warned_about() -> None:
     env = PlacementEnv(hand_problem())
     env.reset()
     with pytest.warns(UserWarning, match="render_mode"):

@@ -38,12 +38,14 @@ def test_oracles_know_what_the_cluster_file_says_and_else_the_mean_of_the_fleet(
 
 
 @pytest.mark.parametrize(
-    ("hazard", "told_per_s"),
+    ("hazard", "known_per_s"),
     [("1e-6", [1e-6] * 2 + [0.0] * 4), ("0", [DEFAULT_HAZARD_PER_S] * 6)],
 )
-def test_nobody_else_is_told_anything_of_recorded_faults(hazard: str, told_per_s: list[float], tmp_path: Path) -> None:
+def test_no_other_policy_knows_anything_of_recorded_faults(
+    hazard: str, known_per_s: list[float], tmp_path: Path
+) -> None:
     problem = recorded(tmp_path, hazard, Regime())
-    assert problem.scenarios.hazard_per_s[0].tolist() == told_per_s
+    assert problem.scenarios.hazard_per_s[0].tolist() == known_per_s
     assert problem.rules.estimated_hazards
 
 

@@ -105,7 +105,7 @@ def test_a_closed_action_is_refused() -> None:
         env.step(np.array([4, 4]))
 
 
-def test_sb3s_questions_are_answered_for_the_rows_that_are_asked_for() -> None:
+def test_sb3s_calls_are_answered_for_the_requested_rows() -> None:
     env = PlacementVecEnv(small_problem(), AgentView(), 3)
     env.reset()
     assert is_masking_supported(env)

@@ -167,7 +167,7 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
     assert "common today" in section_of(found, math.inf)
 
 
-def test_what_was_asked_for_holds_under_every_order() -> None:
+def test_what_was_requested_holds_under_every_order() -> None:
     regime = Regime("fifo", ageing_s=60.0, waiting=True, oracle=True, turns=True)
     assert {field.name for field in fields(Regime) if getattr(regime, field.name) == field.default} == {"order"}
     regimes = every_order(regime)

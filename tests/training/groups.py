@@ -17,13 +17,13 @@ SCHEMA = schema_of(
 
 
 def config(steps: int, **changes: object) -> TrainingConfig:
-    asked = TrainingConfig(
+    own = TrainingConfig(
         preset="hetero64", algorithm="group", steps=steps, seed=0, network="candidates", action="candidate",
         reward="dt",
         group=TINY, threads=1,
     )  # fmt: skip
-    return asked.model_copy(update=changes)
+    return own.model_copy(update=changes)
 
 
-def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> GroupLearner:
-    return GroupLearner([problem], RunFolder(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
+def learner_of(folder: Path, problem: Problem, own: TrainingConfig) -> GroupLearner:
+    return GroupLearner([problem], RunFolder(folder, SCHEMA, Validation(problem), own, lambda progress: None))

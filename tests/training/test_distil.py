@@ -197,7 +197,7 @@ def test_what_is_judged_is_relative_to_the_chosen_candidate() -> None:
     assert _on_held_out(lambda observations: (predicted_gains, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
 
 
-def test_the_share_of_lessons_that_the_teachers_base_runs_itself_is_as_asked() -> None:
+def test_the_share_of_tasks_that_the_teachers_base_runs_itself_is_as_requested() -> None:
     problem, tasks = small_problem(waiting=True), [LabelTask(number % 8, number, 0.0) for number in range(64)]
     for own in (0.0, 0.75, 1.0):
         teacher, other = Noted(PATIENT), Noted(PATIENT)

@@ -315,8 +315,8 @@ def test_runs_of_several_problems_are_learned_from_alike_whatever_the_threads(tm
     problems = [small_problem(8, waiting=True), stream_problem(), stream_problem()]
     learned = []
     for threads in (1, 3):
-        asked = config(10**6, threads=threads, group=GroupParameters(groups=7, runs=4, group_tail=0.2))
-        folder = RunFolder(tmp_path / str(threads), SCHEMA, Validation(*problems), asked, lambda progress: None)
+        own = config(10**6, threads=threads, group=GroupParameters(groups=7, runs=4, group_tail=0.2))
+        folder = RunFolder(tmp_path / str(threads), SCHEMA, Validation(*problems), own, lambda progress: None)
         learner = GroupLearner(problems, folder)
         assert sorted(learner.groups) == [2, 2, 3]
         learner.update()

@@ -43,7 +43,7 @@ def test_options_that_are_not_given_are_those_of_the_checkpoint(tmp_path: Path) 
         assert (got.network, got.waiting) == ("mlp", True)
 
 
-def test_a_pool_of_gpus_goes_on_where_the_gpus_are_as_many(tmp_path: Path) -> None:
+def test_a_pool_of_gpus_continues_on_the_same_number_of_gpus(tmp_path: Path) -> None:
     path, schema = saved(tmp_path, action="gpu", observation="patent", node_gpus=(1,) * 64)
     here = schema_of(algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=NODES)
     assert actor_critic_of(config(path), here) is not None
@@ -70,10 +70,10 @@ def test_a_run_of_another_kind_is_refused_with_what_to_give(
 def test_a_network_of_layers_goes_on_with_its_own(tmp_path: Path) -> None:
     layers = HiddenLayers(policy=(12,), value=(), activation="relu")
     path, schema = saved(tmp_path, network="layers", layers=layers)
-    asked = config(path)
+    own = config(path)
     plain = schema.model_copy(update={"layers": None})
-    assert with_layers(asked, plain).layers == layers
-    begun = actor_critic_of(asked, with_layers(asked, plain))
+    assert with_layers(own, plain).layers == layers
+    begun = actor_critic_of(own, with_layers(own, plain))
     assert begun is not None
     assert [tuple(it.shape) for it in begun.parameters()] == [(12, 196), (12,), (8, 12), (8,), (1, 196), (1,)]
 

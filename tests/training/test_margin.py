@@ -60,14 +60,14 @@ def test_a_checkpoint_keeps_its_margin_and_one_that_is_no_margin_is_refused(tmp_
 
 
 def test_training_ends_with_the_margin_that_costs_least_on_the_scenarios_of_validation(tmp_path: Path) -> None:
-    asked = config(600)
-    result = partial(run.train, sizes=SIZES)(asked, tmp_path)
+    small = config(600)
+    result = partial(run.train, sizes=SIZES)(small, tmp_path)
     policy = load_policy(result.best)
     assert isinstance(policy, CandidatePolicy)
-    _, problems = PRESETS[asked.preset].build(problem_request(asked, SIZES))
+    _, problems = PRESETS[small.preset].build(problem_request(small, SIZES))
     costs = {margin: log_cost(with_margin(policy, margin), problems, 0.0) for margin in MARGINS}
     assert costs[policy.schema.margin] == min(costs.values())
-    again = run.train(asked, tmp_path, sizes=SIZES)
+    again = run.train(small, tmp_path, sizes=SIZES)
     assert load_policy(again.best).schema == policy.schema
     assert again.score == result.score
 

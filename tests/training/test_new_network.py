@@ -30,8 +30,8 @@ NODES, LISTS = ("node", "gpu"), ("candidate",)
 def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PRESETS["hetero64"]
 
-    def build(asked: ProblemRequest) -> Problems:
-        return own.build(asked._replace(sizes=Sizes(64, 16)))
+    def build(given: ProblemRequest) -> Problems:
+        return own.build(given._replace(sizes=Sizes(64, 16)))
 
     monkeypatch.setitem(PRESETS, "hetero64", replace(own, build=build, ppo=SMALL))
 

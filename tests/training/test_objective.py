@@ -59,7 +59,7 @@ def test_all_decisions_of_a_run_share_in_what_is_no_sum_over_jobs(objective: str
     assert gains == pytest.approx(advantages(relative(cost)).reshape(-1)[found.record.row])
 
 
-def test_what_is_usual_for_traces_can_be_asked_for_by_its_weights(tmp_path: Path) -> None:
+def test_what_is_usual_for_traces_can_be_requested_by_its_weights(tmp_path: Path) -> None:
     usual, _ = gains_of(tmp_path / "usual", over_time(), None, group_horizon=4.0, group_tail=0.15)
     asked, _ = gains_of(tmp_path / "asked", over_time(), "mean-jct:0.85,p99-jct:0.15", group_horizon=4.0)
     assert asked == pytest.approx(usual)

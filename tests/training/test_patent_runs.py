@@ -30,7 +30,7 @@ METHODS = [
 ]  # fmt: skip
 
 
-def asked(**changes: object) -> TrainingConfig:
+def configured(**changes: object) -> TrainingConfig:
     defaults: dict[str, object] = {
         "preset": "patent4", "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None,
         "observation": None, "reward": None, "waiting": False, "threads": 1,
@@ -40,7 +40,7 @@ def asked(**changes: object) -> TrainingConfig:
 
 
 def small(steps: int = 1024, **changes: object) -> TrainingConfig:
-    return asked(**changes).model_copy(update={"hyperparameters": SMALL, "steps": steps})
+    return configured(**changes).model_copy(update={"hyperparameters": SMALL, "steps": steps})
 
 
 class Whole(NamedTuple):
@@ -80,20 +80,20 @@ def test_the_presets_of_the_patent_train_its_method_by_default(
     gpus: int, algorithm: str, variant: str, observation: str, replay: str
 ) -> None:
     preset = f"patent{gpus}{variant}"
-    config = asked(preset=preset, algorithm=algorithm)
+    config = configured(preset=preset, algorithm=algorithm)
     assert (config.action, config.observation, config.network) == ("gpu", observation, "mlp")
     assert (config.reward, config.replay, config.name) == ("best_of_random", replay, f"{preset}-{algorithm}-0")
     assert config.hyperparameters == PRESETS[preset].hyperparameters(algorithm)
 
 
 def test_numbers_of_the_patents_method_can_be_chosen() -> None:
-    ours = asked(preset="patent4-ours", random_runs=20, buffer=3 * 8 * 128, environments=8)
+    ours = configured(preset="patent4-ours", random_runs=20, buffer=3 * 8 * 128, environments=8)
     assert (ours.random_runs, ours.hyperparameters.rows, ours.hyperparameters.kept) == (20, 8, 3)
     assert ours.name == "patent4-ours-ppo-best-of-20-buffer3072-env8-0"
-    assert asked(algorithm="a2c", environments=8).hyperparameters.minibatch == 8 * 16  # a whole rollout
-    literal = asked(buffer=1000)
-    assert (literal.buffer, literal.hyperparameters) == (1000, asked().hyperparameters)
-    assert asked(preset="hetero64", replay="geppo", buffer=2 * 512 * 64).hyperparameters.kept == 2
+    assert configured(algorithm="a2c", environments=8).hyperparameters.minibatch == 8 * 16  # a whole rollout
+    literal = configured(buffer=1000)
+    assert (literal.buffer, literal.hyperparameters) == (1000, configured().hyperparameters)
+    assert configured(preset="hetero64", replay="geppo", buffer=2 * 512 * 64).hyperparameters.kept == 2
 
 
 @pytest.mark.parametrize(
@@ -112,23 +112,23 @@ def test_numbers_of_the_patents_method_can_be_chosen() -> None:
 )
 def test_numbers_that_nothing_uses_are_refused_by_their_option(changes: dict[str, object], field: str) -> None:
     with pytest.raises(InputError, match=field):
-        asked(**changes)
+        configured(**changes)
 
 
 def test_rollouts_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
-    config = asked(replay="off").model_copy(update={"hyperparameters": Hyperparameters(rows=16, steps=10**7)})
+    config = configured(replay="off").model_copy(update={"hyperparameters": Hyperparameters(rows=16, steps=10**7)})
     with pytest.raises(InputError, match=r"--environments.* GiB"):
         train(config, tmp_path)
 
 
 def test_options_override_the_preset() -> None:
-    config = asked(action="node", network="set", reward="dt", replay="off")
+    config = configured(action="node", network="set", reward="dt", replay="off")
     assert (config.action, config.observation, config.network) == ("node", "full", "set")
     assert (config.reward, config.replay, config.name) == (
         "dt", "off", "patent4-ppo-node-set-dt-replay-off-0",
     )  # fmt: skip
-    assert asked(preset="hetero64", replay="geppo").name == "hetero64-ppo-replay-geppo-0"
-    assert asked(preset="hetero64").replay == asked(preset="hetero64", algorithm="a2c").replay == "off"
+    assert configured(preset="hetero64", replay="geppo").name == "hetero64-ppo-replay-geppo-0"
+    assert configured(preset="hetero64").replay == configured(preset="hetero64", algorithm="a2c").replay == "off"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_options_override_the_preset() -> None:
 )
 def test_replay_of_another_algorithm_is_refused(algorithm: str, replay: str) -> None:
     with pytest.raises(InputError, match="--replay"):
-        asked(preset="hetero64", algorithm=algorithm, replay=replay)
+        configured(preset="hetero64", algorithm=algorithm, replay=replay)
 
 
 def test_replay_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def loads(scenarios: Scenarios) -> NDArray[np.float64]:
 
 
 def test_a_trace_is_trained_on_at_its_load_and_validated_on_later_jobs_under_many_draws(tmp_path: Path) -> None:
-    asked = ProblemRequest(0, (Regime(waiting=True),), traces=(small_trace(tmp_path / "trace.csv"),))
-    (trained,), (validated,) = PRESETS["philly"].build(asked)
+    windows = ProblemRequest(0, (Regime(waiting=True),), traces=(small_trace(tmp_path / "trace.csv"),))
+    (trained,), (validated,) = PRESETS["philly"].build(windows)
     for problem in (trained, validated):
         assert np.allclose(loads(problem.scenarios), 0.85)
     assert not np.isin(validated.scenarios.work_s, trained.scenarios.work_s).any()

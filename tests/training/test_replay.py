@@ -51,7 +51,7 @@ def test_a_rollout_judged_by_the_policy_that_run_it_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kind", [MaskablePPO, MaskableA2C])
-def test_the_dynamic_batch_has_as_many_samples_as_the_period_drawn_from_all_that_is_kept(
+def test_the_dynamic_batch_has_the_samples_of_a_period_drawn_from_all_that_is_kept(
     kind: type[MaskablePPO],
 ) -> None:
     model, replay = model_of(kind, kept=4)
@@ -143,7 +143,7 @@ def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[Maskab
     assert not distribution.probs[:, closed].any()
 
 
-def test_vtrace_learns_from_as_many_steps_as_the_period_has_and_from_every_rollout_alike() -> None:
+def test_vtrace_learns_from_the_steps_of_a_period_and_from_every_rollout_alike() -> None:
     model, replay = model_of(VtraceA2C, kept=3)
     learned(model, replay, 4)
     parts = replay.equal_parts()

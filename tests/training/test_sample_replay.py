@@ -106,7 +106,7 @@ def literal_model(kind: type[MaskablePPO], most: int, *, takes_all: bool, **chan
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("takes_all", [False, True])
-def test_an_update_gets_as_many_samples_as_the_period_or_all(*, takes_all: bool) -> None:
+def test_an_update_gets_the_samples_of_the_period_or_all(*, takes_all: bool) -> None:
     most = 2 * SAMPLES + ROWS + 1  # no multiple of a rollout
     model, replay = literal_model(SamplePPO, most, takes_all=takes_all)
     noted = Sizes(replay)

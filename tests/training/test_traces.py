@@ -30,15 +30,15 @@ racks: [{nodes: [{type: old, count: 2}, {type: new, count: 2}]}]
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> ProblemRequest:
+def given(tmp_path_factory: pytest.TempPathFactory) -> ProblemRequest:
     folder = tmp_path_factory.mktemp("traces")
     return ProblemRequest(3, REGIMES, traces=tuple(trace(folder / f"t{seed}.csv", seed) for seed in (1, 2)))
 
 
 @pytest.fixture(scope="module")
-def drawn(asked: ProblemRequest) -> Problems:
+def drawn(given: ProblemRequest) -> Problems:
     """All windows: what is of a module is made before what is of a test."""
-    return trace_problems(asked)
+    return trace_problems(given)
 
 
 @pytest.fixture
@@ -73,44 +73,44 @@ def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regi
 @pytest.mark.usefixtures("few_windows")
 @pytest.mark.parametrize("orders", [1, 2])
 def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(
-    asked: ProblemRequest, drawn: Problems, orders: int
+    given: ProblemRequest, drawn: Problems, orders: int
 ) -> None:
-    trained, validated = drawn if orders == len(REGIMES) else trace_problems(asked._replace(regimes=REGIMES[:orders]))
+    trained, validated = drawn if orders == len(REGIMES) else trace_problems(given._replace(regimes=REGIMES[:orders]))
     gpus = [problem.cluster.gpu_node.size for problem in trained]
     assert gpus[:orders] == [64] * orders  # others come behind: what learns from one problem learns from the first
     assert sorted(gpus[orders:]) == sorted(other.gpus for other in OTHER_CLUSTERS)
     assert {problem.cluster.gpu_node.size for problem in validated} == {64}
 
 
-def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(
-    asked: ProblemRequest, drawn: Problems, monkeypatch: pytest.MonkeyPatch
+def test_known_run_times_are_mixed_unless_one_kind_is_requested(
+    given: ProblemRequest, drawn: Problems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenarios = drawn.trained[0].scenarios
     exact = (scenarios.work_s == scenarios.estimate_s).all(axis=1)
     assert 0.1 < exact.mean() < 0.9
     with_few_windows(monkeypatch)
-    alike = trace_problems(asked._replace(estimates="exact"))[0][0].scenarios
+    alike = trace_problems(given._replace(estimates="exact"))[0][0].scenarios
     assert (alike.work_s == alike.estimate_s).all()
 
 
 @pytest.mark.usefixtures("few_windows")
-def test_windows_run_on_the_cluster_file_that_is_given(asked: ProblemRequest, tmp_path: Path) -> None:
+def test_windows_run_on_the_cluster_file_that_is_given(given: ProblemRequest, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
-    trained, validated = trace_problems(asked._replace(cluster=tmp_path / "c.yaml"))
+    trained, validated = trace_problems(given._replace(cluster=tmp_path / "c.yaml"))
     for problem in (*trained, *validated):
         assert problem.cluster.gpu_node.size == 16
         assert problem.scenarios.gpus.max() <= 12
 
 
 @pytest.mark.full
-def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(asked: ProblemRequest, tmp_path: Path) -> None:
+def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(given: ProblemRequest, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
     types = {"a.csv": ("new", "", "old"), "b.csv": ("old", "new")}  # whose classes are met in another order
     for name, of in types.items():
         rows = [f"j{job},1,{1000 + job},{job * 100},{of[job % len(of)]}" for job in range(400)]
         (tmp_path / name).write_text("\n".join(["id,gpus,work_s,submit_s,gpu_types", *rows]) + "\n")
     trained, _ = trace_problems(
-        asked._replace(cluster=tmp_path / "c.yaml", traces=tuple(tmp_path / it for it in types))
+        given._replace(cluster=tmp_path / "c.yaml", traces=tuple(tmp_path / it for it in types))
     )
     suits, drawn = trained[0].cluster.suits, trained[0].scenarios
     wanted = {"new": [0, 0, 1, 1], "old": [1, 1, 0, 0], "": [1, 1, 1, 1]}
@@ -131,15 +131,15 @@ def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
-def test_patient_itself_is_no_better_than_patient_tuned(asked: ProblemRequest) -> None:
-    found = compare_later(asked, HEURISTICS["patient"])
+def test_patient_itself_is_no_better_than_patient_tuned(given: ProblemRequest) -> None:
+    found = compare_later(given, HEURISTICS["patient"])
     assert [it.where for it in found] == [
         "t1.csv, easy", "t1.csv, shortest", "t2.csv, easy", "t2.csv, shortest", "all of these",
     ]  # fmt: skip
     assert found[-1].windows == sum(it.windows for it in found[:-1])
     for it in found[:-1]:
         same = compare_later(
-            asked._replace(traces=asked.traces[:1], regimes=REGIMES[:1]), replace(PATIENT, patience=it.factor)
+            given._replace(traces=given.traces[:1], regimes=REGIMES[:1]), replace(PATIENT, patience=it.factor)
         )
         assert it.factor in FACTORS
         if it is found[0]:
@@ -149,9 +149,9 @@ def test_patient_itself_is_no_better_than_patient_tuned(asked: ProblemRequest) -
 
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
-def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(asked: ProblemRequest) -> None:
+def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(given: ProblemRequest) -> None:
     """The best of the past itself, under its own order, is as good as that rival on every later window."""
-    alone, by = asked._replace(traces=asked.traces[:1]), weighting_of("slowdown")
+    alone, by = given._replace(traces=given.traces[:1]), weighting_of("slowdown")
     found = compare_later(alone._replace(regimes=REGIMES[:1]), HEURISTICS["pack"], by)
     assert [bool(it.rival) for it in found] == [False, True]
     assert found[0].where == found[1].where == "t1.csv, easy"
@@ -162,7 +162,7 @@ def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuri
 
 
 @pytest.mark.full
-def test_the_best_pair_is_the_least_of_all_by_the_objective_asked_for() -> None:
+def test_the_best_pair_is_the_least_of_all_by_the_requested_objective() -> None:
     problem = small_problem(4, waiting=True)
     for text in ("p99-jct", "mean-jct:0.5,slowdown:0.5"):
         by = weighting_of(text)
@@ -199,10 +199,10 @@ def test_the_verdict_follows_the_interval(low: float, high: float, expected: str
 
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_reports_its_gain_and_continues_where_it_stopped(
-    asked: ProblemRequest, tmp_path: Path, longshore: Command
+    given: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
-    traces = [word for path in asked.traces for word in ("--trace", path)]
+    traces = [word for path in given.traces for word in ("--trace", path)]
     line = (*traces, "--cluster", tmp_path / "mine.yaml", "--steps", "3000", "--threads", "1", "--load", "0.8")
     done = longshore("train", *line, "--order", "easy", "--order", "shortest", "--ageing", "72h", "--logdir", tmp_path)
     assert done.status == 0, done.err
@@ -217,10 +217,10 @@ def test_train_reports_its_gain_and_continues_where_it_stopped(
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_by_an_objective_reports_it_and_continues_by_the_same_command(
-    asked: ProblemRequest, tmp_path: Path, longshore: Command
+    given: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
-    line = ("train", "--trace", asked.traces[0], "--cluster", tmp_path / "mine.yaml", "--steps", "2000",
+    line = ("train", "--trace", given.traces[0], "--cluster", tmp_path / "mine.yaml", "--steps", "2000",
             "--threads", "1", "--load", "0.8", "--logdir", tmp_path)  # fmt: skip
     by = ("--objective", "slowdown:3,p99-jct:1")
     done = longshore(*line, *by)
@@ -245,9 +245,9 @@ def test_train_by_an_objective_reports_it_and_continues_by_the_same_command(
     ],
 )
 def test_an_objective_that_cannot_be_had_is_refused_in_one_line(
-    options: tuple[str, ...], expected: str, asked: ProblemRequest, tmp_path: Path, longshore: Command
+    options: tuple[str, ...], expected: str, given: ProblemRequest, tmp_path: Path, longshore: Command
 ) -> None:
-    done = longshore("train", "--trace", asked.traces[0], "--logdir", tmp_path, *options)
+    done = longshore("train", "--trace", given.traces[0], "--logdir", tmp_path, *options)
     assert done.status == 2
     assert expected in done.err.splitlines()[-1]
     assert "Traceback" not in done.err

@@ -22,7 +22,7 @@ SIZES = Sizes(16, 4, validations=6)
 STEPS = 6000
 
 
-def asked(seed: int = 0) -> TrainingConfig:
+def configured(seed: int = 0) -> TrainingConfig:
     return TrainingConfig(
         preset="hetero64", algorithm="group", steps=STEPS, seed=seed, network="candidates", action="candidate",
         reward="dt", group=GroupParameters(groups=4, runs=4, group_minibatch=256), threads=1,
@@ -54,7 +54,7 @@ def summary_of(tuned: Tuned) -> list[tuple[str, float | None, dict[str, float]]]
 
 @pytest.fixture(scope="module")
 def whole(kept: Kept, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
-    return tune(asked(), tmp_path_factory.mktemp("whole"), lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
+    return tune(configured(), tmp_path_factory.mktemp("whole"), lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
 def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Tuned) -> None:
@@ -71,7 +71,7 @@ def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Tune
 @pytest.mark.full
 def test_what_was_best_can_be_trained_with(whole: Tuned) -> None:
     assert whole.best is not None
-    config = with_parameter_file(asked(), whole.parameters)
+    config = with_parameter_file(configured(), whole.parameters)
     for name, value in whole.best.parameters.items():
         assert getattr(config.group, name) == value
         assert type(getattr(config.group, name)) is type(getattr(GroupParameters(), name))
@@ -87,10 +87,10 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
         if line.startswith("trial 1 of 3 begins"):
             signal.raise_signal(signal.SIGTERM)
 
-    stopped = tune(asked(), tmp_path, lambda: kept, stop_in_the_second, trials=3, jobs=1, sizes=SIZES)
+    stopped = tune(configured(), tmp_path, lambda: kept, stop_in_the_second, trials=3, jobs=1, sizes=SIZES)
     assert (stopped.finished, stopped.interrupted_by) == (False, signal.SIGTERM)
     assert [it.state for it in stopped.trials] == ["finished", "running"]
-    again = tune(asked(), tmp_path, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
+    again = tune(configured(), tmp_path, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
     assert again.finished
     assert summary_of(again) == summary_of(whole)
 
@@ -98,7 +98,7 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
 @pytest.mark.full
 def test_trials_run_side_by_side_and_a_larger_number_continues(kept: Kept, tmp_path: Path) -> None:
     lines: list[str] = []
-    short = asked().model_copy(update={"steps": 1000})
+    short = configured().model_copy(update={"steps": 1000})
     for trials in (2, 3):
         tuned = tune(short, tmp_path, lambda: kept, lines.append, trials=trials, jobs=2, sizes=SIZES)
         assert [it.number for it in tuned.trials] == list(range(trials))
@@ -109,7 +109,7 @@ def test_trials_run_side_by_side_and_a_larger_number_continues(kept: Kept, tmp_p
 
 
 def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) -> None:
-    config = asked().model_copy(update={"steps": STEPS + 1})
+    config = configured().model_copy(update={"steps": STEPS + 1})
     with pytest.raises(InputError, match="another --logdir or --seed"):
         tune(config, whole.folder.parent, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
@@ -117,7 +117,7 @@ def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) 
 @pytest.mark.parametrize(("to_beat", "state"), [(-1e9, "pruned"), (1e9, "finished")])
 def test_a_trial_is_left_that_is_worse_than_the_others_were_by_then(to_beat: float, state: str, tmp_path: Path) -> None:
     ended = run_trial(
-        TrialWork(asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), to_beat), SIZES)
+        TrialWork(configured(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), to_beat), SIZES)
     )
     assert ended.state == state
     assert min(ended.so_far) == 1
@@ -127,7 +127,7 @@ def test_a_trial_is_left_that_is_worse_than_the_others_were_by_then(to_beat: flo
 
 def test_a_continued_trial_counts_what_it_had_reached_before(tmp_path: Path) -> None:
     work = TrialWork(
-        asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), -50.0), SIZES, reached=-60.0
+        configured(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), -50.0), SIZES, reached=-60.0
     )
     assert run_trial(work).state == "finished"
 
@@ -165,7 +165,7 @@ def test_a_file_of_other_parameters_is_refused_by_its_line(
 
 @pytest.mark.parametrize("algorithm", PARAMETER_RANGES)
 def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str) -> None:
-    own = getattr(asked(), PARAMETER_FIELDS[algorithm])
+    own = getattr(configured(), PARAMETER_FIELDS[algorithm])
     for name, bounds in PARAMETER_RANGES[algorithm].items():
         value = getattr(own, name)
         assert bounds.holds(value) or value == 0.0, name
