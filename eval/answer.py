@@ -11,9 +11,9 @@ from ..agents.protocol import Policy
 from ..cluster.model.intervals import IntervalEstimates
 from ..cluster.model.orders import ORDER_REGIMES
 from ..cluster.model.problem import Problem
+from .comparison import CONFIDENCE
 from .every_order import (
     COMMON,
-    CONFIDENCE,
     Against,
     Bound,
     Candidate,

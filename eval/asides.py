@@ -11,8 +11,7 @@ from ..cluster.model.intervals import IntervalEstimates, ratio_estimates, unit_s
 from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
 from ..cluster.presets.problems import Regime
-from .comparison import run_all, scenario_metrics
-from .every_order import CONFIDENCE
+from .comparison import CONFIDENCE, run_all, scenario_metrics
 from .table import ShowStatus
 
 HOUR_S = 3600.0

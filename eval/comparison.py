@@ -84,6 +84,7 @@ def scenario_metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) 
     return metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)
 
 
+CONFIDENCE = 0.95  # that intervals aim to cover
 EQUAL_SHARE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
 
 
@@ -106,7 +107,6 @@ class Comparison:
     best_heuristic: str
     metrics: tuple[Metric, ...]  # in the order of their columns
     objective: int  # index of the metric that ranks the policies
-    confidence: float
     unit: NDArray[np.intp]  # (scenarios,) independent unit: the scenario, or its group
     values: NDArray[np.float64]  # (policies, metrics, scenarios)
     mean: IntervalEstimates  # (policies, metrics)
@@ -141,7 +141,7 @@ class Comparison:
 
 def compare(
     outcomes: Mapping[str, Outcome], scenarios: Scenarios, cluster_gpus: int, *,
-    heuristics: Collection[str], confidence: float = 0.95, groups: NDArray[np.generic] | None = None,
+    heuristics: Collection[str], groups: NDArray[np.generic] | None = None,
     objective: Weighting | str | None = None,
 ) -> Comparison:  # fmt: skip
     """Return the policies' figures and how each does against the best heuristic.
@@ -157,7 +157,6 @@ def compare(
         scenarios: The scenarios.
         cluster_gpus: GPUs of the cluster.
         heuristics: Names of the policies that are heuristics, at least one.
-        confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
             fault seeds of one trace window) and are one unit of the intervals. By default, each scenario is a unit.
         objective: What ranks the policies, a metric's name or a weighting; by default that of `usual_weighting`.
@@ -177,14 +176,13 @@ def compare(
     unit = np.unique(np.arange(scenarios.jobs.size) if groups is None else groups, return_inverse=True)[1]
     cost = _cost(values[:, objective_index], metrics[objective_index])
     wins = _better(cost[:, None], cost[None]).mean(axis=-1)
-    estimates = _estimates(values, ranked.index(best), unit, confidence)
+    estimates = _estimates(values, ranked.index(best), unit)
     return Comparison(
         policies=tuple(ranked),
         heuristics=frozenset(heuristics) & table.keys(),
         best_heuristic=best,
         metrics=metrics,
         objective=objective_index,
-        confidence=confidence,
         unit=unit,
         values=values,
         mean=estimates[0],
@@ -193,7 +191,7 @@ def compare(
         p=estimates[3],
         worse_share=wins[ranked.index(best)],
         wins=wins,
-        job_sizes=_job_sizes([outcomes[name] for name in ranked], ranked.index(best), scenarios, unit, confidence),
+        job_sizes=_job_sizes([outcomes[name] for name in ranked], ranked.index(best), scenarios, unit),
     )
 
 
@@ -266,7 +264,7 @@ def _better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np
 
 
 def _estimates(
-    values: NDArray[np.float64], best: int, unit: NDArray[np.intp], confidence: float
+    values: NDArray[np.float64], best: int, unit: NDArray[np.intp]
 ) -> tuple[IntervalEstimates, IntervalEstimates, IntervalEstimates, NDArray[np.float64]]:
     """Return means, differences to the best heuristic, these in per cent, and their adjusted p-values.
 
@@ -278,9 +276,9 @@ def _estimates(
     sums, base = unit_sums(flat, unit), unit_sums(reference, unit)
     ones = np.broadcast_to(np.bincount(unit).astype(np.float64), sums.shape)
     return (
-        _shaped(ratio_estimates(sums, ones, confidence=confidence), shape),
-        _shaped(ratio_estimates(sums - base, ones, confidence=confidence), shape),
-        _shaped(ratio_estimates(100 * (sums - base), base, confidence=confidence), shape),
+        _shaped(ratio_estimates(sums, ones, confidence=CONFIDENCE), shape),
+        _shaped(ratio_estimates(sums - base, ones, confidence=CONFIDENCE), shape),
+        _shaped(ratio_estimates(100 * (sums - base), base, confidence=CONFIDENCE), shape),
         _adjusted(mean_p_values(sums - base, ones).reshape(shape), best),
     )
 
@@ -296,9 +294,7 @@ def _shaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) ->
     return IntervalEstimates(*(part.reshape(shape) for part in estimates))
 
 
-def _job_sizes(
-    outcomes: list[Outcome], best: int, scenarios: Scenarios, unit: NDArray[np.intp], confidence: float
-) -> JobSizes:
+def _job_sizes(outcomes: list[Outcome], best: int, scenarios: Scenarios, unit: NDArray[np.intp]) -> JobSizes:
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
     titles, size = size_classes(scenarios.gpus[real])
     cell = np.repeat(unit, scenarios.jobs) * len(titles) + size  # one cell for each unit and class
@@ -307,7 +303,7 @@ def _job_sizes(
     jct = _padded(jct, units * len(titles)).reshape(len(outcomes), units, -1).swapaxes(1, 2)
     jobs = np.bincount(size)
     base = np.broadcast_to(jct[best], jct.shape)
-    relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=confidence)
+    relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=CONFIDENCE)
     p = mean_p_values((jct - base).reshape(-1, units), base.reshape(-1, units)).reshape(jct.shape[:2])
     return JobSizes(titles, jobs, jct.sum(axis=-1) / jobs, _shaped(relative, jct.shape[:2]), _adjusted(p, best))
 

@@ -22,7 +22,7 @@ from ..cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs
 from ..cluster.model.topology import speed_sum
 from ..cluster.presets.problems import Regime
-from .comparison import EQUAL_SHARE, run_all, scenario_metrics
+from .comparison import CONFIDENCE, EQUAL_SHARE, run_all, scenario_metrics
 from .setting import is_heuristic
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,6 @@ def other_bounds(
     return found if any((cost != costs[0]).any() for cost in costs) else {}
 
 
-CONFIDENCE = 0.95
 MONTH_S = 365.25 / 12 * 86400.0
 QUARTILES_FROM, HALVES_FROM = 8, 4  # windows: fewer are cut into halves, or into nothing
 MIN_SPREAD = 0.02  # windows that differ by a smaller share in a trait are not grouped by it

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..cluster.files.errors import InputError
 from ..cluster.model.outcome import Event, Outcome
 from ..cluster.model.problem import Scenarios
-from .comparison import Comparison
+from .comparison import CONFIDENCE, Comparison
 from .table import time_unit
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def forest(comparison: Comparison) -> Picture:
             unused.remove()
         figure.supxlabel(f"difference to {comparison.best_heuristic} in %", fontsize=10, color="#374151")
         interval = (
-            f" with {100 * comparison.confidence:g} % intervals (one that excludes 0 is a clear difference)"
+            f" with {100 * CONFIDENCE:g} % intervals (one that excludes 0 is a clear difference)"
             if comparison.units > 1
             else ""
         )
@@ -287,14 +287,6 @@ class Spells(NamedTuple):
     end_s: NDArray[np.float64]  # (spells,)
 
 
-class GpuUse(NamedTuple):
-    """How many GPUs were busy and down, from each moment to the next."""
-
-    time_s: NDArray[np.float64]  # (moments,) increasing; the last is the end of the run
-    busy: NDArray[np.int64]  # (moments,)
-    down: NDArray[np.int64]  # (moments,)
-
-
 def spells(events: Sequence[Event], cluster_gpus: int) -> Spells:
     """Return the spells of a schedule; what is open at the last event ends there.
 
@@ -339,15 +331,19 @@ def _spells(found: list[tuple[int, int, float, float]]) -> Spells:
     return Spells(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3])
 
 
-def use_over_time(spent: Spells) -> GpuUse:
-    """Return how many GPUs were busy and how many down at every moment at which that changes."""
+def use_over_time(spent: Spells) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the moments at which the use of GPUs changes, and how many are busy and down from each to the next.
+
+    Returns:
+        Seconds, which increase, the last being the end of the run; busy; down: each of shape (moments,).
+    """
     time_s, index = np.unique(np.concatenate(([0.0], spent.start_s, spent.end_s)), return_inverse=True)
     step = np.zeros((2, time_s.size), dtype=np.int64)  # busy, down
     row = (spent.job == DOWN).astype(np.int64)
     np.add.at(step, (row, index[1 : row.size + 1]), 1)
     np.add.at(step, (row, index[row.size + 1 :]), -1)
     busy, down = step.cumsum(axis=1)
-    return GpuUse(time_s, busy, down)
+    return time_s, busy, down
 
 
 def blocks(spent: Spells) -> Spells:
@@ -408,10 +404,10 @@ def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_g
 
 
 def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> None:
-    used = use_over_time(spent)
-    time, idle = used.time_s * scale, cluster_gpus - used.down
-    ax.fill_between(time, 0, used.busy, step="post", color=BUSY_COLOUR, linewidth=0, label="busy")
-    ax.fill_between(time, used.busy, idle, step="post", color=IDLE_COLOUR, linewidth=0, label="idle")
+    time_s, busy, down = use_over_time(spent)
+    time, idle = time_s * scale, cluster_gpus - down
+    ax.fill_between(time, 0, busy, step="post", color=BUSY_COLOUR, linewidth=0, label="busy")
+    ax.fill_between(time, busy, idle, step="post", color=IDLE_COLOUR, linewidth=0, label="idle")
     ax.fill_between(
         time, idle, cluster_gpus, step="post", facecolor=DOWN_FACE, edgecolor=DOWN_COLOUR, hatch="////", linewidth=0,
         label="down",

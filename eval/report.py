@@ -11,7 +11,7 @@ from string import Template
 
 from ..cluster.files.output_file import write_text
 from ..cluster.model.intervals import FEWEST_RESAMPLED, IntervalEstimates
-from .comparison import Comparison
+from .comparison import CONFIDENCE, Comparison
 from .figures import Picture
 from .table import (
     Row,
@@ -82,7 +82,7 @@ def write_json(
         "best_heuristic": comparison.best_heuristic,
         "scenarios": comparison.scenarios,
         "units": comparison.units,
-        "confidence": comparison.confidence,
+        "confidence": CONFIDENCE,
         "policies": {name: _policy_figures(comparison, row, names) for row, name in enumerate(comparison.policies)},
         "wins": {
             name: dict(zip(comparison.policies, shares, strict=True))
@@ -229,7 +229,7 @@ def _meanings(comparison: Comparison) -> str:
     meanings = {
         metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in comparison.metrics
     }
-    objective, confidence = comparison.ranked_by.title, f"{100 * comparison.confidence:g} %"
+    objective, confidence = comparison.ranked_by.title, f"{100 * CONFIDENCE:g} %"
     meanings["vs best"] = (
         "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
         f"{objective} on these very scenarios, so the bar is set as high as these heuristics allow."

@@ -13,7 +13,7 @@ from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import Scenarios
 from ..cluster.traces.statistics import TraceStatistics
 from ..cluster.workloads.estimates import EstimateErrors
-from .comparison import Comparison, scenario_metrics
+from .comparison import CONFIDENCE, Comparison, scenario_metrics
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,7 +130,7 @@ def verdict(comparison: Comparison, policy: int, metric: int) -> Verdict:
     below what the confidence leaves.
     """
     low, high = comparison.difference.low[policy, metric], comparison.difference.high[policy, metric]
-    if not (low > 0 or high < 0) or not comparison.p[policy, metric] < 1 - comparison.confidence:
+    if not (low > 0 or high < 0) or not comparison.p[policy, metric] < 1 - CONFIDENCE:
         return "open"
     return "better" if (low > 0) == (comparison.metrics[metric].better == "higher") else "worse"
 
@@ -164,7 +164,7 @@ def caption(comparison: Comparison) -> str:
     grouped = f" in {comparison.units} groups" if comparison.units < comparison.scenarios else ""
     kind = "bootstrap intervals" if comparison.units >= FEWEST_RESAMPLED else "t-intervals"
     return (
-        f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % {kind}. "
+        f"{scenarios}{grouped}; means with {100 * CONFIDENCE:g} % {kind}. "
         f"The last columns compare {objective} with {comparison.best_heuristic}, scenario by scenario."
     )
 
@@ -268,7 +268,7 @@ def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     """Return title and second line of the columns that compare with the best heuristic."""
     return (
         (comparison.ranked_by.title, "vs best"),
-        (f"{100 * comparison.confidence:g} %", "interval"),
+        (f"{100 * CONFIDENCE:g} %", "interval"),
         ("scenarios", "worse"),
     )
 
@@ -403,7 +403,7 @@ def _job_sizes(comparison: Comparison, row: int) -> list[str]:
     sizes, found = comparison.job_sizes, []
     for index, title in enumerate(sizes.title):
         if sizes.relative_percent.value[row, index] > 0:
-            significant = sizes.p[row, index] < 1 - comparison.confidence
+            significant = sizes.p[row, index] < 1 - CONFIDENCE
             clear = bool(sizes.relative_percent.low[row, index] > 0 and significant)
             change = _change(sizes.relative_percent, row, index)
             found.append(f"Longer mean JCT of jobs with {title}: {change}{_clearness(comparison, clear=clear)}.")

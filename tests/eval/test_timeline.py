@@ -42,11 +42,11 @@ def test_no_event_is_no_spell() -> None:
 
 
 def test_busy_and_down_gpu_time_is_that_of_the_spells() -> None:
-    used = use_over_time(spells(EVENTS, CLUSTER_GPUS))
-    width_s = np.diff(used.time_s)
-    assert (used.busy[:-1] * width_s).sum() == 2 * 10 + 2 * 40 + 30
-    assert (used.down[:-1] * width_s).sum() == 15
-    assert used.busy[-1] == used.down[-1] == 0
+    time_s, busy, down = use_over_time(spells(EVENTS, CLUSTER_GPUS))
+    width_s = np.diff(time_s)
+    assert (busy[:-1] * width_s).sum() == 2 * 10 + 2 * 40 + 30
+    assert (down[:-1] * width_s).sum() == 15
+    assert busy[-1] == down[-1] == 0
 
 
 def test_shares_by_node_add_up_to_the_same_gpu_time() -> None:
