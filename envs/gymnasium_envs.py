@@ -247,13 +247,13 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
 
     Args:
         num_envs: Environments.
-        problem: Cluster, scenarios and rules; by default the preset `hetero64`.
+        problem: As for PlacementEnv, and so are the next.
         action: `node`, `gpu` or `candidate`.
         observation: `full`; or `patent` or `patent-literal`, but for candidates.
         reward: `potential`, `dt`, `jct` or `best_of_random`.
-        waiting: `on` or `off`: whether letting the next event pass is an action; by default as in the problem's rules.
-        random_runs: Random runs of a scenario, with whose best `best_of_random` compares (SPEC R5).
-        render_mode: `ansi` (text), `rgb_array` (image) or none.
+        waiting: `on`, `off`, or as in the problem's rules.
+        random_runs: Of a scenario.
+        render_mode: `ansi`, `rgb_array` or none.
 
     Raises:
         ValueError: If an option is unknown, or `random_runs` is out of range or given for another reward.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.problem import OLDER_RULES, ORDERS, Rules
@@ -32,7 +32,7 @@ EXPORT_HINT = "write the file by `longshore store decisions --out FILE`"
 
 
 class SubmittedJob(NamedTuple):
-    """What was known of a job when it was submitted."""
+    """What was known of a job when it was submitted. Files omit defaults from the end."""
 
     job: str
     gpus: int
@@ -82,17 +82,13 @@ class RecordedCall(NamedTuple):
     values: tuple[Any, ...]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class ExpectedRun(_Model):
+class ExpectedRun(BaseModel, frozen=True):
     """Expectation for a start."""
 
     slowdown: float
 
 
-class Explanation(_Model):
+class Explanation(BaseModel, frozen=True):
     """How the decision was made."""
 
     expected: ExpectedRun | None = None
@@ -101,14 +97,14 @@ class Explanation(_Model):
     sample_temperature: float | None = None  # None: it was not drawn
 
 
-class _Past(_Model):
+class _Past(BaseModel, frozen=True):
     number: int
     calls: list[list[Any]]
     site: dict[str, Any] | None = None
     known: list[Any] | None = None
 
 
-class DecisionLine(_Model):
+class DecisionLine(BaseModel, frozen=True):
     """A decision."""
 
     job_id: str
@@ -132,25 +128,14 @@ class DecisionLine(_Model):
         return None if self.past.site is None else _initial_state(self.past.site, self.past.known)
 
 
-_SPREAD_FIELDS = tuple[int, int, float, float, float]
-_JOB_FIELDS = (  # defaults are omitted from the end
-    tuple[str, int, float, float, int, float, float]
-    | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
-    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD_FIELDS | None]
-    | tuple[str, int, float, float, int, float, float, tuple[int, ...], _SPREAD_FIELDS | None, str]
-)
-_PROGRESS_FIELDS = (
-    tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
-    | tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...], bool]
-)
 _STATE_ADAPTER: TypeAdapter[Any] = TypeAdapter(
-    tuple[float, list[tuple[_JOB_FIELDS, _PROGRESS_FIELDS]], list[str], list[int], tuple[int, float]]
+    tuple[float, list[tuple[SubmittedJob, JobProgress]], list[str], list[int], tuple[int, float]]
 )
 _VALUES: dict[str, TypeAdapter[Any]] = {
     "begin": TypeAdapter(tuple[float]),
-    "submit": TypeAdapter(tuple[_JOB_FIELDS]),
-    "come_back": TypeAdapter(tuple[_JOB_FIELDS, _PROGRESS_FIELDS]),
-    "rejoin": TypeAdapter(tuple[_JOB_FIELDS, _PROGRESS_FIELDS]),
+    "submit": TypeAdapter(tuple[SubmittedJob]),
+    "come_back": TypeAdapter(tuple[SubmittedJob, JobProgress]),
+    "rejoin": TypeAdapter(tuple[SubmittedJob, JobProgress]),
     "finish": TypeAdapter(tuple[str]),
     "stop": TypeAdapter(tuple[str, float | None]),
     "withdraw": TypeAdapter(tuple[str]),
@@ -194,15 +179,7 @@ def _recorded_call(entry: Sequence[Any]) -> RecordedCall | None:
     method = entry[0]
     if method not in _VALUES:
         return None
-    values = _VALUES[method].validate_python(tuple(entry[1:]))
-    kinds = {
-        "submit": (SubmittedJob,),
-        "come_back": (SubmittedJob, JobProgress),
-        "rejoin": (SubmittedJob, JobProgress),
-    }.get(method)
-    return RecordedCall(
-        method, values if kinds is None else tuple(kind(*each) for kind, each in zip(kinds, values, strict=True))
-    )
+    return RecordedCall(method, _VALUES[method].validate_python(tuple(entry[1:])))
 
 
 def _initial_state(site: Mapping[str, Any], known: object) -> InitialState:
@@ -218,10 +195,8 @@ def _initial_state(site: Mapping[str, Any], known: object) -> InitialState:
     given = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = sound_rules(Rules(**{name: kind(given[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _STATE_ADAPTER.validate_python(known)
-    return InitialState(
-        cluster, rules, float(site["process"]["repair_mean_s"]), _array(site["hazard_per_s"]), now_s,
-        [(SubmittedJob(*job), JobProgress(*progress)) for job, progress in jobs], down, estimates,
-    )  # fmt: skip
+    repair_mean_s = float(site["process"]["repair_mean_s"])
+    return InitialState(cluster, rules, repair_mean_s, _array(site["hazard_per_s"]), now_s, jobs, down, estimates)
 
 
 def _array(written: Mapping[str, str]) -> NDArray[Any]:
