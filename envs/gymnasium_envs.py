@@ -199,7 +199,8 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             ValueError: If it is no action; nothing has changed then.
             ResetNeeded: If no episode is running.
         """
-        self._check_begun()
+        if not self.batch.masks[0].any():
+            raise ResetNeeded("no episode is running; call reset() first")
         chosen = self.batch.actions_in([whole_number(action, "action")])
         taken = self.batch.nearest_open(chosen)
         self.batch.step(taken)
@@ -224,10 +225,6 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def _mask(self) -> NDArray[np.int8]:
         mask: NDArray[np.int8] = self.batch.masks[0].astype(np.int8)
         return mask
-
-    def _check_begun(self) -> None:
-        if not self.batch.masks[0].any():
-            raise ResetNeeded("no episode is running; call reset() first")
 
 
 Step = tuple[

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csr_array, hstack, vstack
 
 from ..cluster.model.problem import Problem, Rules, Scenarios, reference_s
 from ..cluster.model.topology import Cluster
@@ -228,41 +228,25 @@ def _prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDAr
     room = [(minimums.pace_use[kind, pace, job], span, spans) for kind in range(kinds)]
     rules = [(middle_s / run_s, job, jobs), (np.ones(pairs), job, jobs)]
     free = [_rows(*part, pairs, jobs) for part in (*room, (np.ones(pairs), one_pace, moment.size))]
-    tied = [_beside(_rows(*part, pairs, 0), ends) for part in rules]
+    tied = [hstack([_rows(*part, pairs, 0), ends]).tocsr() for part in rules]
     limits = np.concatenate([np.tile(np.diff(edges_s), kinds), opened_s, -minimums.run_s / 2, -release_s])
     solved = linprog(
-        np.concatenate([np.zeros(pairs), np.ones(jobs)]), A_ub=_below([*free, *tied]), b_ub=limits,
+        np.concatenate([np.zeros(pairs), np.ones(jobs)]), A_ub=vstack([*free, *tied]).tocsr(), b_ub=limits,
         A_eq=_rows(1.0 / run_s, job, jobs, pairs, jobs), b_eq=np.ones(jobs), method="highs",
     )  # fmt: skip
     if solved.status != 0:
         return None
     duals = np.maximum(-solved.ineqlin.marginals, 0.0)
-    second = _at_edges(duals[: kinds * spans].reshape(kinds, spans), edges_s)
+    # At the edges of the spans, prices are on lines through their middles.
+    middles_s, by_span = (edges_s[1:] + edges_s[:-1]) / 2, duals[: kinds * spans].reshape(kinds, spans)
+    second = np.array([np.interp(edges_s, middles_s, row) for row in by_span])
     weight = np.clip(duals[-2 * jobs : -jobs], MIN_WEIGHT, 1.0)
     return Prices(second, weight, np.asarray(solved.eqlin.marginals))
-
-
-def _at_edges(by_span: NDArray[np.float64], edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return prices at the edges of spans, shape (kinds, edges): lines through the middles of the spans."""
-    middle_s = (edges_s[1:] + edges_s[:-1]) / 2
-    return np.array([np.interp(edges_s, middle_s, row) for row in by_span])
 
 
 def _rows(values: NDArray[np.float64], row: NDArray[np.intp], rows: int, pairs: int, more: int) -> csr_array:
     """Return a matrix with one value for each pair, and columns of zeros behind."""
     return coo_array((values, (row, np.arange(pairs))), shape=(rows, pairs + more)).tocsr()
-
-
-def _beside(left: csr_array, right: csr_array) -> csr_array:
-    from scipy.sparse import hstack
-
-    return hstack([left, right]).tocsr()
-
-
-def _below(parts: list[csr_array]) -> csr_array:
-    from scipy.sparse import vstack
-
-    return vstack(parts).tocsr()
 
 
 def _bound_s(

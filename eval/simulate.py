@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..agents.protocol import Policy
 from ..agents.registry import find_policy
 from ..agents.rehearsals import rehearsals_of
 from ..cluster.faults.recorded import read_fault_trace
@@ -91,7 +90,8 @@ def simulate_request(
         statistics.write_cluster(request.cluster_out, problem.cluster, problem.rules, problem.scenarios, 0)
     gpus = problem.cluster.gpu_node.size
     console.print(f"{workload.jobs} jobs on {gpus} GPUs under {policy.name}")
-    _warn_of_waiting(policy, request.regime)
+    if policy.waits and not request.regime.waiting:
+        log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", policy.name)
     if overloaded(outcome, problem.scenarios)[0]:
         log.warning("overload: under %s the queue grew until the last submission, or the run was cut off", policy.name)
     print_run(console, outcome, problem.scenarios, gpus, request.regime.ageing_s)
@@ -143,8 +143,3 @@ def _written_ids(workload: Workload) -> tuple[str, ...]:
     if renamed:
         log.warning("%d jobs have the id of an earlier one; such as %r is written as %r", len(renamed), *renamed[0])
     return ids
-
-
-def _warn_of_waiting(policy: Policy, regime: Regime) -> None:
-    if policy.waits and not regime.waiting:
-        log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", policy.name)

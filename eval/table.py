@@ -252,9 +252,10 @@ def _table(comparison: Comparison, columns: list[ComparisonColumn]) -> "Table":
     table.add_column("\n\npolicy", overflow="fold", max_width=28)
     for column in columns:
         table.add_column(Text(_header(column.title, column.second)), justify="right", no_wrap=True)
+    name_styles = {"challenger": "bold cyan", "best heuristic": "bold", "heuristic": ""}
     for index, row in enumerate(rows(comparison)):
         cells = [Text(text, style=style) for text, style in (column.cells[index] for column in columns)]
-        table.add_row(Text(row.policy, style=_name_style(row)), *cells)
+        table.add_row(Text(row.policy, style=name_styles[row.kind]), *cells)
     return table
 
 
@@ -271,10 +272,6 @@ def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
         (f"{100 * CONFIDENCE:g} %", "interval"),
         ("scenarios", "worse"),
     )
-
-
-def _name_style(row: Row) -> str:
-    return {"challenger": "bold cyan", "best heuristic": "bold", "heuristic": ""}[row.kind]
 
 
 ShowStatus: TypeAlias = Callable[[str], None]  # shows the step in progress

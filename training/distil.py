@@ -377,7 +377,7 @@ class DistilLearner:
         if not self._workers:
             self._workers = self._new_workers()
         numbers = range(self.tasks, self.tasks + self.parameters.distil_block)
-        tasks = [self._lesson(number) for number in numbers]
+        tasks = [self._task(number) for number in numbers]
         labels = label_runs(tasks, self._workers, self.parameters.distil_own, self.pool)
         self._labels.append(labels)
         self._file(self.blocks).parent.mkdir(exist_ok=True)
@@ -387,7 +387,7 @@ class DistilLearner:
         self.steps += labels.tried.size
         self._note(labels)
 
-    def _lesson(self, number: int) -> LabelTask:
+    def _task(self, number: int) -> LabelTask:
         scenario = int(self.order[number % self.order.size])
         seed = (self.run_folder.config.seed * 7_368_787 + number) & 0xFFFFFFFF
         return LabelTask(scenario, seed, self.parameters.distil_share)
@@ -421,7 +421,7 @@ class DistilLearner:
         members = []
         for number in range(self.parameters.distil_members if last else 1):
             rng = np.random.default_rng((self.run_folder.config.seed, self.fits, number))
-            network = self._unlearned(int(rng.integers(2**62)))
+            network = self._new_network(int(rng.integers(2**62)))
             fitted = fit_network(network, labels[0], self.parameters, self.pool, rng)
             for name, value in fitted._asdict().items():
                 self.run_folder.logger.record(f"distil/{name}", value)
@@ -431,7 +431,7 @@ class DistilLearner:
         self._workers = []
         return mean_of(members) if last else self.network
 
-    def _unlearned(self, seed: int) -> CandidateNetwork:
+    def _new_network(self, seed: int) -> CandidateNetwork:
         """Return the network that a fit begins with: weights that fitted fewer labels would hold it back."""
         if self._initial is not None:
             return copy.deepcopy(self._initial)

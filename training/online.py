@@ -169,13 +169,10 @@ class _Learner:
         try:
             return read_history(self.history).workload.jobs > jobs
         except InputError as error:  # too little has happened yet
-            self._report_once(f"waiting: {error}")
+            if (line := f"waiting: {error}") != self._reported:
+                self.report(line)
+                self._reported = line
             return False
-
-    def _report_once(self, line: str) -> None:
-        if line != self._reported:
-            self.report(line)
-        self._reported = line
 
     def _train(self, folder: Path) -> Path | None:
         """Return the best checkpoint of a round's run, None if it was interrupted."""

@@ -223,7 +223,7 @@ def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Pa
     sim = learner._workers[0].sim
     policy = CandidatePolicy("own", schema(), learner.network)
     rollout = Rollout(policy, Search(2, 15), "makespan")
-    tasks = [learner._lesson(number) for number in range(4, 8)]
+    tasks = [learner._task(number) for number in range(4, 8)]
     visited = np.concatenate([label_run(rollout, policy, sim, task).observations for task in tasks])
     by_heuristic = np.concatenate([label_run(rollout, PATIENT, sim, task).observations for task in tasks])
     assert (learner._labels[-1].observations == visited).all()
@@ -234,7 +234,7 @@ def same_labels(one: Labels, other: Labels) -> bool:
     return all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
 
 
-def test_labels_depend_on_the_seed_of_a_lesson_and_not_on_those_before() -> None:
+def test_labels_depend_on_the_seed_of_a_task_and_not_on_those_before() -> None:
     worker = workers_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
     tasks = [LabelTask(3, 7, 0.5), LabelTask(1, 2, 0.5), LabelTask(3, 8, 0.5), LabelTask(3, 7, 0.5)]
     first, _, other, again = (label_run(worker.teacher, worker.others, worker.sim, task) for task in tasks)
@@ -304,7 +304,7 @@ def test_a_run_that_lost_labels_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tmp_path: Path) -> None:
+def test_labels_that_are_not_as_tasks_leave_them_are_refused_by_their_names(tmp_path: Path) -> None:
     folder = train(config(30), tmp_path).folder
     path = folder / "labels" / "00000.npz"
     with np.load(path) as file:

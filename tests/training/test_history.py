@@ -150,13 +150,13 @@ def test_what_was_drawn_is_weighed_by_its_probability(recorded: RecordedHistory)
     network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     assert logged.chosen.size > 20
-    lesson, size = draw_live(logged, network, np.random.default_rng(0), 1000)
+    drawn, size = draw_live(logged, network, np.random.default_rng(0), 1000)
     assert size == pytest.approx(1.0, abs=1e-3)  # it is the network that drew
-    assert lesson.chosen.numel() == logged.chosen.size
+    assert drawn.chosen.numel() == logged.chosen.size
     with torch.no_grad():
-        values = network.values(lesson.observations)
-    assert torch.equal(lesson.gain > 0.0, values > lesson.to_go)
-    assert float(lesson.gain.square().mean()) == pytest.approx(1.0, rel=1e-2)
+        values = network.values(drawn.observations)
+    assert torch.equal(drawn.gain > 0.0, values > drawn.to_go)
+    assert float(drawn.gain.square().mean()) == pytest.approx(1.0, rel=1e-2)
     several = np.flatnonzero(logged.candidates > 1)
     assert (logged.log_probability[several] < 0.0).all()
 
@@ -166,11 +166,11 @@ def test_what_no_policy_drew_teaches_the_value_alone(recorded: RecordedHistory) 
     network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     greedy = LiveDecisions(*logged)._replace(log_probability=np.full_like(logged.log_probability, np.nan))
-    lesson, size = draw_live(greedy, network, np.random.default_rng(0), 8)
-    assert lesson.chosen.numel() == 8
+    drawn, size = draw_live(greedy, network, np.random.default_rng(0), 8)
+    assert drawn.chosen.numel() == 8
     assert size == 0.0
-    assert not lesson.gain.any()
-    assert torch.isfinite(lesson.to_go).all()
+    assert not drawn.gain.any()
+    assert torch.isfinite(drawn.to_go).all()
 
 
 def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(recorded: RecordedHistory) -> None:
@@ -179,9 +179,9 @@ def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(re
     assert isinstance(network, CandidateNetwork)
     with torch.no_grad():
         network.score.weight.mul_(1e4)
-    lesson, size = draw_live(logged, network, np.random.default_rng(0), 1000)
+    drawn, size = draw_live(logged, network, np.random.default_rng(0), 1000)
     assert size < 0.3
-    assert not lesson.gain.any()
+    assert not drawn.gain.any()
 
 
 def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
