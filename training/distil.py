@@ -51,7 +51,7 @@ from .run_folder import (
     within,
     write_arrays,
 )
-from .validation import figures_of
+from .validation import metrics_of
 
 LABELLED, OWN = 0, 1  # second counter of the draws: which decisions are labelled, and which policy runs
 
@@ -526,7 +526,7 @@ def log_cost(
 
 
 def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting: Weighting | None) -> float:
-    found = figures_of(simulation_of(problem, rows=problem.scenarios.jobs.size), policy, problem)
+    found = metrics_of(simulation_of(problem, rows=problem.scenarios.jobs.size), policy, problem)
     if weighting is not None:
         return float(np.log(weighting.cost(found)).mean())
     if objective_of(problem.scenarios.submit_s) == "makespan":

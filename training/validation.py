@@ -107,7 +107,7 @@ class ProblemValidation:
         )  # fmt: skip
 
 
-def figures_of(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
+def metrics_of(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
     """Run all scenarios of a problem under a policy, and return their figures, each of shape (scenarios,)."""
     scenarios = problem.scenarios
     policy.run(sim, np.arange(scenarios.jobs.size))
@@ -117,7 +117,7 @@ def figures_of(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
 
 def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weighting) -> NDArray[np.float64]:
     """Return the objective of each scenario under a policy, shape (scenarios,)."""
-    return weighting.cost(figures_of(sim, policy, problem))
+    return weighting.cost(metrics_of(sim, policy, problem))
 
 
 LATER = "later.json"
