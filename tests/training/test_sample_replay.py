@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
-from longshore.training.ppo import NO_SB3_LOG, MaskableA2C
-from longshore.training.replay import SampleA2C, SamplePPO, SampleReplay, Samples, ended_samples, filled, learning_bytes
+from longshore.training.ppo import NO_SB3_LOG, MaskableA2C, SampleA2C, SamplePPO
+from longshore.training.replay import SampleReplay, Samples, ended_samples, filled, learning_bytes
 from tests.training.replayed import ROWS, SAMPLES, learned, model_of, spoilings
 
 
