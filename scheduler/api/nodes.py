@@ -20,7 +20,7 @@ from ...cluster.model.topology import Cluster
 from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE
 from ..health.evidence import AgentReport, GpuReport, NodeReport, PortState
-from ..health.liveness import NodeState, state_of
+from ..health.monitor import NodeState, state_of
 from ..health.quarantining import QuarantineOutcome, by_hand
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S

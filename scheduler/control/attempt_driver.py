@@ -13,7 +13,7 @@ from typing import Unpack
 from ...cluster.files.errors import BackendError, error_line
 from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, call_backend
-from ..health.liveness import is_gone
+from ..health.monitor import is_gone
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, name_of
 from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from ...cluster.model.topology import Cluster
 from ..health.evidence import AgentReport, NodeReport, PortState
 from ..health.fault_report import FaultReport, fault_report, learned_from, read_fault_history
-from ..health.liveness import NO_LEASE, Granted
-from ..health.monitor import Monitor
+from ..health.monitor import NO_LEASE, Granted, Monitor
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..health.step_monitor import StepFigures
 from ..model.gpu_index import QuarantineFinding

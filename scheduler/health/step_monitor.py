@@ -15,7 +15,7 @@ from ...cluster.model.placement import Placement
 from ...ring.member_health import far_longer
 from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
-from .liveness import AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE
+from .evidence import AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE
 from .step_watch import (
     DETECTORS,
     NO_TIMES,

@@ -24,8 +24,7 @@ from ..control.facade import RunningScheduler
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
 from ..health.evidence import Usage, sample_of
-from ..health.liveness import Leases
-from ..health.monitor import Monitor
+from ..health.monitor import Leases, Monitor
 from ..metrics import SchedulerMetrics
 from ..mirror.cluster_mirror import ClusterSite
 from ..model.gpu_index import Layout

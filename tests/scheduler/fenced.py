@@ -8,8 +8,7 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.health.evidence import NodeReport
-from longshore.scheduler.health.liveness import Leases
-from longshore.scheduler.health.monitor import Monitor
+from longshore.scheduler.health.monitor import Leases, Monitor
 from longshore.scheduler.model.states import JobState, Run, Status
 from longshore.scheduler.store.nodes import list_nodes
 from longshore.scheduler.store.schema import Liveness

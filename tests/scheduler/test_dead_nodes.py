@@ -8,7 +8,7 @@ import pytest
 
 from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.health.evidence import AgentPort, NodeReport, probe_ports
-from longshore.scheduler.health.liveness import FENCED
+from longshore.scheduler.health.monitor import FENCED
 from longshore.scheduler.model.states import AttemptState, Contact, ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow, list_nodes
 from longshore.scheduler.store.schema import Liveness

@@ -9,7 +9,7 @@ import pytest
 
 from longshore.scheduler.control.facade import RunningScheduler
 from longshore.scheduler.health.evidence import NodeReport
-from longshore.scheduler.health.liveness import FENCED
+from longshore.scheduler.health.monitor import FENCED
 from longshore.scheduler.model.states import AttemptState, Run, Status
 from longshore.scheduler.store.nodes import ALARM
 from longshore.scheduler.store.schema import Liveness

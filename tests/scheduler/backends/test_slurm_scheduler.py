@@ -14,8 +14,7 @@ from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.control.node_checks import NodeChecks
-from longshore.scheduler.health.liveness import DOWN_MISSES
-from longshore.scheduler.health.monitor import NODE_POLL_S
+from longshore.scheduler.health.monitor import DOWN_MISSES, NODE_POLL_S
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from longshore.scheduler.health.guarding import Lease, is_valid
-from longshore.scheduler.health.liveness import LEASE_MARGIN_S, LEASE_S, NO_LEASE, Leases
+from longshore.scheduler.health.monitor import LEASE_MARGIN_S, LEASE_S, NO_LEASE, Leases
 from tests.support.budgets import examples
 
 RENEWED_S = 15.0  # that a scheduler leads without renewing, as the reconciler has it

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.health.liveness import NodeWord, state_of
+from longshore.scheduler.health.monitor import NodeWord, state_of
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow

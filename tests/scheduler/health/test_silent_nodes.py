@@ -17,8 +17,7 @@ from longshore.cluster.model.workload import workload_of
 from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.health.evidence import GpuReport, NodeReport
-from longshore.scheduler.health.liveness import DOWN_MISSES
-from longshore.scheduler.health.monitor import NODE_POLL_S
+from longshore.scheduler.health.monitor import DOWN_MISSES, NODE_POLL_S
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.placement.placer import Placer

@@ -20,7 +20,7 @@ from longshore.scheduler.health.evidence import (
     Witnesses,
     verdict_of,
 )
-from longshore.scheduler.health.liveness import at_once, judge
+from longshore.scheduler.health.monitor import at_once, judge
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
