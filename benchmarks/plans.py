@@ -52,7 +52,7 @@ def planned(path: Path, seed: int = SEED) -> Workload:
     """Return the jobs of a trace with models and plans; the seed draws the models."""
     most = setup().cluster.gpu_node.size * 3 // 4
     jobs = with_gpus_cut(read_trace(path), most)
-    return attach(jobs, read_models(MODELS), tables(most), seed).workload
+    return attach(jobs, read_models(MODELS), tables(most), seed)[0]
 
 
 def compare(

@@ -1,7 +1,7 @@
-"""The evaluation of layouts: lower bounds for all of them at once, then times and memory of one.
+"""The evaluation of a layout: cut the model into stages, and compute their times and memory.
 
-The lower bounds save the evaluation of most layouts. A bound that is too high would hide a good plan, so tests compare
-each with the evaluated plan.
+On GPUs, times are those of the step-time model. On ranks of a machine without GPUs, the schedule of the pipeline is
+simulated, as ranks share cores.
 
 A plan may offload its optimizer state to host memory during the forward and backward passes. The state leaves after an
 update, while the first micro-batches fill the memory for activations, and returns while gradients are summed. The part
@@ -13,41 +13,227 @@ Source: SPEC P1, P4.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .model import (
     CONTEXT_BYTES,
     FRAGMENTATION,
+    HOST_NUMBER_BYTES,
     NUMBER_BYTES,
     OPTIMIZER_BYTES,
-    OPTIMIZER_STATE_BYTES,
-    STATE_BYTES,
     Array,
     Copies,
-    HardwareRates,
     HostProfile,
     IterationWork,
+    LayerRates,
     MicroBatchWork,
     Offload,
     Seconds,
+    StageWork,
     all_reduce_bytes,
     compute_s,
-    iteration_s,
-    kept_share,
     micro_batch_s,
     pays,
+    play,
+    schedule_of,
     synchronisation_s,
     unhidden_s,
     usable_bytes,
 )
-from .on_host import evaluate_on_host
 from .partition import Cuts, StageCosts, partition, sums
-from .plan import SAVINGS, FoundPlan, IterationTimes, Misfit, PlanLayout, PlanLayouts, PlanStage
+from .plan import FoundPlan, IterationTimes, Misfit, PlanLayout, PlanStage
 from .pool import GpuType, slowest
+from .profile.profiling import OUTSIDE, ModelProfile
 from .request import Chain, LayerArrays, MemoryCosts, PlanRequest, memory, pieces, stage_types
+
+
+@dataclass(frozen=True, slots=True)
+class _LayoutCase:
+    """A layout with the costs of its layers on each stage."""
+
+    request: PlanRequest
+    layout: PlanLayout
+    micro_batches: int
+    types: list[GpuType]  # of each stage
+    needs: MemoryCosts
+    costs: list[StageCosts]  # of each stage
+    is_away: bool = False  # whether optimizer state is offloaded during the passes
+
+
+def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPlan | Misfit:
+    """Return the plan of a layout, or that it does not fit into memory.
+
+    1. Compute the time and the memory that each layer takes on each stage.
+    2. Cut the layers into stages: the slowest as fast as possible, and none over its memory.
+    3. If there are such cuts, compute the time of an iteration, and what each stage computes, needs and sends.
+    4. If not, offload the optimizer state, if the request allows it, and repeat steps 1 to 3.
+    5. If that does not fit or pay, return the memory that is needed by the cuts that need the least.
+
+    Args:
+        request: The model and the batch.
+        chain: GPU types, in the order in which they are taken.
+        layout: Of at most as many GPUs.
+    """
+    if isinstance(request.hardware, HostProfile):
+        return _evaluate_on_host(request, request.hardware, chain[0], layout)
+    degree = [np.full((1, 1), float(value)) for value in (layout.tensor, layout.micro_batch, layout.saving.recomputes)]
+    work = MicroBatchWork(*(column[0] for column in pieces(request.layers, *degree)))
+    case = _case(request, layout, stage_types(chain, layout))
+    case.costs.extend(_costs(case, work))  # 1
+    cuts = partition(case.costs)  # 2
+    if cuts is not None:
+        return _plan(case, work, cuts)  # 3
+    plan = _with_state_away(case, work) if request.offload else None  # 4
+    return plan or _misfit(case, partition(_by_memory(case.costs)))  # 5
+
+
+def _case(request: PlanRequest, layout: PlanLayout, types: list[GpuType]) -> _LayoutCase:
+    """Return a case without its costs."""
+    micro_batches, copies = request.batch // (layout.data * layout.micro_batch), layout.pipeline > 1
+    needs = memory(request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, copies=copies)
+    return _LayoutCase(request, layout, micro_batches, types, needs, [])
+
+
+def _costs(case: _LayoutCase, work: MicroBatchWork) -> list[StageCosts]:
+    of_type: dict[GpuType, list[float]] = {}
+    for gpu_type in case.types:
+        if gpu_type not in of_type:
+            each_s = micro_batch_s(work, gpu_type.peak_flops, case.request.constants(gpu_type))
+            of_type[gpu_type] = sums(each_s.tolist())
+    return [_stage_costs(case, k, of_type[gpu_type]) for k, gpu_type in enumerate(case.types)]
+
+
+def _stage_costs(case: _LayoutCase, k: int, time_s: list[float]) -> StageCosts:
+    """Return the costs of layers on a stage: early stages hold more micro-batches (1F1B)."""
+    held = min(case.layout.pipeline - k, case.micro_batches)
+    state, kept = case.needs.state_bytes, held * case.needs.kept_bytes
+    needed: Array = state + kept
+    if case.is_away:
+        # In the passes the optimizer state is away; in the update all state is there, and no activations.
+        needed = np.maximum(state - case.needs.optimizer_bytes + kept, state)
+    return StageCosts(
+        time_s, sums(needed.tolist()), usable_bytes(case.types[k].memory_bytes) - case.needs.working_bytes
+    )
+
+
+def _needed_bytes(case: _LayoutCase, cuts: Cuts, k: int) -> float:
+    total = case.costs[k].memory_bytes
+    return (total[cuts[k + 1]] - total[cuts[k]] + case.needs.working_bytes) * FRAGMENTATION + CONTEXT_BYTES
+
+
+def _by_memory(costs: Sequence[StageCosts]) -> list[StageCosts]:
+    """Return costs with which a partition finds the cuts that need the least memory."""
+    return [StageCosts(cost.memory_bytes, cost.memory_bytes, inf) for cost in costs]
+
+
+def _misfit(case: _LayoutCase, cuts: Cuts | None) -> Misfit:
+    """Return the memory that a layout needs by some cuts, on the stage that lacks most."""
+    assert cuts is not None  # with no bound, all cuts fit
+    needed = [_needed_bytes(case, cuts, k) for k in range(len(case.types))]
+    worst = int(np.argmax([need / gpu_type.memory_bytes for need, gpu_type in zip(needed, case.types, strict=True)]))
+    return Misfit(case.layout, case.types[worst].name, needed[worst], case.types[worst].memory_bytes)
+
+
+def _plan(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts) -> FoundPlan:
+    request, layout = case.request, case.layout
+    stages = tuple(_stage(case, work, cuts, k) for k in range(layout.pipeline))
+    bound_factor = request.hardware.accuracy.bound_factor
+    return FoundPlan(layout, case.micro_batches, stages, _times(case, stages), request.iterations, bound_factor)
+
+
+def _stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, k: int) -> PlanStage:
+    request, layout, gpu_type, m = case.request, case.layout, case.types[k], case.micro_batches
+    held, layers, constants = slice(cuts[k], cuts[k + 1]), request.layers, request.constants(gpu_type)
+    part = MicroBatchWork(*(column[held] for column in work))
+    trained = float(layers.parameters[held].sum()) / layout.tensor
+    frozen = float(layers.frozen_parameters[held].sum()) / layout.tensor
+    frozen_bytes = float(layers.frozen_bytes[held].sum()) / layout.tensor
+    gradients = float(all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * trained)))
+    each_s, flops = float(micro_batch_s(part, gpu_type.peak_flops, constants).sum()), float(part.flops.sum())
+    # Passes share the time by their FLOPs; recomputation counts as backward.
+    forward_flops = float(layers.forward_flops[held].sum()) * layout.micro_batch / layout.tensor
+    forward = forward_flops / max(flops, 1.0)
+    gradients_s, optimizer_s = _synchronisation_s(case, gpu_type, trained, frozen_bytes)
+    return PlanStage(
+        first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=gpu_type.name, gpus=gpu_type.gpus,
+        micro_batch_s=each_s, compute_s=float(compute_s(part, gpu_type.peak_flops, constants).sum()),
+        tensor_s=float(part.tensor_bytes.sum() / constants.tensor_bytes_per_s), flops=flops * m,
+        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_bytes(case, cuts, k),
+        gpu_memory_bytes=gpu_type.memory_bytes, tensor_bytes=float(part.tensor_bytes.sum()),
+        next_bytes=_sent_bytes(case, cuts, k), ring_bytes=gradients,
+        seconds=Seconds(forward * (each_s * m), (1.0 - forward) * (each_s * m), gradients_s, optimizer_s),
+        away_bytes=float(case.needs.optimizer_bytes[held].sum()) if case.is_away else 0.0,
+    )  # fmt: skip
+
+
+def _times(case: _LayoutCase, stages: tuple[PlanStage, ...]) -> IterationTimes:
+    layout, whole = case.layout, slowest(case.types)
+    # Weights that are not trained count in ZeRO-3 alone, which has one stage.
+    frozen_bytes = float(case.request.layers.frozen_bytes.sum()) / layout.tensor
+    most = max(stage.trained_parameters for stage in stages)
+    gradients_s, optimizer_s = _synchronisation_s(case, whole, most, frozen_bytes)
+    worst, m = max(stages, key=lambda stage: stage.micro_batch_s), case.micro_batches
+    return IterationTimes(
+        compute_s=worst.compute_s * m,
+        tensor_s=worst.tensor_s * m,
+        fixed_s=(worst.micro_batch_s - worst.compute_s - worst.tensor_s) * m,
+        bubble_s=worst.micro_batch_s * (layout.pipeline - 1),
+        gradients_s=gradients_s,
+        optimizer_s=optimizer_s,
+        iteration_s=case.request.constants(whole).iteration_s,
+    )
+
+
+def _synchronisation_s(
+    case: _LayoutCase, gpu_type: GpuType, parameters: float, frozen_bytes: float
+) -> tuple[float, float]:
+    """Return the time of gradients and of the optimizer, on a GPU that trains a number of parameters."""
+    request, layout = case.request, case.layout
+    constants, machine = request.constants(gpu_type), request.machine(gpu_type)
+    figures = (
+        parameters, frozen_bytes, layout.data, case.micro_batches, layout.saving.zero,
+        layout.gpus <= gpu_type.gpus_per_node, case.micro_batches + layout.pipeline - 1,
+    )  # fmt: skip
+    work = iteration_work(*(np.array(float(figure)) for figure in figures))
+    gradients_s = float(synchronisation_s(work._replace(optimizer_bytes=np.zeros(())), machine, constants))
+    return gradients_s, float(synchronisation_s(work, machine, constants)) - gradients_s
+
+
+def iteration_work(
+    parameters: Array, frozen_bytes: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array,
+    steps: Array,
+) -> IterationWork:  # fmt: skip
+    """Return the work of iterations beside their micro-batches, arrays of the shape of the arguments.
+
+    Args:
+        parameters: That a GPU trains; with ZeRO-3, that it works with.
+        frozen_bytes: Of weights that it holds, or works with, and does not train.
+        data: Data-parallel members.
+        micro_batches: Of each.
+        zero: Stage of ZeRO.
+        is_inside: 1 where all is on one node, else 0.
+        steps: Micro-batches, with those that the pipeline takes to fill and empty.
+    """
+    summed = np.where(zero == 3, 0.0, all_reduce_bytes(data, NUMBER_BYTES * parameters))
+    # ZeRO-3 gathers weights twice and sums gradients once, for every micro-batch.
+    each = 3.0 * NUMBER_BYTES * parameters + 2.0 * frozen_bytes
+    gathered = np.where(zero == 3, each * micro_batches * (data - 1.0) / data, 0.0)
+    return IterationWork(
+        steps=steps,
+        inside_bytes=np.where(is_inside > 0, summed + gathered, 0.0),
+        across_bytes=np.where(is_inside > 0, 0.0, summed),
+        gathered_bytes=np.where(is_inside > 0, 0.0, gathered),
+        optimizer_bytes=OPTIMIZER_BYTES * parameters / np.where(zero > 0, data, 1.0),
+    )
+
+
+def _with_state_away(case: _LayoutCase, work: MicroBatchWork) -> FoundPlan | None:
+    """Return the plan with offloaded optimizer state; None if that does not fit or pay."""
+    away = replace(case, is_away=True, costs=[])
+    away.costs.extend(_costs(away, work))
+    cuts = partition(away.costs)
+    return None if cuts is None else with_copies(_plan(away, work, cuts), case.types)
 
 
 def with_copies(plan: FoundPlan, types: Sequence[GpuType]) -> FoundPlan | None:
@@ -88,301 +274,102 @@ def _filling_s(plan: FoundPlan, stage: PlanStage, k: int) -> float:
     return held * stage.seconds.forward_s / plan.micro_batches
 
 
-@dataclass(frozen=True, slots=True)
-class _LayoutCase:
-    """A layout with the costs of its layers on each stage."""
-
-    request: PlanRequest
-    layout: PlanLayout
-    micro_batches: int
-    types: list[GpuType]  # of each stage
-    work: MicroBatchWork  # (layers,)
-    needs: MemoryCosts
-    costs: list[StageCosts]  # of each stage
-    is_away: bool = False  # whether optimizer state is offloaded during the passes
+def max_stages(profile: ModelProfile) -> int:
+    """Return the most stages of a model on ranks: what is computed outside of all layers stays with the last layer."""
+    return max(1, len(profile.layers) - (profile.layers[-1].name == OUTSIDE))
 
 
-def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPlan | Misfit:
-    """Return the plan of a layout, or that it does not fit into memory.
+def _evaluate_on_host(request: PlanRequest, host: HostProfile, rank: GpuType, layout: PlanLayout) -> FoundPlan | Misfit:
+    """Return the plan of a layout of ranks without tensor parallelism: balance the layers, simulate the schedule."""
+    case, layers = _case(request, layout, [rank] * layout.pipeline), request.layers
+    forward_s = pass_s(layers, host.forward, layers.forward_flops, layout.micro_batch)
+    backward_s = pass_s(layers, host.backward, layers.backward_flops, layout.micro_batch)
+    # The work per iteration grows with a stage's parameters: spread over its micro-batches.
+    once_s = host.update_parameter_s
+    if layout.data > 1:
+        once_s += host.reduce[layout.data - 2].byte_s * HOST_NUMBER_BYTES
+    time_s = sums((forward_s + backward_s + once_s * layers.parameters / case.micro_batches).tolist())
+    case.costs.extend(_stage_costs(case, k, time_s) for k in range(layout.pipeline))
+    cuts = _cuts_on_host(request, case.costs)
+    if cuts is None:
+        return _misfit(case, _cuts_on_host(request, _by_memory(case.costs)))
+    works = [_work_on_host(case, host, (forward_s, backward_s), cuts, k) for k in range(layout.pipeline)]
+    schedule = schedule_of(case.micro_batches, layout.pipeline)
+    step_s, spent = play(works, case.micro_batches, schedule, layout.data, host.speeds)
+    stages = tuple(_stage_on_host(case, cuts, k, spent[k]) for k in range(layout.pipeline))
+    times, bound_factor = _times_on_host(step_s, spent), host.accuracy.bound_factor
+    return FoundPlan(layout, case.micro_batches, stages, times, request.iterations, bound_factor)
+
+
+def pass_s(layers: LayerArrays, rates: LayerRates, flops: Array, micro_batch: int) -> Array:
+    """Return the time of a micro-batch in each layer, one way, for a single busy rank; shape (layers,).
 
     Args:
-        request: The model and the batch.
-        chain: GPU types, in the order in which they are taken.
-        layout: Of at most as many GPUs.
+        layers: Of the model.
+        rates: Of the way.
+        flops: Of each layer on that way, for one sample.
+        micro_batch: Samples.
     """
-    if isinstance(request.hardware, HostProfile):
-        return evaluate_on_host(request, request.hardware, chain[0], layout)
-    case = _case(request, chain, layout)
-    cuts = partition(case.costs)
-    if cuts is not None:
-        return _plan(case, cuts)
-    plan = _with_state_away(case) if request.offload else None
-    return _misfit(case) if plan is None else plan
+    per_sample = rates.flop_s * flops + rates.kept_byte_s * layers.saved_bytes
+    weights = layers.parameters + layers.tied_parameters + layers.frozen_parameters
+    once = rates.parameter_s * weights + rates.layer_s * layers.fixed_costs
+    taken_s: Array = micro_batch * per_sample + once
+    return taken_s
 
 
-def _plan(case: _LayoutCase, cuts: Cuts) -> FoundPlan:
-    request, layout = case.request, case.layout
-    stages = tuple(_stage(case, cuts, k) for k in range(layout.pipeline))
-    times = _times(case, stages)
-    return FoundPlan(
-        layout, case.micro_batches, stages, times, request.iterations, request.hardware.accuracy.bound_factor
-    )
-
-
-def _with_state_away(case: _LayoutCase) -> FoundPlan | None:
-    """Return the plan with offloaded optimizer state; None if that does not fit or pay."""
-    away = replace(case, is_away=True, costs=[])
-    away.costs.extend(_costs(away))
-    cuts = partition(away.costs)
-    return None if cuts is None else with_copies(_plan(away, cuts), case.types)
-
-
-def _case(request: PlanRequest, chain: Chain, layout: PlanLayout) -> _LayoutCase:
-    types = stage_types(chain, layout)
-    degree = [np.full((1, 1), float(value)) for value in (layout.tensor, layout.micro_batch, layout.saving.recomputes)]
-    work = MicroBatchWork(*(column[0] for column in pieces(request.layers, *degree)))
-    micro_batches = request.batch // (layout.data * layout.micro_batch)
-    needs = memory(
-        request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, copies=layout.pipeline > 1
-    )
-    case = _LayoutCase(request, layout, micro_batches, types, work, needs, [])
-    case.costs.extend(_costs(case))
-    return case
-
-
-def _costs(case: _LayoutCase) -> list[StageCosts]:
-    of_type: dict[GpuType, list[float]] = {}
-    found = []
-    for k, gpu_type in enumerate(case.types):
-        if gpu_type not in of_type:
-            each_s = micro_batch_s(case.work, gpu_type.peak_flops, case.request.constants(gpu_type))
-            of_type[gpu_type] = sums(each_s.tolist())
-        needed = sums(_layer_bytes(case, k).tolist())
-        found.append(
-            StageCosts(of_type[gpu_type], needed, usable_bytes(gpu_type.memory_bytes) - case.needs.working_bytes)
+def _cuts_on_host(request: PlanRequest, costs: Sequence[StageCosts]) -> Cuts | None:
+    """Return the cuts; none is before what is computed outside of all layers, which cannot be a stage."""
+    count = request.layers.count
+    if max_stages(request.profile) == count:
+        return partition(costs)
+    joined = [
+        StageCosts(
+            [*cost.time_s[:-2], cost.time_s[-1]], [*cost.memory_bytes[:-2], cost.memory_bytes[-1]], cost.max_bytes
         )
-    return found
+        for cost in costs
+    ]
+    found = partition(joined)
+    return None if found is None else (*found[:-1], count)
 
 
-def _layer_bytes(case: _LayoutCase, stage: int) -> Array:
-    """Return the memory of each layer on a stage, shape (layers,): early stages hold more micro-batches (1F1B)."""
-    held = min(case.layout.pipeline - stage, case.micro_batches)
-    state, kept = case.needs.state_bytes, held * case.needs.kept_bytes
-    if not case.is_away:
-        return state + kept
-    # In the passes the optimizer state is away; in the update all state is there, and no activations.
-    needed: Array = np.maximum(state - case.needs.optimizer_bytes + kept, state)
-    return needed
+def _work_on_host(case: _LayoutCase, host: HostProfile, passes_s: Sequence[Array], cuts: Cuts, k: int) -> StageWork:
+    """Return the work of a stage, for a single busy rank."""
+    held, members, layers = slice(cuts[k], cuts[k + 1]), case.layout.data, case.request.layers
+    parameters = float((layers.parameters[held] + layers.tied_parameters[held]).sum())
+    # The members of a sum were all busy when it was measured.
+    gradients_s = host.reduce_s(members, HOST_NUMBER_BYTES * parameters) * host.speeds[members - 1]
+    forward_s, backward_s = (float(each_s[held].sum()) for each_s in passes_s)
+    return StageWork(
+        Seconds(forward_s, backward_s, gradients_s, host.update_s(parameters)), host.send_s(_sent_bytes(case, cuts, k))
+    )
 
 
-def _misfit(case: _LayoutCase) -> Misfit:
-    by_memory = [StageCosts(cost.memory_bytes, cost.memory_bytes, inf) for cost in case.costs]
-    cuts = partition(by_memory)
-    assert cuts is not None  # with no bound, all cuts fit
-    needed = [_needed_bytes(case, cuts, k) for k in range(len(case.types))]
-    worst = int(np.argmax([need / gpu_type.memory_bytes for need, gpu_type in zip(needed, case.types, strict=True)]))
-    it = case.types[worst]
-    return Misfit(case.layout, it.name, needed[worst], it.memory_bytes)
+def _sent_bytes(case: _LayoutCase, cuts: Cuts, k: int) -> float:
+    """Return what a stage sends to the next one for a micro-batch."""
+    is_last = k + 1 == case.layout.pipeline
+    return 0.0 if is_last else float(case.request.layers.output_bytes[cuts[k + 1] - 1] * case.layout.micro_batch)
 
 
-def _needed_bytes(case: _LayoutCase, cuts: Cuts, stage: int) -> float:
-    held = case.costs[stage].memory_bytes
-    asked_for = held[cuts[stage + 1]] - held[cuts[stage]] + case.needs.working_bytes
-    return asked_for * FRAGMENTATION + CONTEXT_BYTES
-
-
-def _stage(case: _LayoutCase, cuts: Cuts, k: int) -> PlanStage:
-    request, layout, it = case.request, case.layout, case.types[k]
-    held = slice(cuts[k], cuts[k + 1])
-    constants = request.constants(it)
-    part = MicroBatchWork(*(column[held] for column in case.work))
-    trained = float((request.layers.parameters[held]).sum()) / layout.tensor
-    frozen = float((request.layers.frozen_parameters[held]).sum()) / layout.tensor
-    gradients = float(all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * trained)))
-    sends = request.layers.output_bytes[cuts[k + 1] - 1] * layout.micro_batch if k + 1 < layout.pipeline else 0.0
+def _stage_on_host(case: _LayoutCase, cuts: Cuts, k: int, spent: Seconds) -> PlanStage:
+    held, layers, layout, rank = slice(cuts[k], cuts[k + 1]), case.request.layers, case.layout, case.types[k]
+    each_s = (spent.forward_s + spent.backward_s) / case.micro_batches
+    trained = float(layers.parameters[held].sum())
+    summed = all_reduce_bytes(np.array(float(layout.data)), np.array(HOST_NUMBER_BYTES * trained))
+    samples = case.micro_batches * layout.micro_batch
     return PlanStage(
-        first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=it.name, gpus=it.gpus,
-        micro_batch_s=float(micro_batch_s(part, it.peak_flops, constants).sum()),
-        compute_s=float(compute_s(part, it.peak_flops, constants).sum()),
-        tensor_s=float(part.tensor_bytes.sum() / constants.tensor_bytes_per_s),
-        flops=float(part.flops.sum()) * case.micro_batches,
-        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_bytes(case, cuts, k),
-        gpu_memory_bytes=it.memory_bytes,
-        tensor_bytes=float(part.tensor_bytes.sum()), next_bytes=float(sends), ring_bytes=gradients,
-        seconds=_seconds(case, held, it),
-        away_bytes=float(case.needs.optimizer_bytes[held].sum()) if case.is_away else 0.0,
+        first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=rank.name, gpus=layout.data,
+        micro_batch_s=each_s, compute_s=each_s, tensor_s=0.0,
+        flops=float((layers.forward_flops[held] + layers.backward_flops[held]).sum()) * samples,
+        parameters=trained + float(layers.frozen_parameters[held].sum()), trained_parameters=trained,
+        memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=rank.memory_bytes,
+        tensor_bytes=0.0, next_bytes=_sent_bytes(case, cuts, k), ring_bytes=float(summed), seconds=spent,
     )  # fmt: skip
 
 
-def _seconds(case: _LayoutCase, held: slice, gpu_type: GpuType) -> Seconds:
-    """Return the seconds of a stage in an iteration: passes by their FLOPs; recomputation counts as backward."""
-    request, layout, m = case.request, case.layout, case.micro_batches
-    part = MicroBatchWork(*(column[held] for column in case.work))
-    taken_s = float(micro_batch_s(part, gpu_type.peak_flops, request.constants(gpu_type)).sum()) * m
-    forward_flops = float(request.layers.forward_flops[held].sum()) * layout.micro_batch / layout.tensor
-    share = forward_flops / max(float(part.flops.sum()), 1.0)
-    parameters = float(request.layers.parameters[held].sum()) / layout.tensor
-    frozen_bytes = float(request.layers.frozen_bytes[held].sum()) / layout.tensor
-    gradients_s, optimizer_s = _after_s(case, gpu_type, parameters, frozen_bytes)
-    return Seconds(share * taken_s, (1.0 - share) * taken_s, gradients_s, optimizer_s)
-
-
-def iteration_work(
-    parameters: Array, frozen_bytes: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array,
-    steps: Array,
-) -> IterationWork:  # fmt: skip
-    """Return the work of iterations beside their micro-batches, arrays of the shape of the arguments.
-
-    Args:
-        parameters: That a GPU trains; with ZeRO-3, that it works with.
-        frozen_bytes: Of weights that it holds, or works with, and does not train.
-        data: Data-parallel members.
-        micro_batches: Of each.
-        zero: Stage of ZeRO.
-        is_inside: 1 where all is on one node, else 0.
-        steps: Micro-batches, with those that the pipeline takes to fill and empty.
-    """
-    summed = np.where(zero == 3, 0.0, all_reduce_bytes(data, NUMBER_BYTES * parameters))
-    # ZeRO-3 gathers weights twice and sums gradients once, for every micro-batch.
-    each = 3.0 * NUMBER_BYTES * parameters + 2.0 * frozen_bytes
-    gathered = np.where(zero == 3, each * micro_batches * (data - 1.0) / data, 0.0)
-    return IterationWork(
-        steps=steps,
-        inside_bytes=np.where(is_inside > 0, summed + gathered, 0.0),
-        across_bytes=np.where(is_inside > 0, 0.0, summed),
-        gathered_bytes=np.where(is_inside > 0, 0.0, gathered),
-        optimizer_bytes=OPTIMIZER_BYTES * parameters / np.where(zero > 0, data, 1.0),
-    )
-
-
-def _after_s(case: _LayoutCase, gpu_type: GpuType, parameters: float, frozen_bytes: float) -> tuple[float, float]:
-    """Return the time of gradients and of the optimizer, on a GPU that trains a number of parameters."""
-    request, layout = case.request, case.layout
-    constants = request.constants(gpu_type)
-    machine = HardwareRates(
-        gpu_type.peak_flops, request.fitted.measured_on.memory_bytes_per_s, gpu_type.nic_bytes_per_s
-    )
-    figures = (
-        parameters, frozen_bytes, layout.data, case.micro_batches, layout.saving.zero,
-        layout.gpus <= gpu_type.gpus_per_node, case.micro_batches + layout.pipeline - 1,
-    )  # fmt: skip
-    done = iteration_work(*(np.array(float(figure)) for figure in figures))
-    none = done._replace(optimizer_bytes=np.zeros(()))
-    gradients_s = float(synchronisation_s(none, machine, constants))
-    return gradients_s, float(synchronisation_s(done, machine, constants)) - gradients_s
-
-
-def _times(case: _LayoutCase, stages: tuple[PlanStage, ...]) -> IterationTimes:
-    layout, whole = case.layout, slowest(case.types)
-    # Weights that are not trained count in ZeRO-3 alone, which has one stage.
-    frozen_bytes = float(case.request.layers.frozen_bytes.sum()) / layout.tensor
-    most = max(stage.trained_parameters for stage in stages)
-    gradients_s, optimizer_s = _after_s(case, whole, most, frozen_bytes)
-    worst, m = max(stages, key=lambda stage: stage.micro_batch_s), case.micro_batches
+def _times_on_host(step_s: float, spent: Sequence[Seconds]) -> IterationTimes:
+    worst = max(spent, key=lambda seconds: seconds.total_s)
+    wait_s = max(0.0, round(step_s - worst.total_s, 12))  # rounding may leave a tiny rest
     return IterationTimes(
-        compute_s=worst.compute_s * m,
-        tensor_s=worst.tensor_s * m,
-        fixed_s=(worst.micro_batch_s - worst.compute_s - worst.tensor_s) * m,
-        bubble_s=worst.micro_batch_s * (layout.pipeline - 1),
-        gradients_s=gradients_s,
-        optimizer_s=optimizer_s,
-        iteration_s=case.request.constants(whole).iteration_s,
-    )
-
-
-RECOMPUTES = np.array([float(saving.recomputes) for saving in SAVINGS])
-ZERO = np.array([float(saving.zero) for saving in SAVINGS])
-
-
-class _MicroBatchBounds(NamedTuple):
-    """Times of a micro-batch on the fastest type, by case: arrays of shape (cases,)."""
-
-    total_s: Array
-    compute_s: Array
-    longest_s: Array  # of any layer
-    block_s: Array  # of the fastest block
-
-
-def best(chain: Chain) -> GpuType:
-    """Return a type with the best of each figure of a chain."""
-    figures = list(zip(*chain, strict=True))[2:]
-    return GpuType("best", sum(gpu_type.gpus for gpu_type in chain), *(max(column) for column in figures))
-
-
-def min_step_s(request: PlanRequest, chain: Chain, found: PlanLayouts) -> Array:
-    """Return a lower bound of an iteration by each layout, shape (layouts,)."""
-    gpu_type = best(chain)
-    constants, p, m = request.constants(gpu_type), found.pipeline, request.batch // (found.data * found.micro_batch)
-    least = _micro_batch_bounds(request, gpu_type, found)
-    # One of the stages has at least its share of the blocks, and at least its share of everything.
-    blocks = np.ceil(float(request.layers.is_block.sum()) / p) * least.block_s
-    balanced = np.maximum(least.total_s / p, least.compute_s / _speeds(chain, found))
-    micro_s = np.maximum(np.maximum(blocks, balanced), least.longest_s)
-    parameters = float(request.layers.parameters.sum()) / (p * found.tensor)
-    frozen_bytes = float(request.layers.frozen_bytes.sum()) / (p * found.tensor)
-    done = iteration_work(
-        parameters, frozen_bytes, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
-        (found.gpus <= gpu_type.gpus_per_node).astype(np.float64), (m + p - 1).astype(np.float64),
+        compute_s=worst.forward_s + worst.backward_s, tensor_s=0.0, fixed_s=0.0, bubble_s=wait_s,
+        gradients_s=worst.gradients_s, optimizer_s=worst.optimizer_s, iteration_s=0.0,
     )  # fmt: skip
-    machine = HardwareRates(
-        gpu_type.peak_flops, request.fitted.measured_on.memory_bytes_per_s, gpu_type.nic_bytes_per_s
-    )
-    return iteration_s(micro_s, done, machine, constants) * (1.0 - 1e-9)  # sums of other orders round otherwise
-
-
-def _micro_batch_bounds(request: PlanRequest, gpu_type: GpuType, found: PlanLayouts) -> _MicroBatchBounds:
-    """Compute each case of tensor degree, micro-batch and recomputation once."""
-    kinds = np.stack([found.tensor, found.micro_batch, RECOMPUTES[found.saving].astype(np.int64)], axis=1)
-    key = (kinds[:, 0] * 1_000_000 + kinds[:, 1]) * 2 + kinds[:, 2]
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    work = pieces(request.layers, *(kinds[first][:, [column]].astype(np.float64) for column in range(3)))
-    constants = request.constants(gpu_type)
-    each_s = micro_batch_s(work, gpu_type.peak_flops, constants)
-    products_s = compute_s(work, gpu_type.peak_flops, constants).sum(axis=1)
-    is_block = request.layers.is_block > 0
-    block_s = each_s[:, is_block].min(axis=1) if is_block.any() else np.zeros(first.size)
-    return _MicroBatchBounds(
-        *(values[which] for values in (each_s.sum(axis=1), products_s, each_s.max(axis=1), block_s))
-    )
-
-
-def _speeds(chain: Chain, found: PlanLayouts) -> Array:
-    """Return the sum of the speeds of all stages, relative to the fastest type, shape (layouts,)."""
-    each, total, before, passed = found.data * found.tensor, np.zeros(found.data.size), np.zeros(found.data.size), 0
-    for gpu_type in chain:
-        passed += gpu_type.gpus
-        ends_here = np.minimum(found.pipeline, passed // each).astype(np.float64)  # the slowest GPU comes last
-        total += (ends_here - before) * gpu_type.peak_flops / chain[0].peak_flops
-        before = ends_here
-    return np.maximum(total, 1e-30)
-
-
-def may_fit(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDArray[np.bool_]:
-    """Return which layouts may fit into memory; for the others no cuts do. Shape (layouts,)."""
-    layers, usable = request.layers, max(usable_bytes(gpu_type.memory_bytes) for gpu_type in chain)
-    zero, data = ZERO[found.saving], found.data.astype(np.float64)
-    kept = 1.0 - OPTIMIZER_STATE_BYTES / STATE_BYTES  # of the state, what ZeRO-1 does not spread
-    state = STATE_BYTES * np.where(zero == 3, 1 / data, np.where(zero == 1, kept + (1 - kept) / data, 1.0))
-    share = _kept_share(found)
-    again = RECOMPUTES[found.saving] > 0
-    per_sample = np.where(again, _kept_by_recomputing(layers, share), layers.saved_bytes.sum() * share)
-    frozen = layers.frozen_bytes.sum() / found.tensor / np.where(zero == 3, data, 1.0)
-    states, activations = layers.parameters.sum() / found.tensor * state + frozen, per_sample * found.micro_batch
-    needed = states + activations
-    if request.offload:
-        optimizer = OPTIMIZER_STATE_BYTES / STATE_BYTES * np.where(zero == 1, 1 / data / state * STATE_BYTES, 1.0)
-        needed = np.maximum(states - (states - frozen) * optimizer + activations, states)
-    fits: NDArray[np.bool_] = needed <= usable * found.pipeline * (1.0 + 1e-9)
-    return fits
-
-
-def _kept_share(found: PlanLayouts) -> Array:
-    degrees = np.unique(found.tensor)
-    shares = np.array([kept_share(int(degree)) for degree in degrees])
-    return shares[np.searchsorted(degrees, found.tensor)]
-
-
-def _kept_by_recomputing(layers: LayerArrays, share: Array) -> Array:
-    inputs = float((layers.input_elements * layers.is_block).sum()) * NUMBER_BYTES
-    others: Array = float((layers.saved_bytes * (1.0 - layers.is_block)).sum()) * share
-    return inputs + others

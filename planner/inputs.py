@@ -3,7 +3,6 @@
 Source: SPEC P1.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.files.errors import InputError
@@ -18,52 +17,46 @@ from .request import PlanRequest, make_request
 MAX_SAMPLES = 1e15
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """The options of `longshore plan find`.
+def read_request(
+    model: str,
+    cluster: Path | None,
+    hardware: Path | None,
+    limits: ProfilingLimits,
+    *,
+    batch: int,
+    samples: float | None,
+    tokens: float | None,
+    deadline_s: float | None,
+    gpus: int | None,
+    degrees: tuple[int, int, int] | None,
+    is_plain: bool,
+) -> PlanRequest:
+    """Read the files that the options name, and profile the model.
 
     Args:
         model: `FILE.py:FUNCTION`, or a table of layers.
         cluster: Cluster file; None where the hardware is ranks of this machine.
         hardware: Hardware profile; the one that comes with Longshore if None.
-        deadline_s: Time for the whole training; None for the fastest plan.
-        tokens: Of the training, or None.
-        samples: Of the training, or None.
-        batch: Samples of an iteration.
-        gpus: At most, of all types together, or None.
         limits: Of the process that profiles the model.
+        batch: Samples of an iteration.
+        samples: Of the training; None if its tokens are given.
+        tokens: Of the training, or None.
+        deadline_s: Time for the whole training; None for the fastest plan.
+        gpus: At most, of all types together, or None.
         degrees: Required data, pipeline and tensor degree; None for any.
         is_plain: Whether plans are limited to those that `longshore.stage` can run.
-    """
-
-    model: str
-    cluster: Path | None
-    hardware: Path | None
-    deadline_s: float | None
-    tokens: float | None
-    samples: float | None
-    batch: int
-    gpus: int | None
-    limits: ProfilingLimits
-    degrees: tuple[int, int, int] | None = None
-    is_plain: bool = False
-
-
-def read_request(options: PlanOptions) -> PlanRequest:
-    """Read the files that the options name, and profile the model.
 
     Raises:
-        InputError: If one of them cannot be used.
+        InputError: If one of the files cannot be used.
         PluginError: If the fault model of the cluster file cannot be imported.
     """
-    hardware = DEFAULT if options.hardware is None else read_hardware(options.hardware)
-    pool = limited(_pool(options.cluster, hardware), options.gpus)
-    found = model_of(options.model, options.limits)
-    samples = samples_of(found, samples=options.samples, tokens=options.tokens)
+    known = DEFAULT if hardware is None else read_hardware(hardware)
+    pool = limited(_pool(cluster, known), gpus)
+    found = model_of(model, limits)
+    count = samples_of(found, samples=samples, tokens=tokens)
     return make_request(
-        found, hardware, pool, batch=options.batch, samples=samples, deadline_s=options.deadline_s,
-        degrees=options.degrees, is_plain=options.is_plain,
-    )  # fmt: skip
+        found, known, pool, batch=batch, samples=count, deadline_s=deadline_s, degrees=degrees, is_plain=is_plain
+    )
 
 
 def _pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
@@ -26,7 +26,7 @@ from ..cluster.model.workload import Iteration, JobPlan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
 from .model import NUMBER_BYTES, HardwareProfile
 from .plan import FoundPlan
-from .pool import GpuType, Pool, pool_of
+from .pool import GpuType, pool_of
 from .profile.profiling import LayerProfile, ModelProfile
 from .request import make_request
 from .search import fastest_by_gpus
@@ -123,9 +123,8 @@ class Tables:
         None if there is no such type. The least memory lets the job run on the most types.
         """
         if decoder.name not in self._known:
-            self._known[decoder.name] = [
-                self._on_type(decoder, gpu_type) for gpu_type in _by_memory(pool_of(self.setup))
-            ]
+            by_memory = sorted(pool_of(self.setup), key=lambda each: (each.memory_bytes, -each.peak_flops, each.name))
+            self._known[decoder.name] = [self._on_type(decoder, gpu_type) for gpu_type in by_memory]
         return next((choices for choices in self._known[decoder.name] if gpus in choices.data_parallel), None)
 
     def _on_type(self, decoder: Decoder, gpu_type: GpuType) -> Choices:
@@ -139,10 +138,6 @@ class Tables:
         data_parallel, any_layout = (fastest_by_gpus(request, mine, data_parallel=only) for only in (True, False))
         offload = fastest_by_gpus(with_offload, mine) if with_offload.offload else any_layout
         return Choices(speed, mine, data_parallel, any_layout, offload)
-
-
-def _by_memory(pool: Pool) -> Pool:
-    return tuple(sorted(pool, key=lambda gpu_type: (gpu_type.memory_bytes, -gpu_type.peak_flops, gpu_type.name)))
 
 
 def iteration_of(plan: FoundPlan, gpu_type: GpuType, speed: float) -> Iteration:
@@ -178,15 +173,8 @@ def iteration_of(plan: FoundPlan, gpu_type: GpuType, speed: float) -> Iteration:
 MIN_ITERATIONS = 20  # of a job with a plan: a shorter one is not worth planning
 
 
-class Attached(NamedTuple):
-    """Jobs with plans."""
-
-    workload: Workload
-    models: Counter[str]  # jobs with each; "" for jobs without plans
-
-
-def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: int) -> Attached:
-    """Return the jobs of a workload with plans of models drawn for them.
+def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: int) -> tuple[Workload, Counter[str]]:
+    """Return the jobs of a workload with plans of models drawn for them, and how many train each model ("" for none).
 
     Args:
         workload: The jobs, none of which requests more GPUs than the tables have.
@@ -194,11 +182,8 @@ def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: 
         tables: Of the models on the cluster.
         seed: One number is drawn for each job, in their order.
     """
-    drawn, counts, plans = (
-        np.random.default_rng(seed).random(workload.jobs),
-        Counter[str](),
-        list[tuple[JobPlan, ...]](),
-    )
+    drawn = np.random.default_rng(seed).random(workload.jobs)
+    counts, plans = Counter[str](), list[tuple[JobPlan, ...]]()
     known: dict[tuple[str, int], tuple[JobPlan, ...]] = {}
     for job in range(workload.jobs):
         gpus, work_s = int(workload.gpus[job]), float(workload.work_s[job])
@@ -209,7 +194,7 @@ def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: 
         chosen = fitting[int(drawn[job] * len(fitting))] if fitting else None
         counts[chosen.name if chosen else ""] += 1
         plans.append(for_work(known[chosen.name, gpus], work_s) if chosen else ())
-    return Attached(laid_out(replace(workload, plans=tuple(plans)), "fixed"), counts)
+    return laid_out(replace(workload, plans=tuple(plans)), "fixed"), counts
 
 
 def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[JobPlan, ...]:

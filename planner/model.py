@@ -25,7 +25,7 @@ weights, 2 of gradients, 12 of optimizer (docs/planner.md).
 from collections.abc import Sequence
 from enum import StrEnum
 from math import inf
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,6 @@ PRIOR = Constants(0.55, 0.30e6, 150e9, 100e9, 20e9, 1e-3, 0.5e-3, 5e-3)
 Array = NDArray[np.float64]
 OPTIMIZER_BYTES = 20.0  # that Adam in mixed precision reads and writes for each parameter
 NUMBER_BYTES = 2.0  # of a weight, a gradient or an activation: fp16 or bf16
-SharesT = TypeVar("SharesT", bound="Array | float")
 
 
 class MicroBatchWork(NamedTuple):
@@ -454,7 +453,7 @@ def optimizer_state_bytes(saving: MemorySaving, data: int) -> float:
     return OPTIMIZER_STATE_BYTES / (data if saving.zero else 1)
 
 
-def kept_share(tensor: int) -> float:
+def kept_share(tensor: Array | float) -> Array | float:
     """Return the share of a layer's activations on each of N tensor-parallel members.
 
     Of the 34 s b h bytes of a decoder layer, 10 are on every member: inputs of norms, and masks of dropout.

@@ -3,6 +3,7 @@
 Source: SPEC P1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from ..cluster.model.training_plan import MemorySaving
 from .model import Seconds
-from .pool import GpuType
 
 Counts = NDArray[np.int64]
 SAVINGS = tuple(MemorySaving)
@@ -59,9 +59,10 @@ def divisors(number: int, limit: int) -> list[int]:
     return [divisor for divisor in range(1, min(number, limit) + 1) if number % divisor == 0]
 
 
-def tensor_degrees(heads: int, node: GpuType) -> list[int]:
-    """Return the degrees of tensor parallelism: inside a node, the heads divided evenly."""
-    return divisors(int(np.gcd(heads, node.gpus_per_node)), node.gpus_per_node) if heads else [1]
+def tensor_degrees(heads: int, gpus_per_node: Sequence[int]) -> list[int]:
+    """Return the degrees of tensor parallelism: each divides the heads, and the GPUs of the nodes of every type."""
+    most = int(np.gcd.reduce([heads, *gpus_per_node]))
+    return divisors(most, most) if heads else [1]
 
 
 def layouts(batch: int, layers: int, tensor: list[int], gpus: int, min_samples: int = 1) -> PlanLayouts:

@@ -15,6 +15,7 @@ from .model import (
     Array,
     Constants,
     HardwareProfile,
+    HardwareRates,
     HostProfile,
     MicroBatchWork,
     all_reduce_bytes,
@@ -178,6 +179,11 @@ class PlanRequest:
     def constants(self, gpu_type: GpuType) -> Constants:
         """Return the constants on GPUs of a type."""
         return carried_over(self.fitted.values, self.fitted.measured_on, gpu_type)
+
+    def machine(self, gpu_type: GpuType) -> HardwareRates:
+        """Return the rates of GPUs of a type; the bandwidth of their memory is that of the measured ones."""
+        memory_bytes_per_s = self.fitted.measured_on.memory_bytes_per_s
+        return HardwareRates(gpu_type.peak_flops, memory_bytes_per_s, gpu_type.nic_bytes_per_s)
 
 
 def make_request(

@@ -1,5 +1,8 @@
 """The search for a parallel plan: which layout of a model on GPUs meets a deadline with the fewest GPUs.
 
+Lower bounds save the evaluation of most layouts. A bound that is too high would hide a good plan, so tests compare each
+with the evaluated plan.
+
 Source: SPEC P1.
 """
 
@@ -11,14 +14,25 @@ from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.training_plan import MemorySaving
-from .evaluating import evaluate, may_fit, min_step_s
-from .model import Array, HostProfile
-from .on_host import max_stages
+from .evaluating import evaluate, iteration_work, max_stages
+from .model import (
+    NUMBER_BYTES,
+    OPTIMIZER_STATE_BYTES,
+    STATE_BYTES,
+    Array,
+    HostProfile,
+    compute_s,
+    iteration_s,
+    kept_share,
+    micro_batch_s,
+    usable_bytes,
+)
 from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, layouts, tensor_degrees
 from .pool import GpuType
-from .request import Chain, PlanRequest, chains, gpus_of
+from .request import Chain, PlanRequest, chains, gpus_of, pieces
 
 MAX_CLUSTER_GPUS = 65_536  # of a larger cluster that is tried
+NO_MEMORY_SAVING = SAVINGS.index(MemorySaving.none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +41,10 @@ class SearchResult:
 
     plan: FoundPlan | None  # None if nothing fits into memory
     meets: bool  # its bound meets the deadline; True without one
-    closest: Misfit | None  # if nothing fits: the layout that needs the least more memory
     layouts: int  # in the search
     evaluated: int  # of these; the others were proven to be slower, or not to fit
-    with_more_gpus: FoundPlan | None  # if the deadline is missed: a plan on more GPUs of one type that meets it
+    closest: Misfit | None = None  # if nothing fits: the layout that needs the least more memory
+    with_more_gpus: FoundPlan | None = None  # if the deadline is missed: a plan on more GPUs of one type that meets it
     with_fewer_gpus: FoundPlan | None = None  # if it is met: the fastest plan on fewer GPUs, None if none fits
 
 
@@ -40,14 +54,14 @@ def find_plan(request: PlanRequest) -> SearchResult:
     1. List the chains of GPU types that a plan may use: each type alone, and the fastest two, three and so on together.
     2. List the layouts on each chain: degrees of data, pipeline and tensor parallelism, micro-batch, memory saving.
     3. Bound the time of an iteration of each layout from below, all layouts at once; infinite if it cannot fit.
-    4. With a deadline, evaluate layouts by ascending GPUs, then by ascending bound, and take the fastest plan among
-       those with the fewest GPUs that meet it. Layouts whose bound is too long are not evaluated.
+    4. With a deadline, find the fastest plan among those with the fewest GPUs that meet it: evaluate layouts by
+       ascending GPUs, then by ascending bound, and omit those whose bound is too long.
     5. If a plan meets the deadline, find the fastest plan on fewer GPUs, for comparison.
     6. Otherwise find the fastest plan: evaluate layouts by ascending bound, until no bound is below the best time.
     7. If that plan misses the deadline, find the number of GPUs of one type that meets it. If no plan fits, find the
        layout that is closest to fitting.
 
-    To evaluate a layout is to cut the model into its stages, and to compute their time and memory (`evaluate`).
+    To evaluate a layout is to cut the model into its stages, and to compute their times and memory (`evaluate`).
 
     Args:
         request: The model, the GPUs and the deadline.
@@ -56,17 +70,18 @@ def find_plan(request: PlanRequest) -> SearchResult:
         InputError: If no layout exists for the batch or the requested degrees.
     """
     space = _search_space(request, chains(request.pool))  # 1 to 3
-    by_bound = np.argsort(space.min_step_s, kind="stable")
-    plan = _fewest_gpus(space) if request.deadline_s is not None else None  # 4
-    if plan is not None:
+    count, by_bound = space.gpus.size, np.argsort(space.min_step_s, kind="stable")
+    if request.deadline_s is not None and (plan := _fewest_gpus(space)) is not None:  # 4
         fewer = _fastest(space, by_bound[space.gpus[by_bound] < plan.gpus])  # 5
-        return SearchResult(plan, True, None, space.gpus.size, space.evaluated, None, fewer)  # noqa: FBT003  # `meets`
+        return SearchResult(plan, meets=True, layouts=count, evaluated=space.evaluated, with_fewer_gpus=fewer)
     plan = _fastest(space, by_bound)  # 6
     evaluated = space.evaluated
-    meets = plan is not None and request.deadline_s is None
-    more = None if meets else _with_more_gpus(request)  # 7
-    closest = None if plan is not None else _closest_to_fitting(space)
-    return SearchResult(plan, meets, closest, space.gpus.size, evaluated, more)
+    if plan is not None and request.deadline_s is None:
+        return SearchResult(plan, meets=True, layouts=count, evaluated=evaluated)
+    more, closest = _with_more_gpus(request), None if plan is not None else _closest_to_fitting(space)  # 7
+    return SearchResult(
+        plan, meets=False, layouts=count, evaluated=evaluated, closest=closest, with_more_gpus=more
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -90,6 +105,7 @@ class _SearchSpace:
 
 
 def _search_space(request: PlanRequest, tried: list[Chain]) -> _SearchSpace:
+    """Return all layouts on some chains, each with the lower bound of its iteration."""
     parts = [layouts_on(request, chain) for chain in tried]
     found = [rows for rows, _ in parts]
     if not sum(rows.data.size for rows in found):
@@ -117,7 +133,7 @@ def layouts_on(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, Array]:
     """Return the layouts on a chain that use its last type, and a lower bound of their iterations; inf if none fits."""
     if isinstance(request.hardware, HostProfile):
         return _layouts_on_host(request, chain)
-    degrees = tensor_degrees(request.layers.heads, _common_node(chain))
+    degrees = tensor_degrees(request.layers.heads, [gpu_type.gpus_per_node for gpu_type in chain])
     found = layouts(request.batch, request.layers.count, degrees, gpus_of(chain), request.profile.min_samples)
     found = _allowed(request, _kept(found, found.gpus > gpus_of(chain[:-1])))
     bound_s = min_step_s(request, chain, found)
@@ -128,14 +144,14 @@ def _layouts_on_host(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, A
     """Return the same for ranks of one machine: there are few, and each is evaluated."""
     stages = max_stages(request.profile)
     found = layouts(request.batch, stages, [1], gpus_of(chain), request.profile.min_samples)
-    found = _allowed(request, _kept(found, found.saving == SAVINGS.index(MemorySaving.none)))
+    found = _allowed(request, _kept(found, found.saving == NO_MEMORY_SAVING))
     return found, np.zeros(found.data.size)
 
 
 def _allowed(request: PlanRequest, found: PlanLayouts) -> PlanLayouts:
     """Return the layouts that the request allows."""
     if request.is_plain:
-        found = _kept(found, (found.tensor == 1) & (found.saving == SAVINGS.index(MemorySaving.none)))
+        found = _kept(found, (found.tensor == 1) & (found.saving == NO_MEMORY_SAVING))
     if request.is_replicated:
         whole = np.array([saving.zero == 0 for saving in SAVINGS])[found.saving]
         found = _kept(found, (found.pipeline == 1) & (found.tensor == 1) & whole)
@@ -148,10 +164,76 @@ def _kept(found: PlanLayouts, keep: NDArray[np.bool_]) -> PlanLayouts:
     return PlanLayouts(*(column[keep] for column in found))
 
 
-def _common_node(chain: Chain) -> GpuType:
-    """Return a node whose GPUs divide those of the nodes of all types: tensor parallelism stays inside nodes."""
-    smallest = min(chain, key=lambda gpu_type: gpu_type.gpus_per_node)
-    return smallest._replace(gpus_per_node=int(np.gcd.reduce([gpu_type.gpus_per_node for gpu_type in chain])))
+RECOMPUTES = np.array([float(saving.recomputes) for saving in SAVINGS])
+ZERO = np.array([float(saving.zero) for saving in SAVINGS])
+
+
+def min_step_s(request: PlanRequest, chain: Chain, found: PlanLayouts) -> Array:
+    """Return a lower bound of an iteration by each layout, shape (layouts,)."""
+    figures = list(zip(*chain, strict=True))[2:]
+    gpu_type = GpuType("best", gpus_of(chain), *(max(column) for column in figures))  # the best of each figure
+    constants, p, m = request.constants(gpu_type), found.pipeline, request.batch // (found.data * found.micro_batch)
+    total_s, products_s, longest_s, block_s = _micro_batch_bounds(request, gpu_type, found)
+    # One of the stages has at least its share of the blocks, and at least its share of everything.
+    blocks = np.ceil(float(request.layers.is_block.sum()) / p) * block_s
+    balanced = np.maximum(total_s / p, products_s / _speeds(chain, found))
+    micro_s = np.maximum(np.maximum(blocks, balanced), longest_s)
+    parameters = float(request.layers.parameters.sum()) / (p * found.tensor)
+    frozen_bytes = float(request.layers.frozen_bytes.sum()) / (p * found.tensor)
+    done = iteration_work(
+        parameters, frozen_bytes, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
+        (found.gpus <= gpu_type.gpus_per_node).astype(np.float64), (m + p - 1).astype(np.float64),
+    )  # fmt: skip
+    bound_s = iteration_s(micro_s, done, request.machine(gpu_type), constants)
+    return bound_s * (1.0 - 1e-9)  # sums of other orders round otherwise
+
+
+def _micro_batch_bounds(request: PlanRequest, gpu_type: GpuType, found: PlanLayouts) -> list[Array]:
+    """Return times of a micro-batch: whole, in matrix products, of the longest layer, of the fastest block.
+
+    Each has the shape (layouts,). Each case of tensor degree, micro-batch and recomputation is computed once.
+    """
+    kinds = np.stack([found.tensor, found.micro_batch, RECOMPUTES[found.saving].astype(np.int64)], axis=1)
+    key = (kinds[:, 0] * 1_000_000 + kinds[:, 1]) * 2 + kinds[:, 2]
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    work = pieces(request.layers, *(kinds[first][:, [column]].astype(np.float64) for column in range(3)))
+    constants = request.constants(gpu_type)
+    each_s = micro_batch_s(work, gpu_type.peak_flops, constants)
+    products_s = compute_s(work, gpu_type.peak_flops, constants).sum(axis=1)
+    is_block = request.layers.is_block > 0
+    block_s = each_s[:, is_block].min(axis=1) if is_block.any() else np.zeros(first.size)
+    return [times_s[which] for times_s in (each_s.sum(axis=1), products_s, each_s.max(axis=1), block_s)]
+
+
+def _speeds(chain: Chain, found: PlanLayouts) -> Array:
+    """Return the sum of the speeds of all stages, relative to the fastest type, shape (layouts,)."""
+    each, total, before, passed = found.data * found.tensor, np.zeros(found.data.size), np.zeros(found.data.size), 0
+    for gpu_type in chain:
+        passed += gpu_type.gpus
+        ends_here = np.minimum(found.pipeline, passed // each).astype(np.float64)  # the slowest GPU comes last
+        total += (ends_here - before) * gpu_type.peak_flops / chain[0].peak_flops
+        before = ends_here
+    return np.maximum(total, 1e-30)
+
+
+def may_fit(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDArray[np.bool_]:
+    """Return which layouts may fit into memory; for the others no cuts do. Shape (layouts,)."""
+    layers, usable = request.layers, max(usable_bytes(gpu_type.memory_bytes) for gpu_type in chain)
+    zero, data = ZERO[found.saving], found.data.astype(np.float64)
+    kept = 1.0 - OPTIMIZER_STATE_BYTES / STATE_BYTES  # of the state, what ZeRO-1 does not spread
+    state = STATE_BYTES * np.where(zero == 3, 1 / data, np.where(zero == 1, kept + (1 - kept) / data, 1.0))
+    share = kept_share(found.tensor.astype(np.float64))
+    inputs = float((layers.input_elements * layers.is_block).sum()) * NUMBER_BYTES
+    recomputing = inputs + float((layers.saved_bytes * (1.0 - layers.is_block)).sum()) * share
+    per_sample = np.where(RECOMPUTES[found.saving] > 0, recomputing, layers.saved_bytes.sum() * share)
+    frozen = layers.frozen_bytes.sum() / found.tensor / np.where(zero == 3, data, 1.0)
+    states, activations = layers.parameters.sum() / found.tensor * state + frozen, per_sample * found.micro_batch
+    needed = states + activations
+    if request.offload:
+        optimizer = OPTIMIZER_STATE_BYTES / STATE_BYTES * np.where(zero == 1, 1 / data / state * STATE_BYTES, 1.0)
+        needed = np.maximum(states - (states - frozen) * optimizer + activations, states)
+    fits: NDArray[np.bool_] = needed <= usable * found.pipeline * (1.0 + 1e-9)
+    return fits
 
 
 def _fewest_gpus(space: _SearchSpace) -> FoundPlan | None:

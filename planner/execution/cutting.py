@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure,
 from ...cluster.files.errors import InputError
 from ..model import Schedule
 from ..profile.building import BuildError, Built, built, function_of, run
-from ..profile.recording import OUTSIDE
+from ..profile.profiling import OUTSIDE
 from ..sharing import PassKind
 
 
@@ -114,7 +114,7 @@ def script_of(target: str, seed: int) -> Script:
     if any(
         not tensor.dim() or tensor.shape[0] != whole
         for tensor in tree_leaves((made.batch, made.target))
-        if _is_tensor(tensor)
+        if isinstance(tensor, Tensor)
     ):
         raise BuildError("a tensor of the example batch has no dimension of samples; its first should count them")
     return Script(made, module)
@@ -123,10 +123,6 @@ def script_of(target: str, seed: int) -> Script:
 def some_of(values: Any, first: int, count: int) -> Any:
     """Return `count` samples of a batch or of its targets; values other than tensors are the same for all."""
     return tree_map(lambda value: value[first : first + count] if isinstance(value, Tensor) else value, values)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -138,13 +134,6 @@ def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 Nodes = Sequence[fx.Node]
 INNER = "inner."  # before the model's names in a stage
-
-
-class Shared(NamedTuple):
-    """A parameter that several stages have: each has a copy, and their gradients are summed."""
-
-    stages: tuple[int, ...]
-    names: tuple[str, ...]  # of the parameter; a stage may know only some of them
 
 
 class ModelStage(NamedTuple):
@@ -159,7 +148,9 @@ class Cut(NamedTuple):
     """A model in stages."""
 
     stages: tuple[ModelStage, ...]
-    shared: tuple[Shared, ...]
+    # Stages that have a parameter, by its names, of which a stage may know only some: each has a copy, and their
+    # gradients are summed.
+    shared: dict[tuple[str, ...], list[int]]
     unused: dict[str, Tensor]  # weights that no stage uses, by the model's own names
 
 
@@ -228,7 +219,7 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
         args, kwargs = tree_map(mode.from_tensor, (args, kwargs))
         modules[-1].form = tree_structure(made.model(*args, **kwargs))
         parts = tuple(_parts(modules, args, kwargs))
-    shared = tuple(_shared(made.model, [module.inner for module in modules]))
+    shared = _shared(made.model, [module.inner for module in modules])
     used = {name for part in parts for name in state_of(part.module)}
     return Cut(parts, shared, {name: tensor for name, tensor in state_of(made.model).items() if name not in used})
 
@@ -300,17 +291,16 @@ def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
     return [layers[0] for layers in stages[1:]]
 
 
-def _shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[Shared]:
+def _shared(model: nn.Module, modules: Sequence[nn.Module]) -> dict[tuple[str, ...], list[int]]:
     """Find parameters that several stages have, and keep one copy in each stage under all its names."""
     by_identity: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
             by_identity.setdefault(id(parameter), []).append(name)
-    found = []
-    for names in by_identity.values():
-        holders = [k for k, module in enumerate(modules) if _tied(module, names)]
-        found += [Shared(tuple(holders), tuple(names))] if len(holders) > 1 else []
-    return found
+    holders = {
+        tuple(names): [k for k, module in enumerate(modules) if _tied(module, names)] for names in by_identity.values()
+    }
+    return {names: stages for names, stages in holders.items() if len(stages) > 1}
 
 
 def _tied(module: nn.Module, names: Sequence[str]) -> bool:
@@ -340,21 +330,11 @@ Around = Callable[[PassKind, Callable[..., Any]], Callable[..., Any]]  # wraps a
 Loss = Callable[[Any, Tensor | None], Tensor]  # of a micro-batch: what its output and target add to the loss
 
 
-class Passes(Protocol):
-    """Forward and backward passes of all micro-batches of a step; gradients accumulate in the parameters."""
-
-    def step(self, batch: Any, target: Tensor) -> None:
-        """Run the passes of a step.
-
-        Args:
-            batch: All samples of the step.
-            target: Of all samples.
-        """
-        ...
+Passes = Callable[[Any, Tensor], None]  # of a step, on all its samples and their targets; gradients accumulate
 
 
-class WholePasses:
-    """Passes through a whole model: the micro-batches one after the other.
+def whole_passes(module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> Passes:
+    """Return the passes through a whole model: the micro-batches one after the other.
 
     Args:
         module: The model.
@@ -364,27 +344,28 @@ class WholePasses:
         around: Wraps each pass.
     """
 
-    def __init__(self, module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> None:
-        self._micro_batches = micro_batches
+    def forward(number: int, batch: Any, target: Tensor) -> Tensor:
+        first = number * micro_batch
+        args, kwargs = arguments(some_of(batch, first, micro_batch))
+        return loss(module(*args, **kwargs), some_of(target, first, micro_batch))
 
-        def forward(number: int, batch: Any, target: Tensor) -> Tensor:
-            first = number * micro_batch
-            args, kwargs = arguments(some_of(batch, first, micro_batch))
-            return loss(module(*args, **kwargs), some_of(target, first, micro_batch))
+    def backward(_number: int, found: Tensor) -> None:
+        torch.autograd.backward(found)
 
-        def backward(_number: int, found: Tensor) -> None:
-            torch.autograd.backward(found)
+    forwards, backwards = around(PassKind.forward, forward), around(PassKind.backward, backward)
 
-        self._forward, self._backward = around(PassKind.forward, forward), around(PassKind.backward, backward)
+    def step(batch: Any, target: Tensor) -> None:
+        for number in range(micro_batches):
+            backwards(number, forwards(number, batch, target))
 
-    def step(self, batch: Any, target: Tensor) -> None:
-        """Run the passes of a step."""
-        for number in range(self._micro_batches):
-            self._backward(number, self._forward(number, batch, target))
+    return step
 
 
-class StagePasses:
-    """Passes through a stage, by a schedule of torch.distributed.pipelining.
+def stage_passes(
+    part: ModelStage, place: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule, micro_batches: int,
+    loss: Loss, around: Around,
+) -> Passes:  # fmt: skip
+    """Return the passes through a stage, by a schedule of torch.distributed.pipelining.
 
     Args:
         part: The stage, with the forms of its inputs and outputs.
@@ -395,41 +376,42 @@ class StagePasses:
         loss: Of a micro-batch, on the last stage.
         around: Wraps each pass.
     """
+    # late: slow to load, and needed only for pipelines
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-    def __init__(
-        self, part: ModelStage, place: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule,
-        micro_batches: int, loss: Loss, around: Around,
-    ) -> None:  # fmt: skip
-        # late: slow to load, and needed only for pipelines
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    stage: Any = PipelineStage(part.module, *place, CPU, part.inputs, part.outputs, group=group)
+    stage.forward_one_chunk = around(PassKind.forward, stage.forward_one_chunk)
+    stage.backward_one_chunk = around(PassKind.backward, stage.backward_one_chunk)
+    by_name = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
+    made = by_name[schedule](stage, micro_batches, loss, scale_grads=False)
 
-        self._is_first, self._is_last = place[0] == 0, place[0] == place[1] - 1
-        stage: Any = PipelineStage(part.module, *place, CPU, part.inputs, part.outputs, group=group)
-        stage.forward_one_chunk = around(PassKind.forward, stage.forward_one_chunk)
-        stage.backward_one_chunk = around(PassKind.backward, stage.backward_one_chunk)
-        self._checked = part.module.register_forward_hook(self._check_output)
-        by_name = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
-        self._schedule = by_name[schedule](stage, micro_batches, loss, scale_grads=False)
+    def check_once(_module: nn.Module, _inputs: object, output: object) -> None:
+        hook.remove()
+        _check_can_be_sent(output)
 
-    def step(self, batch: Any, target: Tensor) -> None:
-        """Run the passes of a step."""
-        args, kwargs = arguments(batch) if self._is_first else ((), {})
+    hook = part.module.register_forward_hook(check_once)
+
+    def step(batch: Any, target: Tensor) -> None:
+        args, kwargs = arguments(batch) if place[0] == 0 else ((), {})
+        own_target = target if place[0] == place[1] - 1 else None
         try:
-            self._schedule.step(*args, target=target if self._is_last else None, return_outputs=False, **kwargs)
+            made.step(*args, target=own_target, return_outputs=False, **kwargs)
         except RuntimeError as error:  # PyTorch's, around the error of a pass
             if isinstance(error.__cause__, InputError):
                 raise error.__cause__ from error
             raise
 
-    def _check_output(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Check once that schedules can send what the stage returns.
+    return step
 
-        Raises:
-            InputError: If not.
-        """
-        self._checked.remove()
-        parts = output if isinstance(output, tuple | list) else (output,)
-        if not all(isinstance(part, Tensor) for part in parts):
-            got = type(next(part for part in parts if not isinstance(part, Tensor))).__name__
-            fix = "return a tensor, or a tuple of tensors, from forward, or plan with --degrees Dx1x1"
-            raise InputError(f"the model returns a {got}, which torch.distributed.pipelining cannot send", fix)
+
+def _check_can_be_sent(output: object) -> None:
+    """Check that schedules can send what a stage returns.
+
+    Raises:
+        InputError: If not.
+    """
+    parts = output if isinstance(output, tuple | list) else (output,)
+    if not all(isinstance(part, Tensor) for part in parts):
+        got = type(next(part for part in parts if not isinstance(part, Tensor))).__name__
+        fix = "return a tensor, or a tuple of tensors, from forward, or plan with --degrees Dx1x1"
+        raise InputError(f"the model returns a {got}, which torch.distributed.pipelining cannot send", fix)

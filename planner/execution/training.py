@@ -22,7 +22,7 @@ from ...ring.gradients import Gathered, GradientPiece, average_now, check_parame
 from ..model import Schedule, Seconds
 from ..offload.offloading import Offloading, OffloadOptions, PartMeasured
 from ..sharing import DeviceTurn, PassKind
-from .cutting import Cut, Passes, Script, StagePasses, WholePasses, check_layers, cut, parameter_of, state_of
+from .cutting import Cut, Passes, Script, check_layers, cut, parameter_of, stage_passes, state_of, whole_passes
 
 
 class ReplicaGroup:
@@ -234,25 +234,24 @@ class StageTrainer:
         check_parameters(made.model)
         if plan.pipeline == 1:
             check_layers(made.model, [stage.layers for stage in plan.stages])
-            return WholePasses(
-                made.model, plan.micro_batch, plan.micro_batches, self._share_of_loss, self._around
-            ), made.model
+            loss, around = self._share_of_loss, self._around
+            return whole_passes(made.model, plan.micro_batch, plan.micro_batches, loss, around), made.model
         found = cut(made, [stage.layers for stage in plan.stages], plan.micro_batch)
         part, place = found.stages[seat.stage], (seat.stage, plan.pipeline)
         self._unused = found.unused if seat.stage == plan.pipeline - 1 else {}
         loss = self._timer.timed("forward_s", self._share_of_loss)
-        passes = StagePasses(part, place, seat.pipeline, schedule, plan.micro_batches, loss, self._around)
+        passes = stage_passes(part, place, seat.pipeline, schedule, plan.micro_batches, loss, self._around)
         self._shared = self._groups(found, part.module)
         return passes, part.module
 
     def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, ReplicaGroup]]:
         """Return parameters that other stages have too, with the groups of these stages."""
         mine = []
-        for shared in found.shared:
+        for names, stages in found.shared.items():
             for replica in range(self._plan.data):  # every process creates every group
-                group = dist.new_group([k * self._plan.data + replica for k in shared.stages])
-                if replica == self._seat.replica and self._seat.stage in shared.stages:
-                    mine.append((parameter_of(module, shared.names), ReplicaGroup(group)))
+                group = dist.new_group([k * self._plan.data + replica for k in stages])
+                if replica == self._seat.replica and self._seat.stage in stages:
+                    mine.append((parameter_of(module, names), ReplicaGroup(group)))
         return mine
 
     def offload(self, options: OffloadOptions, print_line: Callable[[str], None]) -> None:
@@ -299,7 +298,7 @@ class StageTrainer:
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
         with nullcontext() if is_alone or turn is None else turn.of(number, PassKind.phase):
-            self._passes.step(batch, torch.zeros(each) if target is None else target)
+            self._passes(batch, torch.zeros(each) if target is None else target)
         # Before the first step, schedules compute the loss once more, to find its form.
         losses = self._losses[-plan.micro_batches :]
         loss = torch.stack(losses).mean() if losses else torch.zeros(())

@@ -24,6 +24,7 @@ from ...cluster.files.input_problems import shortened
 from ...cluster.files.output_file import readable
 
 MAX_LAYERS = 10_000
+OUTSIDE = "(outside of all layers)"  # name of the last layer of a model that computes there
 Amount = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=300)]
 

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from torch.utils.flop_counter import FlopCounterMode
 
 from .building import LayerHint, hint_for
+from .profiling import OUTSIDE
 
 ATTENTION = functional.scaled_dot_product_attention
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
@@ -207,9 +208,6 @@ def _counts(module: nn.Module) -> list[int]:
     return list(kinds.values())
 
 
-OUTSIDE = "(outside of all layers)"
-
-
 @dataclass(frozen=True, slots=True)
 class LayerFigures:
     """The figures of one layer for a batch."""
@@ -246,7 +244,7 @@ class LayerCall:
 
 
 class LayerError(Exception):
-    """A layer that cannot be run, with its name."""
+    """A layer cannot be run, or the layers of a model change with its batch."""
 
 
 @dataclass(slots=True)
@@ -356,7 +354,7 @@ class Recorder:
             hint = hint_for(self._hints, found.name, type(found.module).__name__)
             if hint is None:
                 raise LayerError(
-                    f"layer {found.name!r} ({type(found.module).__name__}): {_first_line(error)}"
+                    f"layer {found.name!r} ({type(found.module).__name__}): {first_line(error)}"
                 ) from error
             self._alone += self._flops() - before
             self._kept.bytes = kept
@@ -466,6 +464,7 @@ def _hinted(hint: LayerHint, first: Tensor) -> LayerFigures:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the type of an error, and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

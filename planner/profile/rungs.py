@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_
 
 from .building import BuildError, Built, LayerHint, built, user_line
 from .profiling import LayerProfile
-from .recording import LayerCall, LayerError, LayerFigures, Recorder, element_bytes
+from .recording import LayerCall, LayerError, LayerFigures, Recorder, element_bytes, first_line
 
 DECODER_PRODUCTS = 6.0  # of a decoder layer: three projections, attention, the fourth projection, and two of the MLP
 ADDED = tuple(
@@ -24,40 +24,30 @@ ADDED = tuple(
 )  # figures that grow with samples
 
 
-class UnlikeError(Exception):
-    """Raised if two recordings of one model have different layers."""
+def layer_profiles(calls: Sequence[LayerCall], samples: int) -> list[LayerProfile]:
+    """Return the layers of a recorded step, for one of its samples."""
+    return [_layer(call, {name: getattr(call.figures, name) / samples for name in ADDED}) for call in calls]
 
 
-class Batches(NamedTuple):
-    """A step that was recorded once at a batch size, or at two."""
+def layers_by_added_samples(calls: Sequence[LayerCall], twice: Sequence[LayerCall], samples: int) -> list[LayerProfile]:
+    """Return the layers of two recorded steps, for one sample: what each of N more samples adds, without fixed parts.
 
-    calls: Sequence[LayerCall]
-    samples: int
-    more: Sequence[LayerCall] = ()  # with twice the samples, for what a sample adds
-
-
-def layer_profiles(recorded: Batches) -> list[LayerProfile]:
-    """Return the layers of a recorded step, for one sample.
+    Args:
+        calls: Of a step.
+        twice: Of a step with twice the samples.
+        samples: Of the first.
 
     Raises:
-        UnlikeError: If two recordings do not have the same layers.
+        LayerError: If the two do not have the same layers.
     """
-    if recorded.more and [call.name for call in recorded.more] != [call.name for call in recorded.calls]:
-        twice = 2 * recorded.samples
-        raise UnlikeError(f"the model runs other layers with {twice} samples than with {recorded.samples}")
-    if recorded.more:
-        pairs = zip(recorded.calls, recorded.more, strict=True)
-        return [_layer(call, _added(call.figures, other.figures, recorded.samples)) for call, other in pairs]
-    return [_layer(call, _shared(call.figures, recorded.samples)) for call in recorded.calls]
-
-
-def _added(one: LayerFigures, two: LayerFigures, samples: int) -> dict[str, float]:
-    """Return what each of N more samples adds, without fixed parts."""
-    return {name: max(0.0, getattr(two, name) - getattr(one, name)) / samples for name in ADDED}
-
-
-def _shared(figures: LayerFigures, samples: int) -> dict[str, float]:
-    return {name: getattr(figures, name) / samples for name in ADDED}
+    if [call.name for call in twice] != [call.name for call in calls]:
+        raise LayerError(f"the model runs other layers with {2 * samples} samples than with {samples}")
+    return [
+        _layer(
+            one, {name: max(0.0, getattr(two.figures, name) - getattr(one.figures, name)) / samples for name in ADDED}
+        )
+        for one, two in zip(calls, twice, strict=True)
+    ]
 
 
 def _layer(call: LayerCall, per_sample: dict[str, float]) -> LayerProfile:
@@ -88,10 +78,6 @@ class Profiled(NamedTuple):
     min_samples: int
 
 
-class RungError(Exception):
-    """Raised if no rung works; the message has the reason of each."""
-
-
 def climb(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: int) -> Profiled:
     """Return the profile by the first rung that works.
 
@@ -101,8 +87,8 @@ def climb(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: in
         formulas: FLOP formulas that the user's file has registered.
 
     Raises:
-        BuildError: If what the function returns cannot be used, on any device.
-        RungError: If no rung works.
+        BuildError: If what the function returns cannot be used on any device, or if no rung works; the message then
+            has the reason of each.
     """
     try:
         return _without_weights(build, hints, formulas)
@@ -119,8 +105,8 @@ def climb(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: in
         fix = "give a table of its layers, or a profile_hint" if OUT_OF_MEMORY not in second else "raise --memory-limit"
         one, two = (f"{reason} ({at})" if at else reason for reason, at in ((first, first_at), (second, second_at)))
         if first_at == second_at and _about(first, first_at) == _about(second, second_at):
-            raise RungError(f"{two}, with weights and without; correct it, or {fix}") from error
-        raise RungError(f"without weights: {one}, on the CPU: {two}; {fix}") from error
+            raise BuildError(f"{two}, with weights and without; correct it, or {fix}") from error
+        raise BuildError(f"without weights: {one}, on the CPU: {two}; {fix}") from error
 
 
 def _without_weights(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: int) -> Profiled:
@@ -135,7 +121,7 @@ def _without_weights(build: Callable[[], Any], hints: Mapping[str, LayerHint], f
     parts = [META]
     parts += [f"{hinted} layers by profile_hint"] if hinted else []
     parts += [f"{formulas} FLOP formulas of yours"] if formulas else []
-    layers = layer_profiles(Batches(calls, made.samples))
+    layers = layer_profiles(calls, made.samples)
     return Profiled(", ".join(parts), made.tokens_per_sample, layers, (), least)
 
 
@@ -163,7 +149,7 @@ def _on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], first: str
         try:
             with _no_fused_kernels():
                 one, two = (_recorded(made.with_samples(count), hints, widths) for count in (samples, 2 * samples))
-            layers = layer_profiles(Batches(one, samples, two))
+            layers = layers_by_added_samples(one, two, samples)
         except Exception as error:  # a user's model may raise anything
             problems[samples] = error
             continue
@@ -180,10 +166,7 @@ def _recorded(made: Built, hints: Mapping[str, LayerHint], widths: Mapping[str, 
 def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return OUT_OF_MEMORY
-    if isinstance(error, LayerError | UnlikeError | BuildError):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return str(error) if isinstance(error, LayerError | BuildError) else first_line(error)
 
 
 def _about(reason: str, at: str) -> list[str]:

@@ -38,7 +38,7 @@ def _answer(path: str, function: str) -> dict[str, Any]:
     from torch.utils.flop_counter import flop_registry
 
     from .building import BuildError, loaded, user_line
-    from .rungs import OUT_OF_MEMORY, RungError, climb, plain_checkpoint
+    from .rungs import OUT_OF_MEMORY, climb, plain_checkpoint
 
     torch.utils.checkpoint.checkpoint = plain_checkpoint
     known = len(flop_registry)
@@ -46,7 +46,7 @@ def _answer(path: str, function: str) -> dict[str, Any]:
         with contextlib.redirect_stdout(sys.stderr):
             build, hints = loaded(path, function)
             found = climb(build, hints, len(flop_registry) - known)
-    except (BuildError, RungError) as error:
+    except BuildError as error:
         return {"problem": str(error)}
     except SystemExit as error:
         return {"problem": f"the file ended the process with status {error.code}; let it only define {function}"}

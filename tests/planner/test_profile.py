@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from longshore.planner.profile import rungs
 from longshore.planner.profile.building import BuildError, LayerHint
-from longshore.planner.profile.recording import OUTSIDE
-from longshore.planner.profile.rungs import CPU, META, Profiled, RungError, climb
+from longshore.planner.profile.profiling import OUTSIDE
+from longshore.planner.profile.rungs import CPU, META, Profiled, climb
 
 HINT = LayerHint(forward_flops=10.0, saved_bytes=20.0, output_bytes=30.0)
 
@@ -270,6 +270,6 @@ def test_if_no_rung_works_each_has_its_reason() -> None:
         def forward(self, x: Tensor) -> Any:
             raise ZeroDivisionError("of the model")
 
-    with pytest.raises(RungError) as error:
+    with pytest.raises(BuildError) as error:
         profiled(lambda: nn.Sequential(Broken()), 3, 8)
     assert str(error.value).count("layer '0' (Broken): ZeroDivisionError: of the model") == 1  # not once for each rung

@@ -85,16 +85,16 @@ def find(
     with progress("profiling the model") as show:
         from ..cluster.files.output_file import check_outputs
         from ..planner.execution.plan_file import file_of, why_not_runnable, write_plan
-        from ..planner.inputs import PlanOptions, read_request
+        from ..planner.inputs import read_request
         from ..planner.profile.profiling import ProfilingLimits
         from ..planner.report import choice_json, print_choice, print_table
         from ..planner.search import every_plan, find_plan
 
         check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
-        limits, wanted = ProfilingLimits(time_limit, memory_limit * 2**30), _degrees(degrees)
         request = read_request(
-            PlanOptions(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits, wanted, plain)
-        )
+            model, cluster, hardware, ProfilingLimits(time_limit, memory_limit * 2**30), batch=batch, samples=samples,
+            tokens=tokens, deadline_s=deadline, gpus=gpus, degrees=_degrees(degrees), is_plain=plain,
+        )  # fmt: skip
         show("searching for a plan")
         choice, rows = find_plan(request), list(every_plan(request)) if table else None
         if out is not None and choice.plan is not None:

@@ -108,15 +108,15 @@ def plan_trace(
         most = max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
         jobs = with_gpus_cut(read_trace(file), most)
         show(f"planning {jobs.jobs} jobs")
-        found = attach(jobs, decoders, Tables(setup, profile, most), seed)
-        write_trace(found.workload, output)
-    typer.echo(f"{output}: {jobs.jobs} jobs, {jobs.jobs - found.models['']} with plans")
+        workload, count = attach(jobs, decoders, Tables(setup, profile, most), seed)
+        write_trace(workload, output)
+    typer.echo(f"{output}: {jobs.jobs} jobs, {jobs.jobs - count['']} with plans")
     for decoder in decoders:
-        if found.models[decoder.name]:
-            typer.echo(f"  {found.models[decoder.name]} train {decoder.name}")
-    if found.models[""]:
+        if count[decoder.name]:
+            typer.echo(f"  {count[decoder.name]} train {decoder.name}")
+    if count[""]:
         why = "too short for any model, no batch is split over their GPUs, or no type has enough"
-        typer.echo(f"  {found.models['']} have no plan: {why}")
+        typer.echo(f"  {count['']} have no plan: {why}")
 
 
 FormatOption = Annotated[str | None, typer.Option("--format", help="Its format; default: detected.")]

@@ -70,7 +70,7 @@ def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planne
 
 def test_the_first_plan_is_data_parallel_and_takes_as_long_as_in_the_trace() -> None:
     asked = jobs()
-    found = attach(asked, MODELS, tables(), seed=1).workload
+    found = attach(asked, MODELS, tables(), seed=1)[0]
     assert found.plans is not None
     with_plans = [(job, plans) for job, plans in enumerate(found.plans) if plans]
     assert len(with_plans) > 100
@@ -83,7 +83,7 @@ def test_the_first_plan_is_data_parallel_and_takes_as_long_as_in_the_trace() -> 
 
 
 def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
-    fixed = attach(jobs(), MODELS, tables(), seed=1).workload
+    fixed = attach(jobs(), MODELS, tables(), seed=1)[0]
     best = laid_out(fixed, "best")
     assert (best.gpus <= fixed.gpus).all()
     assert (best.work_s <= fixed.work_s).all()
@@ -110,7 +110,7 @@ def test_plans_that_put_state_away_come_last_and_each_saves_time() -> None:
 
 
 def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
-    fixed = attach(jobs(), MODELS, tables(), seed=1).workload
+    fixed = attach(jobs(), MODELS, tables(), seed=1)[0]
     best, offload = laid_out(fixed, "best"), laid_out(fixed, "offload")
     assert (offload.gpus <= best.gpus).all()
     assert (offload.work_s <= fixed.work_s).all()
@@ -121,19 +121,19 @@ def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
 @pytest.mark.full
 def test_the_same_seed_gives_the_same_plans_and_another_one_others() -> None:
     asked = jobs()
-    found = [attach(asked, MODELS, tables(), seed=seed).workload.plans for seed in (1, 1, 2)]
+    found = [attach(asked, MODELS, tables(), seed=seed)[0].plans for seed in (1, 1, 2)]
     assert found[0] == found[1]
     assert found[0] != found[2]
 
 
 def test_short_jobs_and_those_whose_gpus_split_no_batch_have_no_plan() -> None:
-    found = attach(jobs(), MODELS, tables(), seed=1)
-    assert found.workload.plans is not None
-    for job, plans in enumerate(found.workload.plans):
-        assert not plans or found.workload.gpus[job] != 7
-        assert not plans or found.workload.work_s[job] >= MIN_ITERATIONS * 0.1
-    assert found.models.total() == 200
-    assert found.models[""] == sum(not plans for plans in found.workload.plans)
+    found, count = attach(jobs(), MODELS, tables(), seed=1)
+    assert found.plans is not None
+    for job, plans in enumerate(found.plans):
+        assert not plans or found.gpus[job] != 7
+        assert not plans or found.work_s[job] >= MIN_ITERATIONS * 0.1
+    assert count.total() == 200
+    assert count[""] == sum(not plans for plans in found.plans)
 
 
 @pytest.mark.parametrize(
