@@ -39,11 +39,11 @@ from .model import (
     HostProfile,
     MeasuredHardware,
     MeasuredRuns,
-    fitted,
     predicted_s,
     select,
     work_of,
 )
+from .pool import carried_over
 
 WEIGHT = 0.003  # of the distance to the prior: a factor of 2 weighs as much as an error of 0.14 %
 STARTS, SPREAD, SEED = 4, 0.5, 0  # starts of the search: the prior, and random points around it
@@ -52,22 +52,9 @@ SEARCH = {"maxfev": 4000, "xatol": 1e-4, "fatol": 1e-7, "adaptive": True}
 SHORT_SEARCH = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-6, "adaptive": True}  # from the fit to all runs
 
 
-def machine_of(measured: MeasuredHardware) -> HardwareRates:
-    """Return the figures of the hardware that runs were measured on."""
-    return HardwareRates(measured.peak_flops, measured.memory_bytes_per_s, measured.nic_bytes_per_s)
-
-
-def prior_of(measured: MeasuredHardware) -> Constants:
-    """Return the prior: that of an A100, scaled to other bandwidths."""
-    inside, across = (
-        measured.intra_bytes_per_s / MeasuredHardware().intra_bytes_per_s,
-        measured.nic_bytes_per_s / MeasuredHardware().nic_bytes_per_s,
-    )
-    return PRIOR._replace(
-        tensor_bytes_per_s=PRIOR.tensor_bytes_per_s * inside,
-        inside_bytes_per_s=PRIOR.inside_bytes_per_s * inside,
-        across_bytes_per_s=PRIOR.across_bytes_per_s * across,
-    )
+def _work(runs: MeasuredRuns, measured: MeasuredHardware) -> DecoderWork:
+    rates = HardwareRates(measured.peak_flops, measured.memory_bytes_per_s, measured.nic_bytes_per_s)
+    return work_of(runs, rates, measured.gpus_per_node)
 
 
 def fit(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None = None) -> Constants:
@@ -80,9 +67,8 @@ def fit(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None 
     """
     from scipy.optimize import minimize
 
-    prior = np.log(prior_of(measured))
-    work = work_of(runs, machine_of(measured), measured.gpus_per_node)
-    loss = partial(_loss, work=work, measured_log=np.log(runs.iteration_s), prior_log=prior)
+    prior = np.log(carried_over(PRIOR, MeasuredHardware(), measured))
+    loss = partial(_loss, work=_work(runs, measured), measured_log=np.log(runs.iteration_s), prior_log=prior)
     if start is not None:
         return Constants(*np.exp(minimize(loss, np.log(start), method="Nelder-Mead", options=SHORT_SEARCH).x).tolist())
     rng = np.random.default_rng(SEED)
@@ -101,9 +87,7 @@ def _loss(logs: Array, work: DecoderWork, measured_log: Array, prior_log: Array)
 
 def ratios(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> Array:
     """Return predicted over measured time of each run, shape (runs,)."""
-    found: Array = (
-        predicted_s(work_of(runs, machine_of(measured), measured.gpus_per_node), constants) / runs.iteration_s
-    )
+    found: Array = predicted_s(_work(runs, measured), constants) / runs.iteration_s
     return found
 
 
@@ -150,7 +134,7 @@ def _plausible(constants: Constants) -> FittedConstants:
         InputError: If no hardware has them.
     """
     try:
-        return fitted(constants)
+        return FittedConstants(**{name: float(value) for name, value in constants._asdict().items()})
     except ValidationError as error:
         name, got = error.errors()[0]["loc"][0], error.errors()[0]["input"]
         problem = f"the runs give {name} = {got:.3g} on this hardware, which is impossible"
@@ -212,21 +196,17 @@ def accuracy(held_out: Array) -> Accuracy:
 
 
 def undetermined(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> list[str]:
-    """Return the names of the constants that the runs do not determine."""
-    return [name for name, rise in rises(runs, measured, constants).items() if rise < IDENTIFIED_BY]
-
-
-def rises(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> dict[str, float]:
-    """Return the rise of the mean error when each constant is doubled or halved, the larger of the two."""
+    """Return the names of the constants that the runs do not determine: to halve or double one costs little."""
 
     def error(tried: Constants) -> float:
         return float(np.abs(np.log(ratios(runs, measured, tried))).mean())
 
     here = error(constants)
-    return {
+    rises = {
         name: max(error(constants._replace(**{name: value * factor})) for factor in (0.5, 2.0)) - here
         for name, value in constants._asdict().items()
     }
+    return [name for name, rise in rises.items() if rise < IDENTIFIED_BY]
 
 
 MAX_RUNS = 100_000

@@ -103,25 +103,6 @@ class Constants(NamedTuple):
     iteration_s: float  # fixed cost of an iteration
 
 
-class Meaning(NamedTuple):
-    """How a constant is printed."""
-
-    text: str
-    unit: str
-    in_si: float  # the unit in SI units
-
-
-MEANINGS = {
-    "efficiency": Meaning("best share of a GPU's peak that matrix products reach", "", 1.0),
-    "half_elements": Meaning("size of a micro-batch's activation that reaches half of it", "M elements", 1e6),
-    "tensor_bytes_per_s": Meaning("bandwidth of tensor parallelism, inside a node", "GB/s", 1e9),
-    "inside_bytes_per_s": Meaning("bandwidth of the sum of gradients, inside a node", "GB/s", 1e9),
-    "across_bytes_per_s": Meaning("bandwidth of the sum of gradients, across nodes", "GB/s", 1e9),
-    "layer_s": Meaning("fixed cost of a decoder layer, for each micro-batch", "ms", 1e-3),
-    "tensor_layer_s": Meaning("fixed cost of tensor parallelism, for each layer and micro-batch", "ms", 1e-3),
-    "iteration_s": Meaning("fixed cost of an iteration", "ms", 1e-3),
-}  # in the order of Constants
-
 # Where a fit starts, and what it is regularised to: from datasheets of the A100.
 PRIOR = Constants(0.55, 0.30e6, 150e9, 100e9, 20e9, 1e-3, 0.5e-3, 5e-3)
 
@@ -343,20 +324,13 @@ class HardwareProfile(BaseModel, frozen=True, extra="forbid", strict=True):
         return Constants(**self.constants.model_dump())
 
 
-def fitted(constants: Constants) -> FittedConstants:
-    """Return constants in the format of a file."""
-    return FittedConstants(**{name: float(value) for name, value in constants._asdict().items()})
-
-
 # The result of `longshore plan calibrate` for half of the 109 multi-node runs of Megatron-DeepSpeed on A100 that
 # vTrain published (MIT licence): 54 runs on 64 to 512 GPUs. `make bench-planner` fits them again and compares.
 DEFAULT = HardwareProfile(
     name="A100, Megatron-DeepSpeed, 64 to 512 GPUs",
-    constants=fitted(
-        PRIOR._replace(
-            efficiency=0.746, half_elements=0.237e6, tensor_bytes_per_s=130e9, inside_bytes_per_s=99.9e9,
-            across_bytes_per_s=10.1e9, layer_s=2.66e-3, tensor_layer_s=0.659e-3, iteration_s=5.1e-3,
-        )
+    constants=FittedConstants(
+        efficiency=0.746, half_elements=0.237e6, tensor_bytes_per_s=130e9, inside_bytes_per_s=99.9e9,
+        across_bytes_per_s=10.1e9, layer_s=2.66e-3, tensor_layer_s=0.659e-3, iteration_s=5.1e-3,
     ),
     not_identified=("inside_bytes_per_s", "iteration_s"),
     accuracy=Accuracy(runs=54, mean_error=0.095, bias=-0.029, bound_share=0.9, bound_factor=1.25),

@@ -78,8 +78,8 @@ def slowest(types: Sequence[GpuType]) -> GpuType:
     )
 
 
-def carried_over(constants: Constants, measured: MeasuredHardware, to: GpuType) -> Constants:
-    """Return constants for GPUs of another type: bandwidths keep their share of the datasheet's."""
+def carried_over(constants: Constants, measured: MeasuredHardware, to: GpuType | MeasuredHardware) -> Constants:
+    """Return constants for other GPUs: bandwidths keep their share of the datasheet's."""
     inside, across = to.intra_bytes_per_s / measured.intra_bytes_per_s, to.nic_bytes_per_s / measured.nic_bytes_per_s
     return constants._replace(
         tensor_bytes_per_s=constants.tensor_bytes_per_s * inside,

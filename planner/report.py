@@ -15,20 +15,31 @@ from rich.table import Table
 
 from ..cluster.files.durations import duration_text, exact_text
 from .calibration import RELIABLE_RUNS
-from .model import CONTEXT_BYTES, FRAGMENTATION, MEANINGS, HardwareProfile, HostProfile, MeasuredRuns
+from .model import CONTEXT_BYTES, FRAGMENTATION, HardwareProfile, HostProfile, MeasuredRuns
 from .plan import FoundPlan, IterationTimes, Misfit, PlanStage
-from .profile.profiling import ModelProfile
 from .request import PlanRequest
 from .search import SearchResult
+
+# The meaning of each constant, its unit, and that in SI units.
+MEANINGS = {
+    "efficiency": ("best share of a GPU's peak that matrix products reach", "", 1.0),
+    "half_elements": ("size of a micro-batch's activation that reaches half of it", "M elements", 1e6),
+    "tensor_bytes_per_s": ("bandwidth of tensor parallelism, inside a node", "GB/s", 1e9),
+    "inside_bytes_per_s": ("bandwidth of the sum of gradients, inside a node", "GB/s", 1e9),
+    "across_bytes_per_s": ("bandwidth of the sum of gradients, across nodes", "GB/s", 1e9),
+    "layer_s": ("fixed cost of a decoder layer, for each micro-batch", "ms", 1e-3),
+    "tensor_layer_s": ("fixed cost of tensor parallelism, for each layer and micro-batch", "ms", 1e-3),
+    "iteration_s": ("fixed cost of an iteration", "ms", 1e-3),
+}
 
 
 def constants_table(hardware: HardwareProfile) -> Table:
     """Return a table of every constant, with its value and what it means."""
     table = Table("constant", "value", "meaning", box=None, pad_edge=False)
     for name, value in hardware.values._asdict().items():
-        meaning = MEANINGS[name]
+        meaning, unit, in_si = MEANINGS[name]
         unsure = "; the runs do not determine it" if name in hardware.not_identified else ""
-        table.add_row(name, f"{value / meaning.in_si:.3g} {meaning.unit}".strip(), meaning.text + unsure)
+        table.add_row(name, f"{value / in_si:.3g} {unit}".strip(), meaning + unsure)
     on, accuracy = hardware.measured_on, hardware.accuracy
     bound = f"times the prediction: {accuracy.bound_share:.0%} of runs take at most that long"
     table.add_row("bound_factor", f"{accuracy.bound_factor:.3g}", bound)
@@ -50,11 +61,9 @@ def host_table(host: HostProfile) -> Table:
             table.add_row(f"{way} {name}", f"{getattr(rates, name) / in_si:.3g} {unit}", meaning)
     speeds = ", ".join(f"{speed:.2f}" for speed in host.speeds)
     table.add_row("speeds", speeds, f"of a rank if 1, 2, 3 and so on are busy, on {host.cores} cores")
-    for it in host.reduce:
-        cost = f"{1e3 * it.start_s:.3g} ms + {it.byte_s / 1e-9:.3g} ms/MB"
-        table.add_row("reduce", cost, f"sum of gradients over {it.members} members")
-    sent = f"{1e3 * host.send.start_s:.3g} ms + {host.send.byte_s / 1e-9:.3g} ms/MB"
-    table.add_row("send", sent, "activations to the next stage")
+    exchanges = [("reduce", cost, f"sum of gradients over {cost.members} members") for cost in host.reduce]
+    for name, cost, meaning in (*exchanges, ("send", host.send, "activations to the next stage")):
+        table.add_row(name, f"{1e3 * cost.start_s:.3g} ms + {cost.byte_s / 1e-9:.3g} ms/MB", meaning)
     updated = f"{1e3 * host.update_start_s:.3g} ms + {host.update_parameter_s / 1e-9:.3g} ms/M"
     table.add_row("update", updated, "optimizer, for a million parameters")
     bound = f"times the prediction: {host.accuracy.bound_share:.0%} of layers take at most that long"
@@ -67,9 +76,10 @@ MAX_TABLE_ROWS = 60
 
 def print_choice(console: Console, request: PlanRequest, choice: SearchResult) -> None:
     """Print the plan, or that there is none."""
-    profile = request.profile
+    profile, trained = request.profile, request.profile.trained_parameters
+    of_these = "" if trained == profile.parameters else f" ({_amount(trained).strip()} trained)"
     console.print(
-        f"{profile.name}: {_amount(profile.parameters)} parameters{_trained(profile)} in {len(profile.layers)} layers, "
+        f"{profile.name}: {_amount(profile.parameters)} parameters{of_these} in {len(profile.layers)} layers, "
         f"{_amount(profile.forward_flops)}FLOP forward for a sample; profiled {profile.rung}"
     )
     for note in profile.notes:
@@ -79,11 +89,6 @@ def print_choice(console: Console, request: PlanRequest, choice: SearchResult) -
         console.print(line)
     if choice.plan is not None:
         _print_plan(console, request, choice.plan)
-
-
-def _trained(profile: ModelProfile) -> str:
-    trained = profile.trained_parameters
-    return "" if trained == profile.parameters else f" ({_amount(trained).strip()} trained)"
 
 
 def verdict(request: PlanRequest, choice: SearchResult) -> Iterator[str]:

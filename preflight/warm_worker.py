@@ -1,6 +1,5 @@
 """The warm process of a node: it runs one check after another, and is killed if one takes too long."""
 
-import ctypes
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ..cluster.files.errors import BackendError, LongshoreError
 from ..cluster.files.output_file import readable
+from ..cluster.files.processes import ending_with
 from .check import Check, CheckedJob, CheckFinding, CheckOutcome, all_checks, find_check, incomplete
 from .context import CheckGroup, CheckScope, Context, NodeSetup, open_context
 
@@ -80,7 +80,6 @@ def read_reply(content: bytes) -> tuple[CheckReply, list[CheckFinding]]:
     return reply, [CheckFinding(**dict(message)) for message in reply.findings]
 
 
-_PR_SET_PDEATHSIG = 1
 Target = Callable[[Connection, NodeSetup], None]
 
 
@@ -136,7 +135,7 @@ def _missing(check: Check, context: Context) -> list[CheckFinding]:
 
 def _end_with_parent() -> None:
     """Die with the process that started this one, and on the signals of the runner."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ending_with(os.getppid())()
     _let_parent_end()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends this process

@@ -14,7 +14,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure,
 from ...cluster.files.errors import InputError
 from ..model import Schedule
 from ..profile.building import BuildError, Built, built, function_of, run
-from ..profile.profiling import OUTSIDE
+from ..profile.profiling import OUTSIDE, file_and_function
 from ..sharing import PassKind
 
 
@@ -101,12 +100,10 @@ def script_of(target: str, seed: int) -> Script:
         BuildError: If it cannot be trained.
         Exception: Any that the file raises.
     """
-    path, colon, function = target.rpartition(":")
-    if not (colon and function.isidentifier()):
-        path, function = target, "build"
-    if not Path(path).is_file():
+    path, function = file_and_function(target)
+    if not path.is_file():
         raise BuildError(f"there is no file {path}; give FILE.py:FUNCTION")
-    module = run(path)
+    module = run(str(path))
     torch.manual_seed(seed)
     made = built(function_of(module, function))
     made.model.train()

@@ -6,22 +6,21 @@ Source: SPEC P1.
 """
 
 import argparse
-import ctypes
 import gc
 import importlib
 import os
 import random
 import runpy
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from ...cluster.files.processes import ending_with
 
 PIPELINES = "torch.distributed.pipelining"  # slow to load
 IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
 # With more, a library would start threads, which a fork does not copy. Ranks have one thread each.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-PR_SET_PDEATHSIG = 1
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -40,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
-    end_with(given.launcher)
+    ending_with(given.launcher)()
     os.environ.update(dict.fromkeys(THREADS, "1"))
     import numpy
     import torch
@@ -63,20 +62,13 @@ def main(words: Sequence[str] | None = None) -> None:
     runpy.run_module(given.module, run_name="__main__", alter_sys=True)
 
 
-def end_with(parent: int) -> None:
-    """Make the system kill this process when its parent ends, however; exit now if the parent has ended before."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _fork_all(ranks: int, reports: int) -> int | None:
     """Fork all ranks, and report how each ends; return the number in a rank's process, and None here at the end."""
     own, pids = os.getpid(), dict[int, int]()
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            end_with(own)
+            ending_with(own)()
             os.setsid()
             os.write(reports, b"%d pid %d\n" % (rank, os.getpid()))  # of a session that can be killed
             os.close(reports)

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
-from ...cluster.model.training_plan import PlanFile, StagePlan
+from ...cluster.model.training_plan import PlanFile
 from ...reporting import Steps
 from ..model import Offload, Schedule, Seconds, schedule_of
 from ..offload.offloading import OffloadOptions, PartMeasured
@@ -56,10 +56,8 @@ class RankMeasurements(NamedTuple):
     offload: list[PartMeasured]  # measurements of offloading
 
 
-class StageMeasured(BaseModel):
+class StageMeasured(BaseModel, frozen=True, extra="forbid"):
     """Times of a stage in an iteration, in the median of steps and the mean of its replicas."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     forward_s: float
     backward_s: float
@@ -67,16 +65,9 @@ class StageMeasured(BaseModel):
     optimizer_s: float
     wait_s: float  # the rest of the iteration: for other stages, and to send to them
 
-    @property
-    def seconds(self) -> Seconds:
-        """Its times, without the wait."""
-        return Seconds(self.forward_s, self.backward_s, self.gradients_s, self.optimizer_s)
 
-
-class MeasuredTraining(BaseModel):
+class MeasuredTraining(BaseModel, frozen=True, extra="forbid"):
     """The measurements of a training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step_s: float  # of an iteration, in the median
     stages: tuple[StageMeasured, ...]
@@ -123,12 +114,14 @@ def print_comparison(console: Console, plan: PlanFile, found: MeasuredTraining, 
         table.add_column(heading, justify="right")
     for k, (stage, took) in enumerate(zip(plan.stages, found.stages, strict=True)):
         names = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} ... {stage.layers[-1]}"
-        predicted, head = _predicted(stage), (str(k), names)
+        head = (str(k), names)
         for field, what in TIME_LABELS.items():
-            if getattr(took.seconds, field) or getattr(predicted, field):
-                table.add_row(*head, what, *_cells(plan, getattr(predicted, field), getattr(took.seconds, field)))
+            predicted_s, measured_s = getattr(stage, field), getattr(took, field)
+            if measured_s or predicted_s:
+                table.add_row(*head, what, *_cells(plan, predicted_s, measured_s))
                 head = ("", "")
-        table.add_row(*head, "wait", *_cells(plan, _wait_s(plan, predicted), took.wait_s))
+        wait_s = max(0.0, plan.step_s - sum(getattr(stage, field) for field in TIME_LABELS))
+        table.add_row(*head, "wait", *_cells(plan, wait_s, took.wait_s))
     table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
     console.print()
     console.print(table)
@@ -146,14 +139,6 @@ def _offloaded(found: MeasuredTraining) -> Table:
         times = (f"{1e3 * seconds:.1f} ms" for seconds in (part.out_s, part.back_s, part.unhidden_s, part.waited_s))
         table.add_row(str(part.rank), part.what, f"{part.size_bytes / 1e6:.1f} MB", str(part.trips), *times)
     return table
-
-
-def _predicted(stage: StagePlan) -> Seconds:
-    return Seconds(stage.forward_s, stage.backward_s, stage.gradients_s, stage.optimizer_s)
-
-
-def _wait_s(plan: PlanFile, predicted: Seconds) -> float:
-    return max(0.0, plan.step_s - predicted.total_s)
 
 
 def _cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, str, str]:

@@ -13,10 +13,9 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from ...cluster.files.errors import CheckpointError
@@ -33,11 +32,6 @@ class _At(Enum):
     leaving = auto()
     away = auto()
     closed = auto()
-
-
-class _Copy(NamedTuple):
-    took_s: float
-    core_s: float
 
 
 class Mover:
@@ -58,7 +52,7 @@ class Mover:
         self._lost: Exception | None = None
         self.refused: OSError | None = None  # why the state could not be copied out, and stays
         self.trips = 0
-        self._outs, self._backs = (deque[_Copy](maxlen=REMEMBERED) for _ in range(2))
+        self._outs, self._backs = (deque[tuple[float, float]](maxlen=REMEMBERED) for _ in range(2))
         place.mark()
         self._outs.append(_timed(lambda: place.copy_out(storages)))
         self._backs.append(_timed(lambda: place.copy_back(storages)))
@@ -74,8 +68,10 @@ class Mover:
     @property
     def copies(self) -> Copies:
         """Predicted times of the next copies, from the last ones."""
-        outs, backs = (list(zip(*them, strict=True)) for them in (self._outs, self._backs))
-        return Copies(median(outs[0]), median(backs[0]), median(outs[1]), median(backs[1]))
+        (out_s, out_core_s), (back_s, back_core_s) = (
+            map(median, zip(*copies, strict=True)) for copies in (self._outs, self._backs)
+        )
+        return Copies(out_s, back_s, out_core_s, back_core_s)
 
     def leave(self, storages: Storages, back_at_s: float) -> None:
         """Offload the state; nothing may touch it until `need` returns.
@@ -126,11 +122,9 @@ class Mover:
     def _run(self) -> None:
         try:
             self._make_trips()
-        except (
-            Exception
-        ) as error:  # CUDA reports errors of earlier kernels here, too; no thread may wait for this one then
+        except Exception as error:  # CUDA reports errors of earlier kernels here, too
             self._lost = error
-            self._arrive()
+            self._arrive()  # no thread may wait for this one
 
     def _make_trips(self) -> None:
         while self._wait_for_leave():
@@ -183,10 +177,11 @@ class Mover:
             self._turn.notify_all()
 
 
-def _timed(copy: Callable[[], None]) -> _Copy:
+def _timed(copy: Callable[[], None]) -> tuple[float, float]:
+    """Return the time of a copy, and what it kept a core busy."""
     began_s, core_s = time.perf_counter(), time.thread_time()
     copy()
-    return _Copy(time.perf_counter() - began_s, time.thread_time() - core_s)
+    return time.perf_counter() - began_s, time.thread_time() - core_s
 
 
 MIN_STORAGE_BYTES = 512  # smaller tensors, such as the count of steps, stay
@@ -209,10 +204,8 @@ def _storages(tensors: Iterable[Tensor]) -> list[Storage]:
     return [storage for storage in found.values() if storage.nbytes() >= MIN_STORAGE_BYTES and storage.resizable()]
 
 
-class PartMeasured(BaseModel):
+class PartMeasured(BaseModel, frozen=True, extra="forbid"):
     """Measurements of one part of a rank's state."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     what: str

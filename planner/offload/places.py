@@ -89,10 +89,6 @@ Storages = Sequence[Storage]
 class OffloadPlace(Protocol):
     """Reserved room for offloaded state."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the room."""
-
     def mark(self) -> None:
         """Make the next copy wait for what this thread has queued on the device."""
 
@@ -138,11 +134,6 @@ class FilePlace:
     def __init__(self, size_bytes: int, folder: Path) -> None:
         self._file, self._size_bytes = reserved_file(folder, size_bytes), size_bytes
         self._total_bytes = memory_bytes()["MemTotal"]
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the room."""
-        return self._size_bytes
 
     def mark(self) -> None:
         """Do nothing: a CPU has no queue."""
@@ -229,30 +220,25 @@ class PinnedPlace:
 
     def __init__(self, size_bytes: int, gpu: torch.device) -> None:
         self._gpu = gpu
-        with _as_os_error(f"{size_bytes} bytes of pinned memory cannot be had"):
+        with _as_os_error(f"{size_bytes} bytes of pinned memory cannot be allocated"):
             self._host = self._pinned(size_bytes)
         self._sizes = list[int]()
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
-        self._asked = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._computes = torch.cuda.current_stream(gpu)
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the room."""
-        return self._host.numel()
-
     def mark(self) -> None:
         """Make the next copy wait for what this thread has queued on the GPU."""
         self._computes = torch.cuda.current_stream(self._gpu)
-        self._asked.record(self._computes)
+        self._queued.record(self._computes)
 
     def copy_out(self, storages: Storages) -> None:
         """Copy content here, and wait for it."""
         self._sizes = [storage.nbytes() for storage in storages]
         with _as_os_error("it cannot be copied to the host"), torch.cuda.stream(self._stream):
-            self._asked.wait(self._stream)
+            self._queued.wait(self._stream)
             for host, gpu in self._pairs(storages):
                 host.copy_(gpu, non_blocking=True)
             self._wait_for_copies()
@@ -266,7 +252,7 @@ class PinnedPlace:
         """Return whether the GPU has that much free memory, in the allocator's cache or outside of it."""
         free, _ = torch.cuda.mem_get_info(self._gpu)
         cached = torch.cuda.memory_reserved(self._gpu) - torch.cuda.memory_allocated(self._gpu)
-        return free + cached > self.size_bytes
+        return free + cached > self._host.numel()
 
     def copy_back(self, storages: Storages) -> None:
         """Allocate memory again, copy content back, and wait for it.

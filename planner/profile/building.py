@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
@@ -24,20 +24,13 @@ from ...cluster.traces.read import TraceRows, read_rows
 from .profiling import MAX_LAYERS, Amount, LayerProfile, ModelProfile
 
 
-class LayerHint(BaseModel):
-    """Figures of a layer for one sample; its output has the shape of its first input."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class LayerHint(BaseModel, frozen=True, extra="forbid"):
+    """Figures of a layer for one sample, by its name or its class; its output has the shape of its first input."""
 
     forward_flops: Amount
     saved_bytes: Amount
     output_bytes: Amount
     backward_flops: Amount | None = None  # twice the forward ones by default
-
-
-def hint_for(hints: Mapping[str, LayerHint], name: str, kind: str) -> LayerHint | None:
-    """Return the hint for a layer by its name, or else by its class; None if there is none."""
-    return hints.get(name) or hints.get(kind)
 
 
 MODULE = "model_to_plan"  # name of the user's file among the modules

@@ -122,7 +122,7 @@ def profile(target: str, limits: ProfilingLimits) -> ModelProfile:
     Raises:
         InputError: If the model cannot be profiled, with the reason.
     """
-    path, function = _parts(target)
+    path, function = file_and_function(target)
     if not _is_file(path):
         fix = "give FILE.py:FUNCTION, or a table FILE.csv"
         raise InputError("there is no such file", fix, path=shortened(path, 300)[1:-1])
@@ -146,7 +146,8 @@ def profile(target: str, limits: ProfilingLimits) -> ModelProfile:
     raise InputError(problem, fix or "see docs/planner.md", path=path, field=function)
 
 
-def _parts(target: str) -> tuple[Path, str]:
+def file_and_function(target: str) -> tuple[Path, str]:
+    """Return the parts of `FILE.py:FUNCTION`; the function is `build` by default."""
     path, colon, function = target.rpartition(":")
     return (Path(path), function) if colon and function.isidentifier() else (Path(target), "build")
 

@@ -14,7 +14,7 @@ Source: SPEC P1.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from .building import LayerHint, hint_for
+from .building import LayerHint
 from .profiling import OUTSIDE
 
 ATTENTION = functional.scaled_dot_product_attention
@@ -38,22 +38,14 @@ PRODUCTS = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts of the calls so far."""
-
-    products: int = 0
-    attentions: int = 0
-    heads: int = 0  # of the last attention
-    elements: float = 0.0  # of the largest input of a product
-
-
 class AsOnGpu(TorchFunctionMode):
-    """Runs attention and dropout like kernels of a GPU, and keeps a tally."""
+    """Runs attention and dropout like kernels of a GPU, and counts calls."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tally = Tally()
+        self.products = self.attentions = 0
+        self.heads = 0  # of the last attention
+        self.elements = 0.0  # of the largest input of a product
 
     def __torch_function__(
         self,
@@ -77,11 +69,11 @@ class AsOnGpu(TorchFunctionMode):
     def _count(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
         first = args[0] if args else named.get("query", named.get("input"))
         if func in PRODUCTS:
-            self.tally.products += 1
-            self.tally.elements = max(self.tally.elements, first.numel() if isinstance(first, Tensor) else 0)
+            self.products += 1
+            self.elements = max(self.elements, first.numel() if isinstance(first, Tensor) else 0)
         # Attention written out has a softmax over (batch, heads, sequence, sequence).
         if (func is ATTENTION or func in SOFTMAX) and isinstance(first, Tensor) and first.dim() == 4:
-            self.tally.attentions, self.tally.heads = self.tally.attentions + 1, int(first.shape[1])
+            self.attentions, self.heads = self.attentions + 1, int(first.shape[1])
 
 
 def _flash(
@@ -135,9 +127,9 @@ def stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
     apply: Callable[..., tuple[Tensor, ...]] = _StandIn.apply
     made = iter(apply(templates, anchor, *reached))
     new = [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    for it, old in zip([leaf for leaf in new if isinstance(leaf, Tensor)], templates, strict=True):
+    for tensor, old in zip([leaf for leaf in new if isinstance(leaf, Tensor)], templates, strict=True):
         number = old.untyped_storage()._cdata
-        same[it.untyped_storage()._cdata] = same.get(number, number)
+        same[tensor.untyped_storage()._cdata] = same.get(number, number)
     return tree_unflatten(new, form)
 
 
@@ -308,7 +300,7 @@ class Recorder:
             self._forward = False
             _backward(output)
             backward = self._flops() - self._alone - forward
-        rest = LayerFigures(forward, backward, saved_bytes, self._as_on_gpu.tally.elements, self._bytes_of(output))
+        rest = LayerFigures(forward, backward, saved_bytes, self._as_on_gpu.elements, self._bytes_of(output))
         weights = self._weights_of(self._model)._replace(tied_parameters=0.0, tied_frozen_bytes=0.0)
         if forward or weights.parameters or saved_bytes:
             self.calls.append(LayerCall(OUTSIDE, "", is_block=False, figures=rest, weights=weights))
@@ -318,8 +310,8 @@ class Recorder:
     def _layers_replaced(self) -> Iterator[None]:
         found = layers_in(self._model)
         try:
-            for it in found:
-                it.module.forward = self._replacement(it)
+            for layer in found:
+                layer.module.forward = self._replacement(layer)
             yield
         finally:
             for layer in found:
@@ -351,11 +343,10 @@ class Recorder:
             figures, output = self._run_alone(forward, args, kwargs)
             return figures, output, False
         except Exception as error:  # a user's layer may raise anything
-            hint = hint_for(self._hints, found.name, type(found.module).__name__)
+            kind = type(found.module).__name__
+            hint = self._hints.get(found.name) or self._hints.get(kind)
             if hint is None:
-                raise LayerError(
-                    f"layer {found.name!r} ({type(found.module).__name__}): {first_line(error)}"
-                ) from error
+                raise LayerError(f"layer {found.name!r} ({kind}): {first_line(error)}") from error
             self._alone += self._flops() - before
             self._kept.bytes = kept
             inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
@@ -365,12 +356,13 @@ class Recorder:
 
     def _run_alone(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[LayerFigures, Any]:
         args, kwargs = tree_map(_detached, (args, kwargs))
-        before, kept, seen = self._flops(), self._kept.bytes, replace(self._as_on_gpu.tally)
+        gpu, before, kept = self._as_on_gpu, self._flops(), self._kept.bytes
+        products, attentions = gpu.products, gpu.attentions
         with torch.enable_grad(), saved_tensors_hooks(self._kept.pack, _unpack):
             output = forward(*args, **kwargs)
         between = self._flops()
         _backward(output)
-        after, now = self._flops(), self._as_on_gpu.tally
+        after = self._flops()
         self._alone += after - before
         figures = LayerFigures(
             forward_flops=between - before,
@@ -378,8 +370,8 @@ class Recorder:
             saved_bytes=self._kept.bytes - kept,
             input_elements=float(max((tensor.numel() for tensor in _floats((args, kwargs))), default=0)),
             output_bytes=self._bytes_of(output),
-            heads=now.heads if now.attentions > seen.attentions else 0,
-            products=now.products - seen.products,
+            heads=gpu.heads if gpu.attentions > attentions else 0,
+            products=gpu.products - products,
         )
         return figures, output
 
