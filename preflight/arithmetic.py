@@ -99,15 +99,6 @@ class Maker:
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The origin of a reference."""
-
-    made_at: str
-    node: str
-    maker: Mapping[str, str]
-
-
 class References:
     """The references in a folder. Several processes may use it at once: the first to write a reference wins.
 
@@ -135,14 +126,15 @@ class References:
         return None if found is None else (found["exact"], found["absolute"])
 
     def store_exact(
-        self, product: Product, exact: NDArray[np.float64], absolute: NDArray[np.float64], source: Provenance
+        self, product: Product, exact: NDArray[np.float64], absolute: NDArray[np.float64], node: str
     ) -> None:
-        """Store a product in float64, unless one is stored.
+        """Store a product in float64, as a node computed it, unless one is stored.
 
         Raises:
             InputError: If it cannot be written.
         """
-        self._write(f"{product.name}-exact.npz", {"exact": exact, "absolute": absolute}, source)
+        maker = Maker("float64", "", f"numpy {np.__version__}")
+        self._write(f"{product.name}-exact.npz", {"exact": exact, "absolute": absolute}, node, maker)
 
     def golden(self, product: Product, maker: Maker) -> NDArray[np.signedinteger] | None:
         """Return the bits of a clean output, shape (size, size); None if none of this maker is stored.
@@ -154,16 +146,18 @@ class References:
         found = self._read(f"{product.name}-{maker.digest}.npz", product.size, {"bits": kind})
         return None if found is None else found["bits"]
 
-    def store_golden(self, product: Product, maker: Maker, bits: NDArray[np.signedinteger], source: Provenance) -> None:
+    def store_golden(self, product: Product, maker: Maker, bits: NDArray[np.signedinteger], node: str) -> None:
         """Store the bits of a clean output, unless some are stored.
 
         Raises:
             InputError: If they cannot be written.
         """
-        self._write(f"{product.name}-{maker.digest}.npz", {"bits": bits}, source)
+        self._write(f"{product.name}-{maker.digest}.npz", {"bits": bits}, node, maker)
 
-    def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], source: Provenance) -> None:
-        provenance = json.dumps({"format": FORMAT, "sha256": _digest(arrays), **asdict(source)})
+    def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], node: str, maker: Maker) -> None:
+        made_at = datetime.now(UTC).isoformat(timespec="seconds")
+        origin = {"made_at": made_at, "node": node, "maker": asdict(maker)}
+        provenance = json.dumps({"format": FORMAT, "sha256": _digest(arrays), **origin})
         content = io.BytesIO()
         np.savez(content, provenance=np.array(provenance), **arrays)  # type: ignore[arg-type]
         try:
@@ -307,7 +301,7 @@ class Products:
         stored = references.exact(product)
         if stored is None:
             made = _exact(left.double().numpy(), right.double().numpy())
-            references.store_exact(product, *made, _provenance(node, Maker("float64", "", f"numpy {np.__version__}")))
+            references.store_exact(product, *made, node)
             stored = references.exact(product) or made
         self.exact, absolute = stored
         self.limit = limits(product.dtype, self.exact, absolute)
@@ -344,7 +338,7 @@ class Products:
             return ProductErrors(self._furthest(output) if bit else None, bit, is_golden=True)
         verdict = ProductErrors(self._furthest(output))
         if verdict.is_clean:
-            self._references.store_golden(self.product, maker, bits, _provenance(self._node, maker))
+            self._references.store_golden(self.product, maker, bits, self._node)
         return verdict
 
     def _furthest(self, output: "Tensor") -> Wrong | None:
@@ -385,7 +379,3 @@ def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[NDArr
         if not off.max() < _FREIVALDS:
             raise ArithmeticError(f"two computations of a reference differ by {off.max():.3g}")
     return exact, absolute
-
-
-def _provenance(node: str, maker: Maker) -> Provenance:
-    return Provenance(datetime.now(UTC).isoformat(timespec="seconds"), node, asdict(maker))

@@ -86,18 +86,22 @@ class CheckStage(StrEnum):
     ON_REQUEST = "on_request"  # only where another check, or a command, requests it
 
 
+MAX_FINDING_CHARS = 1000
+Text = Annotated[str, Field(max_length=MAX_FINDING_CHARS)]  # when it arrives from another process
+
+
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
     """What a check finds about a node, or about one GPU, link or port of it."""
 
     outcome: CheckOutcome
-    device: str = ""  # the GPU, link or port; "" for the node
-    got: str = ""
-    wanted: str = ""
-    action: str = ""  # what repairs it
-    reason: str = ""  # why it was skipped, or is incomplete
+    device: Text = ""  # the GPU, link or port; "" for the node
+    got: Text = ""
+    wanted: Text = ""
+    action: Text = ""  # what repairs it
+    reason: Text = ""  # why it was skipped, or is incomplete
     figure: float | None = None  # what the nodes are compared by
-    text: str = ""  # the same, where it has to be equal
+    text: Text = ""  # the same, where it has to be equal
 
     @property
     def is_bad(self) -> bool:

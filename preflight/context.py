@@ -17,26 +17,6 @@ if TYPE_CHECKING:
     from .wiring import Blueprint
 
 
-class Counters:
-    """Remembers counters. A counter that falls was reset, by a new driver or a new boot: it counts from there on."""
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[str, str], int] = {}
-
-    def update(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Return each counter before and now, and remember it; a new counter, or one that fell, has not risen.
-
-        Args:
-            device: Whose they are.
-            values: By name.
-        """
-        found = {}
-        for name, now in values.items():
-            found[name] = (min(self._before.get((device, name), now), now), now)
-            self._before[device, name] = now
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
     """A node as its warm process knows it from its start."""
@@ -86,7 +66,7 @@ class Context:
     workload: CheckedJob = field(default_factory=CheckedJob)
     chosen: CheckScope = CheckScope((), (), 1, 1.0)
     group: CheckGroup | None = None
-    counters: Counters = field(default_factory=Counters)
+    counters: dict[tuple[str, str], int] = field(default_factory=dict)  # when last read, by device and name
     products: dict[str, "Products"] = field(default_factory=dict)
     joined: dict[str, "ProcessGroup"] = field(default_factory=dict)
     stores: dict[str, object] = field(default_factory=dict)  # by address
@@ -100,6 +80,17 @@ class Context:
     def is_long(self) -> bool:
         """Whether extendable checks run longer."""
         return self.chosen.level >= 2
+
+    def counted(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Return each counter of a device when it was last read, and now; a new counter has not risen.
+
+        One that falls was reset, by a new driver or a new boot: it counts from there on.
+        """
+        found = {}
+        for name, now in values.items():
+            found[name] = (min(self.counters.get((device, name), now), now), now)
+            self.counters[device, name] = now
+        return found
 
     def ports(self) -> list[Port]:
         """Return the network ports of the node."""

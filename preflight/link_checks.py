@@ -263,11 +263,11 @@ def nvlink_errors(context: Context) -> Iterator[CheckFinding]:
         for link in links or ():
             device = f"gpu {gpu} link {link.link}"
             values = {"recoveries": link.recoveries, "replays": link.replays, "crc errors": link.crc_errors}
-            counted = {name: value for name, value in values.items() if value is not None}
-            if not counted:
+            counters = {name: value for name, value in values.items() if value is not None}
+            if not counters:
                 yield skipped("the GPU does not count faults of this link", device)
                 continue
-            changes = context.counters.update(device, counted)
+            changes = context.counted(device, counters)
             rose = {name: (before, now) for name, (before, now) in changes.items() if now > before}
             yield from _judge_nvlink(device, rose, matters=counts(link))
 
@@ -333,7 +333,7 @@ def port_errors(context: Context) -> Iterator[CheckFinding]:
     """Check whether error counters have risen since the last check."""
     _, used = _expected(context)
     for port in context.ports():
-        changes = context.counters.update(port.name, port.counters)
+        changes = context.counted(port.name, port.counters)
         fatal = {name: changes[name] for name in FATAL if name in changes and changes[name][1] > changes[name][0]}
         many = {name: changes[name] for name in RATED if name in changes and _rise(changes[name]) > MAX_COUNTER_RISE}
         yield _judge_port(port, fatal | many, counts=port.name in used)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..cluster.files.errors import BackendError
 
@@ -90,54 +90,6 @@ class GpuProcess:
 
     pid: int
     bytes: int
-
-
-class GpuReader(Protocol):
-    """Reads the GPUs of this node. Each method may raise GpuLostError."""
-
-    def driver(self) -> Driver:
-        """Return the versions."""
-        ...
-
-    def gpus(self) -> Sequence[GpuInfo]:
-        """Return all GPUs in the order of their PCI addresses."""
-        ...
-
-    def uncorrected_errors(self, gpu: int) -> int | None:
-        """Return the uncorrected memory errors since the driver was loaded."""
-        ...
-
-    def rows(self, gpu: int) -> RemappedRows | None:
-        """Return the remapped memory rows."""
-        ...
-
-    def pcie(self, gpu: int) -> Pcie | None:
-        """Return the link to the host."""
-        ...
-
-    def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
-        """Return the links to other GPUs."""
-        ...
-
-    def clocks(self, gpu: int) -> Clocks | None:
-        """Return why it is slow."""
-        ...
-
-    def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
-        """Return the processes that hold its memory."""
-        ...
-
-    def lock_clock(self, gpu: int, mhz: int) -> bool | None:
-        """Lock its clock until it is reset; None without the right to do so."""
-        ...
-
-    def limit_power(self, gpu: int, watts: float) -> bool | None:
-        """Limit its power until that is reset; None without the right to do so."""
-        ...
-
-    def reset_clocks(self, gpu: int) -> bool | None:
-        """Reset its clocks and its power limit; None without the right to do so."""
-        ...
 
 
 KMSG = Path("/dev/kmsg")
@@ -276,7 +228,7 @@ _HARDWARE_REASONS = {
 }  # fmt: skip
 
 
-def open_nvml() -> "NvmlReader":
+def open_nvml() -> "GpuReader":
     """Return a reader of the GPUs of this machine.
 
     Raises:
@@ -291,11 +243,11 @@ def open_nvml() -> "NvmlReader":
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise BackendError(f"the driver of the GPUs does not answer: {error}") from error
-    return NvmlReader(pynvml)
+    return GpuReader(pynvml)
 
 
-class NvmlReader:
-    """Reads GPUs through NVML.
+class GpuReader:
+    """Reads the GPUs of this node through NVML. Each method raises GpuLostError if a GPU or the driver does not answer.
 
     Args:
         nvml: The module `pynvml`, after `nvmlInit`.
@@ -306,11 +258,7 @@ class NvmlReader:
         self._lost = tuple(getattr(nvml, name) for name in _LOST_ERRORS)
 
     def driver(self) -> Driver:
-        """Return the versions.
-
-        Raises:
-            GpuLostError: If the driver does not answer.
-        """
+        """Return the versions."""
         nvml = self._nvml
         firmware = {
             self._optional(partial(nvml.nvmlDeviceGetVbiosVersion, self._handle(gpu.index))) for gpu in self.gpus()
@@ -321,19 +269,11 @@ class NvmlReader:
         )
 
     def count(self) -> int:
-        """Return the number of GPUs, including those that do not answer.
-
-        Raises:
-            GpuLostError: If the driver does not answer.
-        """
+        """Return the number of GPUs, including those that do not answer."""
         return int(self._required(self._nvml.nvmlDeviceGetCount))
 
     def gpus(self) -> Sequence[GpuInfo]:
-        """Return all GPUs that answer.
-
-        Raises:
-            GpuLostError: If the driver does not answer.
-        """
+        """Return all GPUs that answer, in the order of their PCI addresses."""
         found = (self._gpu(index) for index in range(self.count()))
         return [gpu for gpu in found if gpu is not None]
 

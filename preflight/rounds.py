@@ -1,7 +1,7 @@
 """Preflight rounds: the checks of the nodes of a placement before a job starts on them.
 
-`run_round` is one round, step by step. `next_step` decides what a scheduler does after it, `clean_up` puts the nodes in
-order after the job, and `BackgroundRounds` runs rounds in threads beside a scheduler.
+`run_round` is one round, step by step. `clean_up` puts the nodes in order after the job. `PlacementTries` counts the
+rounds of a job that did not pass, and `BackgroundRounds` runs rounds in threads beside a scheduler.
 
 Source: SPEC C1 to C7, C10; the pairwise sweeps of cluster health tools.
 """
@@ -33,7 +33,7 @@ from .check import (
     skipped,
 )
 from .context import CheckGroup, CheckScope, NodeSetup
-from .running import CheckStep, Entry, Found, Progress, compared, results_of, run_lists
+from .running import Entry, Found, Progress, compared, results_of, run_lists
 from .warm import WARM_S, LocalNode, WarmNodes
 from .warm_worker import CheckRequest
 
@@ -58,7 +58,7 @@ def run_round(
     1. Start the process of each node. A node whose process is not ready in time has failed.
     2. Run the node checks on each node by itself, all nodes at once. The first bad finding ends the list of its node
        only: the round names every bad node, and a node that hangs delays no other.
-    3. If all nodes have passed, run the group checks, one after the other, on all nodes together.
+    3. If all nodes have passed, run the group checks on all nodes together, one after the other, until one is bad.
     4. If the all-reduce gave every node a wrong sum, isolate the nodes that cause it by reductions in pairs.
     5. Run the last checks on each node that has passed: they read error counters after the traffic of step 3.
     6. If all nodes have passed, set up the GPUs as the job requests. If that fails on one node, reset them on all.
@@ -85,10 +85,10 @@ def run_round(
     if not _all_passed(found):
         _skip(group_checks, found, "not run, as not every node has passed")
     else:
-        with _meeting_folder() as folder:
-            bad_check = current.run_together(group_checks, found, folder)  # 3
+        with tempfile.TemporaryDirectory(prefix="longshore-preflight-", ignore_cleanup_errors=True) as meeting_folder:
+            bad_check = current.run_together(group_checks, found, meeting_folder)  # 3
             if bad_check is not None and bad_check.name == ALL_REDUCE:
-                current.isolate_bad_nodes(bad_check, found, folder)  # 4
+                current.isolate_bad_nodes(bad_check, found, meeting_folder)  # 4
         if bad_check is not None:
             rest = group_checks[group_checks.index(bad_check) + 1 :]
             _skip(rest, found, f"not run, as {bad_check.name} did not pass")
@@ -96,7 +96,7 @@ def run_round(
         found[name] += entries
     if _all_passed(found):
         current.set_up_gpus(found)  # 6
-    return RoundReport(tuple(current.names), tuple(results_of(found)), time.monotonic() - begin_s)
+    return current.report(found, begin_s)
 
 
 def check_node(setup: NodeSetup, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
@@ -135,17 +135,17 @@ def clean_up(
         PluginError: If a registered check cannot be used.
     """
     begin_s = time.monotonic()
-    current = _CheckRound(placement, workload, nodes, 0, 0.0, None, attempt, scratch)
+    current = _CheckRound(placement, workload, nodes, attempt=attempt, scratch=scratch)
     not_ready = current.start_nodes()
     found = not_ready | current.run_on_each(CheckStage.AFTER, current.names_without(not_ready))
-    return RoundReport(tuple(current.names), tuple(results_of(found)), time.monotonic() - begin_s)
+    return current.report(found, begin_s)
 
 
 def run_one_check(check: Check, placement: Placement, workload: CheckedJob, nodes: Mapping[str, LocalNode]) -> Found:
     """Run one check on all nodes of a placement, each by itself, and return what it finds, by node."""
-    current = _CheckRound(placement, workload, nodes, 0, 0.0, None)
+    current = _CheckRound(placement, workload, nodes)
     not_ready = current.start_nodes()
-    lists = {name: [current.step(check, name, None)] for name in current.names_without(not_ready)}
+    lists = {name: [current.request(check, name)] for name in current.names_without(not_ready)}
     return run_lists(lists, current.nodes) | not_ready
 
 
@@ -157,9 +157,9 @@ class _CheckRound:
         placement: Placement,
         workload: CheckedJob,
         nodes: Mapping[str, LocalNode],
-        level: int,
-        cleared_s: float,
-        progress: Progress | None,
+        level: int = 0,
+        cleared_s: float = 0.0,
+        progress: Progress | None = None,
         attempt: str = "",
         scratch: str = "",
     ) -> None:
@@ -186,7 +186,7 @@ class _CheckRound:
     def run_on_each(self, stage: CheckStage, names: Sequence[str]) -> Found:
         """Run the checks of a stage on some nodes, each by itself, and compare the findings between the nodes."""
         checks = chosen_checks(stage, self.level, self.workload)
-        lists = {name: [self.step(check, name, None) for check in checks] for name in names}
+        lists = {name: [self.request(check, name) for check in checks] for name in names}
         return compared(run_lists(lists, self.nodes, self.progress))
 
     def run_together(self, checks: Sequence[Check], found: Found, folder: str) -> Check | None:
@@ -228,23 +228,26 @@ class _CheckRound:
         if not _all_passed(ready):
             self.run_on_each(CheckStage.AFTER, self.names)
 
-    def step(self, check: Check, name: str, group: CheckGroup | None) -> CheckStep:
-        limit_s = limit_of(check, self.level, self.workload)
+    def report(self, found: Found, begin_s: float) -> RoundReport:
+        """Return the report of a round that began at some time."""
+        return RoundReport(tuple(self.names), tuple(results_of(found)), time.monotonic() - begin_s)
+
+    def request(self, check: Check, name: str, group: CheckGroup | None = None) -> CheckRequest:
+        """Return the request that a node runs a check."""
         chosen = CheckScope(
-            self.shares[name], tuple(self.names), self.level, limit_s, self.cleared_s, self.attempt, self.scratch
-        )
-        order = CheckRequest(
-            number=next(_REQUEST_NUMBERS), check=check.name, chosen=chosen, workload=self.workload, group=group
-        )
-        return CheckStep(check, order, limit_s)
+            self.shares[name], tuple(self.names), self.level, limit_of(check, self.level, self.workload),
+            self.cleared_s, self.attempt, self.scratch,
+        )  # fmt: skip
+        number = next(_REQUEST_NUMBERS)
+        return CheckRequest(number=number, check=check.name, chosen=chosen, workload=self.workload, group=group)
 
     def _run_in_groups(self, check: Check, groups: Sequence[Sequence[str]], folder: str) -> Found:
         """Run a check in several groups at once that have no node in common."""
-        lists = dict[str, list[CheckStep]]()
+        lists = dict[str, list[CheckRequest]]()
         for members in groups:
             shares = tuple(len(self.shares[name]) for name in members)
             group = CheckGroup(f"{os.getpid()}-{next(_REQUEST_NUMBERS)}", tuple(members), shares, folder)
-            lists |= {name: [self.step(check, name, group)] for name in members}
+            lists |= {name: [self.request(check, name, group)] for name in members}
         return compared(run_lists(lists, self.nodes, self.progress))
 
     def _bad_pairs(self, rounds: Sequence[Sequence["Pair"]], folder: str) -> list["Pair"]:
@@ -334,62 +337,28 @@ def _skip(checks: Sequence[Check], found: Found, reason: str) -> None:
         entries += [(check, skipped(reason), 0.0) for check in checks]
 
 
-def _meeting_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder of this machine in which the members of groups find each other."""
-    return tempfile.TemporaryDirectory(prefix="longshore-preflight-", ignore_cleanup_errors=True)
-
-
 MAX_TRIES, MAX_TRYING_S = 3, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementTries:
-    """The rounds of a job's placements so far. A fault in the run starts again, with the excluded nodes."""
+    """The rounds of a job that did not pass. A fault in the run starts again."""
 
     since_s: float  # when the first round began, on any monotonic clock
     count: int = 0
-    excluded: frozenset[str] = frozenset()
     diagnostics: tuple[str, ...] = ()
 
+    def after(self, report: RoundReport) -> "PlacementTries":
+        """Return the tries after a round that did not pass."""
+        return PlacementTries(self.since_s, self.count + 1, (*self.diagnostics, *report.diagnostics()))
 
-@dataclass(frozen=True, slots=True)
-class StartJob:
-    """Start the job at once."""
+    def are_used_up(self, now_s: float) -> bool:
+        """Return whether the job waits now, instead of trying other nodes; it is not at fault.
 
-
-@dataclass(frozen=True, slots=True)
-class TryOthers:
-    """Release these nodes, quarantine the bad ones, and place the job without all excluded nodes."""
-
-    bad_nodes: frozenset[str]
-    tries: PlacementTries
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Release these nodes, and quarantine the bad ones; the job waits, and is not at fault."""
-
-    bad_nodes: frozenset[str]
-    diagnostics: tuple[str, ...]
-
-
-def next_step(before: PlacementTries, report: RoundReport, now_s: float) -> StartJob | TryOthers | Wait:
-    """Return what to do after a round.
-
-    Args:
-        before: The rounds before it.
-        report: Its result.
-        now_s: On the clock of `before.since_s`.
-    """
-    if report.passed:
-        return StartJob()
-    diagnostics = (*before.diagnostics, *report.diagnostics())
-    count = before.count + 1
-    if count >= MAX_TRIES or now_s - before.since_s >= MAX_TRYING_S:
-        return Wait(report.bad_nodes, diagnostics)
-    return TryOthers(
-        report.bad_nodes, PlacementTries(before.since_s, count, before.excluded | report.bad_nodes, diagnostics)
-    )
+        Args:
+            now_s: On the clock of `since_s`.
+        """
+        return self.count >= MAX_TRIES or now_s - self.since_s >= MAX_TRYING_S
 
 
 MAX_ROUNDS = 4  # at once

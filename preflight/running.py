@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from ..cluster.files.errors import BackendError
-from .check import Check, CheckFinding, CheckOutcome, CheckResult, failed, incomplete, skipped
+from .check import Check, CheckFinding, CheckOutcome, CheckResult, failed, find_check, incomplete, passed, skipped
 from .warm import LocalNode
 from .warm_worker import CheckRequest
 
@@ -21,21 +21,12 @@ Entry = tuple[Check, CheckFinding, float]  # a check, what it found, and its sec
 Found = dict[str, list[Entry]]  # by node
 
 
-@dataclass(frozen=True, slots=True)
-class CheckStep:
-    """A check in the list of a node."""
-
-    check: Check
-    request: CheckRequest
-    limit_s: float
-
-
 @dataclass
 class _NodeRun:
     """A node that runs its list."""
 
     node: LocalNode
-    steps: list[CheckStep]
+    requests: list[CheckRequest]
     at: int = 0
     found: list[Entry] = field(default_factory=list)
     until_s: float = 0.0  # of `time.monotonic`: end of the current wait
@@ -43,18 +34,28 @@ class _NodeRun:
     ending: str = ""  # the signal that its process was sent: "", "term" or "kill"
 
     @property
-    def step(self) -> CheckStep:
+    def request(self) -> CheckRequest:
         """The current one."""
-        return self.steps[self.at]
+        return self.requests[self.at]
+
+    @property
+    def check(self) -> Check:
+        """The current one."""
+        return find_check(self.request.check)
+
+    @property
+    def limit_s(self) -> float:
+        """The limit of the current check."""
+        return self.request.chosen.limit_s
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to run."""
-        return self.at >= len(self.steps)
+        return self.at >= len(self.requests)
 
 
 def run_lists(
-    lists: Mapping[str, Sequence[CheckStep]], nodes: Mapping[str, LocalNode], progress: Progress | None = None
+    lists: Mapping[str, Sequence[CheckRequest]], nodes: Mapping[str, LocalNode], progress: Progress | None = None
 ) -> Found:
     """Run a list of checks on each node, all nodes at once. The first bad finding ends the list of its node only.
 
@@ -66,7 +67,7 @@ def run_lists(
     Returns:
         What was found on each node.
     """
-    runs = [_NodeRun(nodes[name], list(steps)) for name, steps in lists.items() if steps]
+    runs = [_NodeRun(nodes[name], list(requests)) for name, requests in lists.items() if requests]
     for run in runs:
         _begin(run)
     while running := [run for run in runs if not run.is_over]:
@@ -82,8 +83,8 @@ def _begin(run: _NodeRun) -> None:
     if run.is_over:
         return
     run.began_s = time.monotonic()
-    run.until_s = run.began_s + run.step.limit_s
-    if not run.node.send(run.step.request):
+    run.until_s = run.began_s + run.limit_s
+    if not run.node.send(run.request):
         _end_list(run, _no_answer(run, "its process ended"))
 
 
@@ -91,26 +92,25 @@ def _advance(run: _NodeRun, progress: Progress | None) -> None:
     """Process what a node has sent, and enforce its limit."""
     if run.is_over:  # its process had ended before the request
         return
-    check, now_s = run.step.check, time.monotonic()
+    check, now_s = run.check, time.monotonic()
     if run.ending:
         _await_exit(run, now_s)
     else:
         _receive(run, now_s)
-    if progress is not None and (run.is_over or run.step.check is not check):
+    if progress is not None and (run.is_over or run.check is not check):
         progress(run.node.name, check.name, _worst(run, check))
 
 
 def _receive(run: _NodeRun, now_s: float) -> None:
     try:
-        received = run.node.receive()
+        reply = run.node.receive()
     except BackendError as error:
         run.node.kill()
         _end_list(run, _no_answer(run, str(error)))
         return
-    if received is not None:
-        reply, findings = received
-        if reply.number == run.step.request.number:
-            _add(run, findings, reply.seconds)
+    if reply is not None:
+        if reply.number == run.request.number:
+            _add(run, reply.findings, reply.seconds)
         return
     if now_s >= run.until_s:
         run.node.terminate()
@@ -121,14 +121,14 @@ def _await_exit(run: _NodeRun, now_s: float) -> None:
     """Follow a process that got SIGTERM: it gets SIGKILL next, and the round continues if even that fails."""
     if run.node.is_gone():
         how = "ended on SIGTERM" if run.ending == "term" else "was killed, as SIGTERM did not end it"
-        _end_list(run, _late(run.step.limit_s, f"it {how}"))
+        _end_list(run, _late(run.limit_s, f"it {how}"))
     elif now_s >= run.until_s and run.ending == "term":
         run.node.kill()
         run.ending, run.until_s = "kill", now_s + REAP_S
     elif now_s >= run.until_s:
         how = f"it had not ended {REAP_S:g} s after SIGKILL: it hangs in the driver or a disk, or the node is busy"
         action = "check the load of the node; if its process stays, restart the node"
-        _end_list(run, _late(run.step.limit_s, how, action))
+        _end_list(run, _late(run.limit_s, how, action))
 
 
 def _late(limit_s: float, how: str, action: str = INSPECT_NODE) -> CheckFinding:
@@ -136,14 +136,12 @@ def _late(limit_s: float, how: str, action: str = INSPECT_NODE) -> CheckFinding:
 
 
 def _no_answer(run: _NodeRun, problem: str) -> CheckFinding:
-    return CheckFinding(
-        CheckOutcome.FAIL, got=problem, wanted=f"an answer within {run.step.limit_s:g} s", action=INSPECT_NODE
-    )
+    return failed("", problem, f"an answer within {run.limit_s:g} s", INSPECT_NODE)
 
 
-def _add(run: _NodeRun, findings: list[CheckFinding], seconds: float) -> None:
-    check = run.step.check
-    run.found += [(check, finding, seconds) for finding in findings or [CheckFinding(CheckOutcome.PASS)]]
+def _add(run: _NodeRun, findings: Sequence[CheckFinding], seconds: float) -> None:
+    check = run.check
+    run.found += [(check, finding, seconds) for finding in findings or [passed()]]
     if any(finding.is_bad for finding in findings):
         _skip_rest(run, check)
     else:
@@ -152,15 +150,15 @@ def _add(run: _NodeRun, findings: list[CheckFinding], seconds: float) -> None:
 
 
 def _end_list(run: _NodeRun, finding: CheckFinding) -> None:
-    check = run.step.check
+    check = run.check
     run.found.append((check, finding, time.monotonic() - run.began_s))
     _skip_rest(run, check)
 
 
-def _skip_rest(run: _NodeRun, failed: Check) -> None:
-    rest = run.steps[run.at + 1 :]
-    run.found += [(step.check, skipped(f"not run, as {failed.name} did not pass"), 0.0) for step in rest]
-    run.at = len(run.steps)
+def _skip_rest(run: _NodeRun, bad: Check) -> None:
+    reason = f"not run, as {bad.name} did not pass"
+    run.found += [(find_check(request.check), skipped(reason), 0.0) for request in run.requests[run.at + 1 :]]
+    run.at = len(run.requests)
 
 
 def _worst(run: _NodeRun, check: Check) -> CheckOutcome:

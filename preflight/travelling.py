@@ -26,7 +26,7 @@ from ..cluster.files.processes import ending_with
 from .check import ALL_ATTACHMENTS, Check, CheckedJob, CheckResult, CheckStage, RoundReport, chosen_checks, limit_of
 from .context import CheckGroup, CheckScope, NodeSetup
 from .readers import GpuInfo, GpuLostError, open_nvml, shown_gpus
-from .running import CheckStep, compared, results_of, run_lists
+from .running import compared, results_of, run_lists
 from .warm import WARM_S, LocalNode
 from .warm_worker import CheckRequest
 
@@ -318,23 +318,20 @@ def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path
 def _run(
     checks: Sequence[Check], rank: JobRank, workload: CheckedJob, level: int, node: LocalNode
 ) -> list[CheckResult]:
-    steps = [_step(at, check, rank, workload, level, node.name) for at, check in enumerate(checks, start=1)]
-    return results_of(compared(run_lists({node.name: steps}, {node.name: node})))
+    requests = [_request(at, check, rank, workload, level, node.name) for at, check in enumerate(checks, start=1)]
+    return results_of(compared(run_lists({node.name: requests}, {node.name: node})))
 
 
-def _step(number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str) -> CheckStep:
-    together = check.stage is CheckStage.GROUP
-    limit_s = GROUP_LIMIT_S if together else limit_of(check, level, workload)
-    group = None
-    if together:
+def _request(number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str) -> CheckRequest:
+    group, limit_s = None, limit_of(check, level, workload)
+    if check.stage is CheckStage.GROUP:
         # All ranks use the same number of members; the names of the others are never shown.
         members = tuple(member if at == rank.rank else f"rank {at}" for at in range(rank.ranks))
         store = f"tcp://{rank.address}:{rank.port}"
         group = CheckGroup(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, _own_address(rank))
+        limit_s = GROUP_LIMIT_S
     chosen = CheckScope((rank.gpu,), (member,), level, limit_s)
-    return CheckStep(
-        check, CheckRequest(number=number, check=check.name, chosen=chosen, workload=workload, group=group), limit_s
-    )
+    return CheckRequest(number=number, check=check.name, chosen=chosen, workload=workload, group=group)
 
 
 def _own_address(rank: JobRank) -> str:

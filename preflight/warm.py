@@ -19,7 +19,6 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 from ..cluster.files.errors import BackendError
 from ..cluster.files.plugins import is_ours, registered
-from .check import CheckFinding
 from .context import NodeSetup
 from .warm_worker import MAX_CHECK_MESSAGE_BYTES, CheckReply, CheckRequest, Target, read_reply, serve_node
 
@@ -89,7 +88,7 @@ class LocalNode:
         found: list[Connection | int] = [] if self._connection is None else [self._connection]
         return found if self._process is None else [*found, self._process.sentinel]
 
-    def receive(self) -> tuple[CheckReply, list[CheckFinding]] | None:
+    def receive(self) -> CheckReply | None:
         """Return a reply that has arrived, None if none has.
 
         Raises:

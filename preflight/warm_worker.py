@@ -16,12 +16,20 @@ from pydantic import BaseModel, Field, ValidationError
 from ..cluster.files.errors import BackendError, LongshoreError
 from ..cluster.files.output_file import readable
 from ..cluster.files.processes import ending_with
-from .check import Check, CheckedJob, CheckFinding, CheckOutcome, all_checks, find_check, incomplete
+from .check import (
+    MAX_FINDING_CHARS,
+    Check,
+    CheckedJob,
+    CheckFinding,
+    CheckOutcome,
+    all_checks,
+    find_check,
+    incomplete,
+)
 from .context import CheckGroup, CheckScope, Context, NodeSetup, open_context
 
 MAX_CHECK_MESSAGE_BYTES = 1 << 20  # of a message
-MAX_FINDINGS, MAX_FINDING_CHARS = 1000, 1000
-Text = Annotated[str, Field(max_length=MAX_FINDING_CHARS)]
+MAX_FINDINGS = 1000
 
 
 class CheckRequest(BaseModel, frozen=True, extra="forbid"):
@@ -34,50 +42,35 @@ class CheckRequest(BaseModel, frozen=True, extra="forbid"):
     group: CheckGroup | None = None
 
 
-class FindingMessage(BaseModel, frozen=True, extra="forbid"):
-    """A finding in a reply."""
-
-    outcome: CheckOutcome
-    device: Text = ""
-    got: Text = ""
-    wanted: Text = ""
-    action: Text = ""
-    reason: Text = ""
-    figure: float | None = None
-    text: Text = ""
-
-
 class CheckReply(BaseModel, frozen=True, extra="forbid"):
     """What a check has found. Number 0 reports that the process is warm."""
 
     number: int
-    findings: Annotated[tuple[FindingMessage, ...], Field(max_length=MAX_FINDINGS)] = ()
+    findings: Annotated[tuple[CheckFinding, ...], Field(max_length=MAX_FINDINGS)] = ()
     seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
 
 
 def reply_of(number: int, findings: list[CheckFinding], seconds: float) -> bytes:
     """Return a reply as it is sent; texts and lists that are too long are cut."""
-    messages = tuple(_message(finding) for finding in findings[:MAX_FINDINGS])
-    return CheckReply(number=number, findings=messages, seconds=seconds).model_dump_json().encode()
+    cut = tuple(_cut(finding) for finding in findings[:MAX_FINDINGS])
+    return CheckReply(number=number, findings=cut, seconds=seconds).model_dump_json().encode()
 
 
-def _message(finding: CheckFinding) -> FindingMessage:
+def _cut(finding: CheckFinding) -> CheckFinding:
     texts = ("device", "got", "wanted", "action", "reason", "text")
-    cut = {name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts}
-    return FindingMessage(outcome=finding.outcome, figure=finding.figure, **cut)
+    return replace(finding, **{name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts})
 
 
-def read_reply(content: bytes) -> tuple[CheckReply, list[CheckFinding]]:
-    """Return a received reply, and its findings.
+def read_reply(content: bytes) -> CheckReply:
+    """Return a received reply.
 
     Raises:
         BackendError: If it is no reply.
     """
     try:
-        reply = CheckReply.model_validate_json(content)
+        return CheckReply.model_validate_json(content)
     except ValidationError as error:
         raise BackendError("the reply of the node's process is invalid") from error
-    return reply, [CheckFinding(**dict(message)) for message in reply.findings]
 
 
 Target = Callable[[Connection, NodeSetup], None]

@@ -339,27 +339,8 @@ SEEN_CHECK = Check(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WiringChange:
-    """A part that has changed; "" for one that is missing."""
-
-    node: str
-    part: str
-    before: str
-    now: str
-
-    @property
-    def line(self) -> str:
-        """The change as one line for people."""
-        if not self.before:
-            return f"{self.node} {self.part}: added, {self.now}"
-        if not self.now:
-            return f"{self.node} {self.part}: removed, it was {self.before}"
-        return f"{self.node} {self.part}: {self.before} became {self.now}"
-
-
-def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, list[WiringChange]]:
-    """Return a blueprint of what is seen, and its changes from the one before.
+def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, list[str]]:
+    """Return a blueprint of what is seen, and a line for each part that differs from the one before.
 
     Nodes that were not seen stay as they were. The GPUs that a port serves stay, too.
 
@@ -367,7 +348,7 @@ def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, l
         before: The blueprint so far; empty at first.
         seen: By node.
     """
-    nodes, changes = dict(before.nodes), list[WiringChange]()
+    nodes, changes = dict(before.nodes), list[str]()
     for node, plan in seen.items():
         known = before.nodes.get(node, NodePlan())
         ports = {
@@ -379,11 +360,15 @@ def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, l
     return before.model_copy(update={"nodes": nodes}), changes
 
 
-def _changes(node: str, before: NodePlan, now: NodePlan) -> Iterator[WiringChange]:
+def _changes(node: str, before: NodePlan, now: NodePlan) -> Iterator[str]:
     was, has = _parts(before), _parts(now)
     for part in dict.fromkeys((*was, *has)):
-        if was.get(part, "") != has.get(part, ""):
-            yield WiringChange(node, part, was.get(part, ""), has.get(part, ""))
+        if part not in was:
+            yield f"{node} {part}: added, {has[part]}"
+        elif part not in has:
+            yield f"{node} {part}: removed, it was {was[part]}"
+        elif was[part] != has[part]:
+            yield f"{node} {part}: {was[part]} became {has[part]}"
 
 
 def _parts(plan: NodePlan) -> dict[str, str]:

@@ -129,7 +129,7 @@ def refusal(folder: Path, name: str) -> tuple[Any, Any]:
 def finding(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
     it = warned(name, name, name, name)
-    _, (found,) = read_reply(reply_of(1, [it], 0.0))
+    (found,) = read_reply(reply_of(1, [it], 0.0)).findings
     return it, found
 
 
@@ -181,7 +181,7 @@ def test_what_other_processes_say_is_sent_in_any_case(text: str) -> None:
     said = read_message(Failed(number=1, reason=text).model_dump_json().encode())
     assert isinstance(said, Failed)
     assert said.reason == readable(text)
-    _, (found,) = read_reply(reply_of(1, [warned(text, text, text, text)], 0.0))
+    (found,) = read_reply(reply_of(1, [warned(text, text, text, text)], 0.0)).findings
     assert found == warned(*[readable(text)] * 4)
 
 

@@ -190,7 +190,7 @@ def _learn(
     blueprint, changes = learn(before, {node: plan_of(of_node) for node, of_node in findings.items()})
     write_blueprint(path, blueprint)
     for change in changes:
-        typer.echo(change.line)
+        typer.echo(change)
     typer.echo(f"{path}: nodes: {len(findings)}, parts added, removed or changed: {len(changes)}")
 
 

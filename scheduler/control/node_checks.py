@@ -26,11 +26,8 @@ from ...preflight.rounds import (
     BackgroundRounds,
     FinishedRound,
     PlacementTries,
-    StartJob,
-    TryOthers,
     Work,
     clean_up,
-    next_step,
     run_round,
 )
 from ...preflight.travelling import SCRATCH, wrapped
@@ -403,16 +400,16 @@ class NodeChecks:
         if ended.report is None:
             return self._give_up(begun, (ended.problem,))
         tried = self._tried.get(begun.job, PlacementTries(time.monotonic()))
-        step = next_step(tried, ended.report, time.monotonic())
-        if isinstance(step, StartJob):
+        if ended.report.passed:
             self._tried.pop(begun.job, None)
             self._waited.pop(begun.job, None)
             return None
-        if isinstance(step, TryOthers):
-            self._tried[begun.job] = step.tries
-            cause = f"{_NOT_PASSED[begun.when]} ({step.tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
-            return _Unfit(cause + "; ".join(lines_of(ended.report)), 0.0)
-        return self._give_up(begun, step.diagnostics)
+        tries = tried.after(ended.report)
+        if tries.are_used_up(time.monotonic()):
+            return self._give_up(begun, tries.diagnostics)
+        self._tried[begun.job] = tries
+        cause = f"{_NOT_PASSED[begun.when]} ({tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
+        return _Unfit(cause + "; ".join(lines_of(ended.report)), 0.0)
 
     def _give_up(self, begun: _BegunRound, diagnostics: Sequence[str]) -> _Unfit:
         """Let a job wait after its tries are used up, with all findings."""

@@ -10,7 +10,17 @@ from pathlib import Path
 
 from longshore.preflight.check import CheckedJob, CheckFinding, find_check
 from longshore.preflight.context import CheckScope, Context, NodeSetup
-from longshore.preflight.readers import Clocks, Driver, GpuInfo, GpuLostError, GpuProcess, NvLink, Pcie, RemappedRows
+from longshore.preflight.readers import (
+    Clocks,
+    Driver,
+    GpuInfo,
+    GpuLostError,
+    GpuProcess,
+    GpuReader,
+    NvLink,
+    Pcie,
+    RemappedRows,
+)
 from longshore.preflight.warm_worker import CheckRequest, run_check
 
 
@@ -32,7 +42,7 @@ class ScriptedGpu:
     lost: bool = False
 
 
-class ScriptedReader:
+class ScriptedReader(GpuReader):
     """Reports scripted GPUs.
 
     Args:

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.files.processes import free_port
-from longshore.preflight.readers import NvmlReader, open_nvml
+from longshore.preflight.readers import GpuReader, open_nvml
 from longshore.ring import groups
 from longshore.ring.groups import LinkError, RingGroup
 from longshore.ring.member_client import MemberClient, Pulse
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU th
 
 
 @pytest.fixture
-def reader() -> NvmlReader:
+def reader() -> GpuReader:
     try:
         found = open_nvml()
     except BackendError as error:
@@ -40,7 +40,7 @@ def checked(*options: str, **environment: str) -> processes.CompletedProcess[str
     return processes.run(command, env=clean | environment, capture_output=True, timeout_s=300, check=False)
 
 
-def test_everything_that_can_be_read_is_read_from_a_gpu(reader: NvmlReader) -> None:
+def test_everything_that_can_be_read_is_read_from_a_gpu(reader: GpuReader) -> None:
     first = reader.gpus()[0]
     assert reader.count() == len(reader.gpus())
     assert first.uuid.startswith(("GPU-", "MIG-"))
@@ -51,20 +51,20 @@ def test_everything_that_can_be_read_is_read_from_a_gpu(reader: NvmlReader) -> N
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_checks_that_travel_pass_on_a_gpu_that_is_well(dtype: str, reader: NvmlReader) -> None:
+def test_checks_that_travel_pass_on_a_gpu_that_is_well(dtype: str, reader: GpuReader) -> None:
     for visible in ("0", reader.gpus()[0].uuid):
         done = checked("--dtype", dtype, "--backend", "nccl", CUDA_VISIBLE_DEVICES=visible, LONGSHORE_GPUS="5")
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
-def test_a_gpu_that_is_not_shown_is_reported(reader: NvmlReader) -> None:
+def test_a_gpu_that_is_not_shown_is_reported(reader: GpuReader) -> None:
     assert reader.count()
     done = checked(CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3
     assert "CUDA_VISIBLE_DEVICES does not show gpu 0" in done.stderr
 
 
-def test_a_process_that_holds_memory_of_the_gpu_is_named(reader: NvmlReader) -> None:
+def test_a_process_that_holds_memory_of_the_gpu_is_named(reader: GpuReader) -> None:
     held = torch.ones(1 << 26, device="cuda")
     torch.cuda.synchronize()
     if os.getpid() not in {it.pid for it in reader.holders(0) or ()}:

@@ -1,10 +1,10 @@
-"""The rule that follows a round of checks, over reports of every kind."""
+"""What follows a round of checks, over reports of every kind."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.preflight.check import CheckOutcome, CheckResult, RoundReport
-from longshore.preflight.rounds import MAX_TRIES, MAX_TRYING_S, PlacementTries, StartJob, TryOthers, Wait, next_step
+from longshore.preflight.rounds import MAX_TRIES, MAX_TRYING_S, PlacementTries
 
 NODES = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
 
@@ -18,15 +18,8 @@ def reports(draw: st.DrawFn) -> RoundReport:
     return RoundReport(tuple(nodes), tuple(draw(st.lists(results))))
 
 
-TRIES = st.builds(PlacementTries, st.just(100.0), st.integers(0, 2), st.frozensets(st.sampled_from("abcdefgh")))
+TRIES = st.builds(PlacementTries, st.just(100.0), st.integers(0, 2))
 NOW_S = st.floats(100.0, 300.0)
-
-
-@given(TRIES, reports(), NOW_S)
-def test_a_job_starts_if_and_only_if_every_node_has_passed(
-    before: PlacementTries, report: RoundReport, now_s: float
-) -> None:
-    assert (next_step(before, report, now_s) == StartJob()) == report.passed
 
 
 @given(reports())
@@ -38,25 +31,18 @@ def test_a_node_with_an_incomplete_check_has_not_passed(report: RoundReport) -> 
 
 @given(st.lists(reports(), min_size=MAX_TRIES, max_size=MAX_TRIES))
 def test_three_failures_end_in_waiting_with_the_evidence_of_all_three(rounds: list[RoundReport]) -> None:
-    rounds = [it for it in rounds if not it.passed]
-    before, evidence = PlacementTries(0.0), list[str]()
-    for number, report in enumerate(rounds, start=1):
+    tries, evidence = PlacementTries(0.0), list[str]()
+    for number, report in enumerate((it for it in rounds if not it.passed), start=1):
         evidence += report.diagnostics()
-        step = next_step(before, report, 1.0)
-        assert isinstance(step, Wait if number == MAX_TRIES else TryOthers)
-        assert step.bad_nodes == report.bad_nodes
-        if isinstance(step, Wait):
-            assert list(step.diagnostics) == evidence
-        elif isinstance(step, TryOthers):
-            assert step.tries.excluded == before.excluded | report.bad_nodes
-            before = step.tries
+        tries = tries.after(report)
+        assert tries.are_used_up(1.0) == (number == MAX_TRIES)
+        assert list(tries.diagnostics) == evidence
 
 
 @given(TRIES, reports().filter(lambda it: not it.passed), NOW_S)
 def test_no_job_tries_other_nodes_after_a_minute(before: PlacementTries, report: RoundReport, now_s: float) -> None:
-    step = next_step(before, report, now_s)
     if now_s - before.since_s >= MAX_TRYING_S:
-        assert isinstance(step, Wait)
+        assert before.after(report).are_used_up(now_s)
 
 
 @given(reports())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.preflight.context import Counters
+from longshore.preflight.context import Context, NodeSetup
 from longshore.preflight.readers import XidLine, read_log, read_ports, same_gpu, xid_lines
 from tests.preflight.gpus import write_port
 
@@ -35,9 +35,9 @@ def test_what_is_invalid_in_a_counter_is_left_out(content: bytes, tmp_path: Path
 
 @given(st.lists(st.integers(0, 2**64), min_size=1))
 def test_counters_rise_by_what_was_added_since_the_last_fall(values: list[int]) -> None:
-    counters, before = Counters(), values[0]
+    context, before = Context(NodeSetup("n1", Path()), None), values[0]
     for now in values:
-        was, seen = counters.update("port", {"link_downed": now})["link_downed"]
+        was, seen = context.counted("port", {"link_downed": now})["link_downed"]
         assert seen == now
         assert now - was == max(0, now - before)
         before = now

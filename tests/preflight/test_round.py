@@ -258,10 +258,10 @@ def test_an_answer_survives_its_way_and_is_bounded() -> None:
     from longshore.preflight.check import failed
 
     many = [failed("gpu 1", "x" * 10**6, "y", "z")] * (MAX_FINDINGS + 5)
-    answer, findings = read_reply(reply_of(3, many, 0.5))
-    assert (answer.number, answer.seconds, len(findings)) == (3, 0.5, MAX_FINDINGS)
-    assert findings[0].outcome is CheckOutcome.FAIL
-    assert len(findings[0].got) == 1000
+    answer = read_reply(reply_of(3, many, 0.5))
+    assert (answer.number, answer.seconds, len(answer.findings)) == (3, 0.5, MAX_FINDINGS)
+    assert answer.findings[0].outcome is CheckOutcome.FAIL
+    assert len(answer.findings[0].got) == 1000
 
 
 def test_every_check_of_the_catalogue_has_a_limit_and_words() -> None:

@@ -130,14 +130,14 @@ def test_what_is_seen_is_learned_and_parts_that_come_and_go_are_reported(tmp_pat
     write_port(tmp_path / "infiniband", "mlx5_0/1")
     context, path = node(tmp_path, [gpu(0), gpu(1)]), tmp_path / "learned.yaml"
     first, changes = learn(Blueprint(), {"n1": plan_of(ask(context, "wiring.seen"))})
-    assert [it.line for it in changes][:1] == ["n1 gpu 0: added, GPU-0"]
+    assert changes[:1] == ["n1 gpu 0: added, GPU-0"]
     assert len(changes) == 3
     write_blueprint(path, first)
     assert read_blueprint(path) == first
     assert planned(tmp_path, path.read_text()) == {"mlx5_0/1": CheckOutcome.SKIPPED}  # its transceiver is unknown
     seen = NodePlan(gpus={0: "GPU-0", 1: "GPU-new"}, ports={"mlx5_1/1": PortPlan()})
     second, changes = learn(first, {"n1": seen, "n2": NodePlan()})
-    assert {it.line.partition(",")[0] for it in changes} == {
+    assert {it.partition(",")[0] for it in changes} == {
         "n1 gpu 1: GPU-1 became GPU-new", "n1 port mlx5_0/1: removed", "n1 port mlx5_1/1: added",
     }  # fmt: skip
     assert learn(second, {"n1": seen}) == (second, [])

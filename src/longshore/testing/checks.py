@@ -40,7 +40,7 @@ def check_preflight_check(check: Check) -> None:
     for finding in found:
         assert isinstance(finding, CheckFinding), f"it found {finding!r}, which is no Finding"
         _check_finding(finding)
-    _, received = read_reply(reply_of(1, found, took_s))
+    received = read_reply(reply_of(1, found, took_s)).findings
     assert [each.outcome for each in received] == [each.outcome for each in found], "its findings change in transit"
 
 
