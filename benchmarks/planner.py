@@ -16,9 +16,8 @@ import numpy as np
 
 from longshore.planner.calibration import calibrate, fit, ratios, read_runs
 from longshore.planner.model import DEFAULT, Constants, MeasuredHardware, MeasuredRuns, select
-from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import ModelProfile, ProfilingLimits, profile
-from longshore.planner.request import make_request
+from longshore.planner.request import GpuType, make_request
 from longshore.planner.search import find_plan
 
 from . import planner_execution

@@ -16,9 +16,8 @@ from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.launching import launch, measure_host
 from longshore.planner.execution.plan_file import file_of, read_plan, write_plan
 from longshore.planner.inputs import model_of
-from longshore.planner.pool import ranks_of
 from longshore.planner.profile.profiling import ProfilingLimits
-from longshore.planner.request import PlanRequest, make_request
+from longshore.planner.request import PlanRequest, make_request, ranks_of
 from longshore.planner.search import find_plan
 
 from .harness import ROOT, Row, main, progress, seconds

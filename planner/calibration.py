@@ -39,11 +39,11 @@ from .model import (
     HostProfile,
     MeasuredHardware,
     MeasuredRuns,
+    carried_over,
     predicted_s,
     select,
     work_of,
 )
-from .pool import carried_over
 
 WEIGHT = 0.003  # of the distance to the prior: a factor of 2 weighs as much as an error of 0.14 %
 STARTS, SPREAD, SEED = 4, 0.5, 0  # starts of the search: the prior, and random points around it
@@ -67,7 +67,7 @@ def fit(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None 
     """
     from scipy.optimize import minimize
 
-    prior = np.log(carried_over(PRIOR, MeasuredHardware(), measured))
+    prior = np.log(carried_over(PRIOR, MeasuredHardware(), measured.intra_bytes_per_s, measured.nic_bytes_per_s))
     loss = partial(_loss, work=_work(runs, measured), measured_log=np.log(runs.iteration_s), prior_log=prior)
     if start is not None:
         return Constants(*np.exp(minimize(loss, np.log(start), method="Nelder-Mead", options=SHORT_SEARCH).x).tolist())

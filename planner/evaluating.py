@@ -35,17 +35,16 @@ from .model import (
     compute_s,
     micro_batch_s,
     pays,
-    play,
     schedule_of,
+    simulate_schedule,
     synchronisation_s,
     unhidden_s,
     usable_bytes,
 )
 from .partition import Cuts, StageCosts, partition, sums
 from .plan import FoundPlan, IterationTimes, Misfit, PlanLayout, PlanStage
-from .pool import GpuType, slowest
 from .profile.profiling import OUTSIDE, ModelProfile
-from .request import Chain, LayerArrays, MemoryCosts, PlanRequest, memory, pieces, stage_types
+from .request import Chain, GpuType, LayerArrays, MemoryCosts, PlanRequest, layer_work, memory, slowest, stage_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPla
     if isinstance(request.hardware, HostProfile):
         return _evaluate_on_host(request, request.hardware, chain[0], layout)
     degree = [np.full((1, 1), float(value)) for value in (layout.tensor, layout.micro_batch, layout.saving.recomputes)]
-    work = MicroBatchWork(*(column[0] for column in pieces(request.layers, *degree)))
+    work = MicroBatchWork(*(column[0] for column in layer_work(request.layers, *degree)))
     case = _case(request, layout, stage_types(chain, layout))
     case.costs.extend(_costs(case, work))  # 1
     cuts = partition(case.costs)  # 2
@@ -295,7 +294,7 @@ def _evaluate_on_host(request: PlanRequest, host: HostProfile, rank: GpuType, la
         return _misfit(case, _cuts_on_host(request, _by_memory(case.costs)))
     works = [_work_on_host(case, host, (forward_s, backward_s), cuts, k) for k in range(layout.pipeline)]
     schedule = schedule_of(case.micro_batches, layout.pipeline)
-    step_s, spent = play(works, case.micro_batches, schedule, layout.data, host.speeds)
+    step_s, spent = simulate_schedule(works, case.micro_batches, schedule, layout.data, host.speeds)
     stages = tuple(_stage_on_host(case, cuts, k, spent[k]) for k in range(layout.pipeline))
     times, bound_factor = _times_on_host(step_s, spent), host.accuracy.bound_factor
     return FoundPlan(layout, case.micro_batches, stages, times, request.iterations, bound_factor)

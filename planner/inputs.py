@@ -9,10 +9,9 @@ from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
 from .calibration import read_hardware
 from .model import DEFAULT, HardwareProfile, HostProfile
-from .pool import Pool, pool_of, ranks_of
 from .profile.building import read_table
 from .profile.profiling import ModelProfile, ProfilingLimits, profile
-from .request import PlanRequest, make_request
+from .request import PlanRequest, Pool, make_request, pool_of, ranks_of
 
 MAX_SAMPLES = 1e15
 

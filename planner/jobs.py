@@ -26,9 +26,8 @@ from ..cluster.model.workload import Iteration, JobPlan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
 from .model import NUMBER_BYTES, HardwareProfile
 from .plan import FoundPlan
-from .pool import GpuType, pool_of
 from .profile.profiling import LayerProfile, ModelProfile
-from .request import make_request
+from .request import GpuType, make_request, pool_of
 from .search import fastest_by_gpus
 
 KEPT_BYTES = 34.0  # bytes that a layer keeps for each number of its activation
@@ -98,7 +97,7 @@ def read_models(path: Path) -> tuple[Decoder, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class TypePlans:
     """The plans of a model on GPUs of one type, by the number of GPUs."""
 
     speed: float  # of the type
@@ -115,9 +114,9 @@ class Tables:
     setup: ClusterSetup
     hardware: HardwareProfile
     max_gpus: int  # that a job may request
-    _known: dict[str, list[Choices]] = field(default_factory=dict)
+    _known: dict[str, list[TypePlans]] = field(default_factory=dict)
 
-    def choices(self, decoder: Decoder, gpus: int) -> Choices | None:
+    def plans_for(self, decoder: Decoder, gpus: int) -> TypePlans | None:
         """Return the plans of a model on the GPU type of least memory on which N GPUs can train it data parallel.
 
         None if there is no such type. The least memory lets the job run on the most types.
@@ -125,9 +124,9 @@ class Tables:
         if decoder.name not in self._known:
             by_memory = sorted(pool_of(self.setup), key=lambda each: (each.memory_bytes, -each.peak_flops, each.name))
             self._known[decoder.name] = [self._on_type(decoder, gpu_type) for gpu_type in by_memory]
-        return next((choices for choices in self._known[decoder.name] if gpus in choices.data_parallel), None)
+        return next((known for known in self._known[decoder.name] if gpus in known.data_parallel), None)
 
-    def _on_type(self, decoder: Decoder, gpu_type: GpuType) -> Choices:
+    def _on_type(self, decoder: Decoder, gpu_type: GpuType) -> TypePlans:
         mine = gpu_type._replace(gpus=min(gpu_type.gpus, self.max_gpus))
         request = make_request(
             decoder.profile, self.hardware, (mine,), batch=decoder.batch, samples=decoder.batch, deadline_s=None
@@ -137,7 +136,7 @@ class Tables:
         speed = float(cluster.speed[cluster.node_type == number][0])
         data_parallel, any_layout = (fastest_by_gpus(request, mine, data_parallel=only) for only in (True, False))
         offload = fastest_by_gpus(with_offload, mine) if with_offload.offload else any_layout
-        return Choices(speed, mine, data_parallel, any_layout, offload)
+        return TypePlans(speed, mine, data_parallel, any_layout, offload)
 
 
 def iteration_of(plan: FoundPlan, gpu_type: GpuType, speed: float) -> Iteration:
@@ -203,17 +202,17 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Job
     The first is data parallel. The others have as many GPUs, or fewer that share a node or fill nodes, and each has
     fewer than all that are as fast. Those that offload state come last: each is faster than all with no more GPUs.
     """
-    choices = tables.choices(decoder, gpus)
-    if choices is None:
+    known = tables.plans_for(decoder, gpus)
+    if known is None:
         return ()
-    each = choices.gpu_type.gpus_per_node
+    each = known.gpu_type.gpus_per_node
     counts = [count for count in range(1, gpus + 1) if count == gpus or each % count == 0 or count % each == 0]
     candidates = [
-        choices.data_parallel[gpus],
-        *(choices.any_layout[count] for count in counts if count in choices.any_layout),
+        known.data_parallel[gpus],
+        *(known.any_layout[count] for count in counts if count in known.any_layout),
     ]
-    candidates += [plan for count in counts if (plan := choices.offload.get(count)) is not None and plan.away_bytes]
-    fixed, *others = [_plan_of(found, choices, tables) for found in candidates]
+    candidates += [plan for count in counts if (plan := known.offload.get(count)) is not None and plan.away_bytes]
+    fixed, *others = [_plan_of(found, known, tables) for found in candidates]
     order = sorted(others, key=lambda plan: (plan.away_bytes > 0.0, plan.gpus, plan.work_s))
     faster = [
         plan for plan in order if all(plan.work_s < other.work_s for other in others if _comes_before(other, plan))
@@ -221,8 +220,8 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Job
     return (fixed, *(plan for plan in faster if plan != fixed))
 
 
-def _plan_of(found: FoundPlan, choices: Choices, tables: Tables) -> JobPlan:
-    did = iteration_of(found, choices.gpu_type, choices.speed)
+def _plan_of(found: FoundPlan, known: TypePlans, tables: Tables) -> JobPlan:
+    did = iteration_of(found, known.gpu_type, known.speed)
     memory_bytes = max(stage.memory_bytes for stage in found.stages)
     return JobPlan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
 

@@ -14,9 +14,9 @@ The eight constants are fitted to measured runs of decoders (GPT and similar). O
 slowest, as it holds the head too.
 
 Ranks of a machine without GPUs have a host profile instead, measured on the machine. Several ranks may share a core, so
-the speed of a rank depends on the number of busy ranks. `play` simulates the schedule of the pipeline with that: each
-rank does its passes in the order of the schedule, each as soon as its inputs have arrived. All replicas of a stage do
-the same at the same time. With a core for each rank and equal stages, the result is the formula above.
+the speed of a rank depends on the number of busy ranks. `simulate_schedule` takes that into account: each rank does its
+passes in the order of the schedule, each as soon as its inputs have arrived. All replicas of a stage do the same at the
+same time. With a core for each rank and equal stages, the result is the formula above.
 
 Source: SPEC P4, P1; the constants are fitted to measured runs (docs/planner.md); mixed precision with Adam: 2 bytes of
 weights, 2 of gradients, 12 of optimizer (docs/planner.md).
@@ -140,27 +140,27 @@ class HardwareRates(NamedTuple):
     nic_bytes_per_s: Array | float  # of a node's network
 
 
-def compute_s(pieces: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
+def compute_s(work: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
     """Return the time of the matrix products of each piece, in its shape."""
     # e = efficiency / (1 + half / x): nothing to multiply takes no time.
-    slower: Array = 1.0 + constants.half_elements / np.maximum(pieces.elements, 1.0)
-    products_s: Array = pieces.flops * slower / (peak_flops * constants.efficiency)
+    slower: Array = 1.0 + constants.half_elements / np.maximum(work.elements, 1.0)
+    products_s: Array = work.flops * slower / (peak_flops * constants.efficiency)
     return products_s
 
 
-def other_s(pieces: MicroBatchWork, constants: Constants) -> Array:
+def other_s(work: MicroBatchWork, constants: Constants) -> Array:
     """Return the time of each piece that does not depend on the GPU's speed: tensor parallelism and fixed costs."""
     taken_s: Array = (
-        pieces.tensor_bytes / constants.tensor_bytes_per_s
-        + constants.layer_s * pieces.layers
-        + constants.tensor_layer_s * pieces.tensor_layers
+        work.tensor_bytes / constants.tensor_bytes_per_s
+        + constants.layer_s * work.layers
+        + constants.tensor_layer_s * work.tensor_layers
     )
     return taken_s
 
 
-def micro_batch_s(pieces: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
+def micro_batch_s(work: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
     """Return the time of each piece, in its shape."""
-    return compute_s(pieces, peak_flops, constants) + other_s(pieces, constants)
+    return compute_s(work, peak_flops, constants) + other_s(work, constants)
 
 
 def iteration_s(micro_batches_s: Array, work: IterationWork, machine: HardwareRates, constants: Constants) -> Array:
@@ -283,6 +283,18 @@ class MeasuredHardware(BaseModel, frozen=True, extra="forbid", strict=True):
     intra_bytes_per_s: Positive = 300e9  # between two GPUs of a node: NVLink of an A100
     nic_bytes_per_s: Positive = 25e9  # of a node: 200 Gbit/s
     gpus_per_node: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+
+
+def carried_over(
+    constants: Constants, measured: MeasuredHardware, intra_bytes_per_s: float, nic_bytes_per_s: float
+) -> Constants:
+    """Return constants for GPUs with other bandwidths, inside and across nodes: shares of the datasheet's stay."""
+    inside, across = intra_bytes_per_s / measured.intra_bytes_per_s, nic_bytes_per_s / measured.nic_bytes_per_s
+    return constants._replace(
+        tensor_bytes_per_s=constants.tensor_bytes_per_s * inside,
+        inside_bytes_per_s=constants.inside_bytes_per_s * inside,
+        across_bytes_per_s=constants.across_bytes_per_s * across,
+    )
 
 
 class FittedConstants(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -440,7 +452,7 @@ def usable_bytes(memory_bytes: float) -> float:
     return (memory_bytes - CONTEXT_BYTES) / FRAGMENTATION
 
 
-PLAYED_ITERATIONS = 3  # the last counts: a stage may begin an iteration before others end the last
+SIMULATED_ITERATIONS = 3  # the last counts: a stage may begin an iteration before others end the last
 
 
 class Schedule(StrEnum):
@@ -477,7 +489,7 @@ class _Pass(NamedTuple):
     micro_batch: int
 
 
-def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[tuple[int, int]]:
+def pass_order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[tuple[int, int]]:
     """Return the passes of a stage, each as 0 for forward or 1 for backward and its micro-batch."""
     ahead = micro_batches if schedule is Schedule.gpipe else min(micro_batches, stages - stage)
     found = [(0, micro_batch) for micro_batch in range(ahead)]
@@ -487,7 +499,7 @@ def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> li
     return found
 
 
-def play(
+def simulate_schedule(
     works: Sequence[StageWork], micro_batches: int, schedule: Schedule, replicas: int, speeds: Sequence[float]
 ) -> tuple[float, list[Seconds]]:
     """Simulate a schedule; return the time of an iteration, and how each stage spends it; the rest it waits.
@@ -500,11 +512,11 @@ def play(
         speeds: Of a rank where one, two, three and so on are busy; beyond them, the last.
     """
     stages = len(works)
-    queues = [_queue(order(schedule, k, stages, micro_batches)) for k in range(stages)]
+    queues = [_queue(pass_order(schedule, k, stages, micro_batches)) for k in range(stages)]
     at, left = [0] * stages, [-1.0] * stages  # position in the queue; remaining work of a running pass, else -1
     ended: dict[tuple[int, _Pass], float] = {}
     spent = [[0.0, 0.0, 0.0, 0.0] for _ in range(stages)]
-    ends, now = [0.0] * PLAYED_ITERATIONS, 0.0
+    ends, now = [0.0] * SIMULATED_ITERATIONS, 0.0
     while any(at[k] < len(queues[k]) for k in range(stages)):
         next_arrival = inf
         for k in range(stages):
@@ -521,7 +533,7 @@ def play(
         now += step_s
         for k in busy:
             doing = queues[k][at[k]]
-            if doing.iteration == PLAYED_ITERATIONS - 1:
+            if doing.iteration == SIMULATED_ITERATIONS - 1:
                 spent[k][doing.kind] += step_s
             left[k] -= step_s * speed
             if left[k] <= 1e-12:
@@ -533,7 +545,9 @@ def play(
 
 def _queue(passes: Sequence[tuple[int, int]]) -> list[_Pass]:
     once = [*passes, (2, 0), (3, 0)]
-    return [_Pass(kind, iteration, micro_batch) for iteration in range(PLAYED_ITERATIONS) for kind, micro_batch in once]
+    return [
+        _Pass(kind, iteration, micro_batch) for iteration in range(SIMULATED_ITERATIONS) for kind, micro_batch in once
+    ]
 
 
 def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], stage: int, ready: _Pass) -> float:

@@ -74,7 +74,7 @@ def host_table(host: HostProfile) -> Table:
 MAX_TABLE_ROWS = 60
 
 
-def print_choice(console: Console, request: PlanRequest, choice: SearchResult) -> None:
+def print_result(console: Console, request: PlanRequest, result: SearchResult) -> None:
     """Print the plan, or that there is none."""
     profile, trained = request.profile, request.profile.trained_parameters
     of_these = "" if trained == profile.parameters else f" ({_amount(trained).strip()} trained)"
@@ -85,46 +85,46 @@ def print_choice(console: Console, request: PlanRequest, choice: SearchResult) -
     for note in profile.notes:
         console.print(f"note: {note}")
     console.print()
-    for line in verdict(request, choice):
+    for line in verdict(request, result):
         console.print(line)
-    if choice.plan is not None:
-        _print_plan(console, request, choice.plan)
+    if result.plan is not None:
+        _print_plan(console, request, result.plan)
 
 
-def verdict(request: PlanRequest, choice: SearchResult) -> Iterator[str]:
+def verdict(request: PlanRequest, result: SearchResult) -> Iterator[str]:
     """Yield the result in sentences."""
-    plan = choice.plan
+    plan = result.plan
     if plan is None:
-        yield from _nothing_fits(request, choice)
+        yield from _nothing_fits(request, result)
         return
     bound = f"{request.hardware.accuracy.bound_share:.0%} bound"
     if request.deadline_s is None:
         yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
-    elif choice.meets:
+    elif result.meets:
         yield (
             f"{_gpus(plan)} meet the deadline of {exact_text(request.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
-        if plan.gpus > 1 and choice.with_fewer_gpus is None:
+        if plan.gpus > 1 and result.with_fewer_gpus is None:
             yield ("Fewer do not hold the model." if request.degrees is None else "Other degrees were not searched.")
-        elif choice.with_fewer_gpus is not None:
-            fewer = choice.with_fewer_gpus
+        elif result.with_fewer_gpus is not None:
+            fewer = result.with_fewer_gpus
             yield f"Fewer do not: {_gpus(fewer)} have a bound of {duration_text(fewer.bound_s)}."
     else:
         yield (
             f"No plan meets the deadline of {exact_text(request.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - request.deadline_s)} too long."
         )
-        yield from _more_gpus(request, choice)
+        yield from _more_gpus(request, result)
 
 
-def _more_gpus(request: PlanRequest, choice: SearchResult) -> Iterator[str]:
-    more = choice.with_more_gpus
+def _more_gpus(request: PlanRequest, result: SearchResult) -> Iterator[str]:
+    more = result.with_more_gpus
     if isinstance(request.hardware, HostProfile):
         yield f"The profile is of {request.hardware.ranks} ranks; whether more ranks meet it was not measured."
     elif request.degrees is not None and more is None:
         yield "Other degrees were not searched."
-    elif more is None and choice.plan is None:
+    elif more is None and result.plan is None:
         yield "No number of these GPUs is enough: each has too little memory."
     elif more is None:
         yield "No number of these GPUs is enough: a batch has no work for more GPUs than samples. Try a larger --batch."
@@ -132,9 +132,9 @@ def _more_gpus(request: PlanRequest, choice: SearchResult) -> Iterator[str]:
         yield f"{_gpus(more)} are enough ({layout_words(more)}), with a bound of {duration_text(more.bound_s)}."
 
 
-def _nothing_fits(request: PlanRequest, choice: SearchResult) -> Iterator[str]:
+def _nothing_fits(request: PlanRequest, result: SearchResult) -> Iterator[str]:
     yield "No plan fits into the memory of these GPUs."
-    near = choice.closest
+    near = result.closest
     if near is not None:
         needed, there = _gb(near.needed_bytes), _gb(near.gpu_memory_bytes)
         more = f"a little more than {needed}" if needed == there else needed
@@ -143,7 +143,7 @@ def _nothing_fits(request: PlanRequest, choice: SearchResult) -> Iterator[str]:
             f"{near.layout.saving}, needs {more} on a GPU, of which {_gb(CONTEXT_BYTES)} is for libraries; "
             f"{near.gpu_type} has {there}."
         )
-    yield from _more_gpus(request, choice)
+    yield from _more_gpus(request, result)
 
 
 def _print_plan(console: Console, request: PlanRequest, plan: FoundPlan) -> None:
@@ -305,7 +305,7 @@ def _amount(value: float) -> str:
 TRACE_ONLY = ("offload_s", "away_bytes")  # 0 but in plans for jobs of a trace
 
 
-def choice_json(request: PlanRequest, choice: SearchResult, table: Sequence[FoundPlan | Misfit] | None) -> str:
+def result_json(request: PlanRequest, result: SearchResult, table: Sequence[FoundPlan | Misfit] | None) -> str:
     """Return the result as JSON text; docs/planner.md has the fields."""
     profile = request.profile
     answer: dict[str, Any] = {
@@ -316,10 +316,10 @@ def choice_json(request: PlanRequest, choice: SearchResult, table: Sequence[Foun
             "notes": list(profile.notes),
         },
         "batch": request.batch, "iterations": request.iterations, "deadline_s": request.deadline_s,
-        "meets_deadline": choice.meets,
-        "plan": _plan(choice.plan), "with_more_gpus": _plan(choice.with_more_gpus),
-        "with_fewer_gpus": _plan(choice.with_fewer_gpus), "closest": _misfit(choice.closest),
-        "layouts": choice.layouts, "evaluated": choice.evaluated,
+        "meets_deadline": result.meets,
+        "plan": _plan(result.plan), "with_more_gpus": _plan(result.with_more_gpus),
+        "with_fewer_gpus": _plan(result.with_fewer_gpus), "closest": _misfit(result.closest),
+        "layouts": result.layouts, "evaluated": result.evaluated,
         "hardware": request.hardware.model_dump(mode="json"),
     }  # fmt: skip
     if table is not None:
@@ -327,7 +327,7 @@ def choice_json(request: PlanRequest, choice: SearchResult, table: Sequence[Foun
             {
                 **(_row(row) if isinstance(row, FoundPlan) else _misfit(row) or {}),
                 "verdict": binding(request, row),
-                "chosen": row == choice.plan,
+                "chosen": row == result.plan,
             }
             for row in ordered(table)
         ]

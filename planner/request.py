@@ -1,14 +1,18 @@
-"""The request of a search: a model, GPUs and limits; and what the model's layers cost under a layout.
+"""The request of a search: a model, GPUs by type and limits; and what the model's layers cost under a layout.
 
 Source: SPEC P1.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
+from ..cluster.model.topology import Cluster
 from ..cluster.model.training_plan import MemorySaving
+from ..cluster.presets.cluster_file import ClusterSetup
 from .model import HOST_NUMBER_BYTES as HOST_BYTES
 from .model import (
     NUMBER_BYTES,
@@ -19,13 +23,81 @@ from .model import (
     HostProfile,
     MicroBatchWork,
     all_reduce_bytes,
+    carried_over,
     kept_share,
     optimizer_state_bytes,
     state_bytes,
 )
 from .plan import PlanLayout
-from .pool import GpuType, Pool, carried_over, slowest
 from .profile.profiling import ModelProfile
+
+
+class GpuType(NamedTuple):
+    """GPUs of one type."""
+
+    name: str
+    gpus: int
+    peak_flops: float  # of one GPU
+    memory_bytes: float  # of one GPU
+    gpus_per_node: int
+    intra_bytes_per_s: float  # between two GPUs of a node
+    nic_bytes_per_s: float  # between nodes, the slowest link on the way
+    host_bytes_per_s: float = 0.0  # between a GPU and host memory; 0 if unknown
+    host_room_bytes: float = math.inf  # of host memory, for each GPU
+
+
+Pool = tuple[GpuType, ...]  # fastest first
+Chain = Pool  # types that one plan may use, in the order in which their GPUs are taken
+
+
+def pool_of(setup: ClusterSetup) -> Pool:
+    """Return the GPUs of a cluster file by type, fastest first."""
+    cluster = setup.cluster
+    counts = np.diff(cluster.first_gpu)
+    found = [
+        _gpu_type(cluster, number, offer.gpu_type, counts)._replace(
+            host_bytes_per_s=host_bytes_per_s, host_room_bytes=offer.host_memory_bytes_per_gpu
+        )
+        for number, (offer, host_bytes_per_s) in enumerate(zip(setup.offers, setup.host_bytes_per_s, strict=True))
+    ]
+    return tuple(
+        sorted(
+            (gpu_type for gpu_type in found if gpu_type.gpus),
+            key=lambda gpu_type: (-gpu_type.peak_flops, gpu_type.name),
+        )
+    )
+
+
+def ranks_of(host: HostProfile) -> Pool:
+    """Return the ranks of a machine without GPUs as GPUs; their speed is in the profile."""
+    return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
+
+
+def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> GpuType:
+    nodes = np.flatnonzero(cluster.node_type == number)
+    if not nodes.size:
+        return GpuType(name, 0, 1.0, 1.0, 1, 1.0, 1.0)
+    racks = np.unique(cluster.node_rack[nodes])
+    # Nodes of several racks communicate through their uplinks.
+    uplink = float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf
+    first = int(nodes[0])
+    return GpuType(
+        name,
+        int(counts[nodes].sum()),
+        float(cluster.peak_flops[first]),
+        float(cluster.memory_bytes[first]),
+        int(counts[first]),
+        float(cluster.intra_bytes_per_s[first]),
+        min(float(cluster.nic_bytes_per_s[first]), uplink),
+    )
+
+
+def slowest(types: Sequence[GpuType]) -> GpuType:
+    """Return the effective type of a group of several types: the smallest of each figure."""
+    names = " + ".join(dict.fromkeys(gpu_type.name for gpu_type in types))
+    return GpuType(
+        names, sum(gpu_type.gpus for gpu_type in types), *(min(column) for column in list(zip(*types, strict=True))[2:])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +141,7 @@ def host_layers(profile: ModelProfile) -> LayerArrays:
     return replace(found, **{name: getattr(found, name) * wider for name in names})
 
 
-def pieces(layers: LayerArrays, tensor: Array, micro_batch: Array, recomputes: Array) -> MicroBatchWork:
+def layer_work(layers: LayerArrays, tensor: Array, micro_batch: Array, recomputes: Array) -> MicroBatchWork:
     """Return what a micro-batch does in each layer, arrays of shape (cases, layers).
 
     Args:
@@ -130,9 +202,6 @@ def memory(
     )
 
 
-Chain = Pool  # types that one plan may use, in the order in which their GPUs are taken
-
-
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """A model, the time for its training, and the GPUs.
@@ -178,7 +247,9 @@ class PlanRequest:
 
     def constants(self, gpu_type: GpuType) -> Constants:
         """Return the constants on GPUs of a type."""
-        return carried_over(self.fitted.values, self.fitted.measured_on, gpu_type)
+        return carried_over(
+            self.fitted.values, self.fitted.measured_on, gpu_type.intra_bytes_per_s, gpu_type.nic_bytes_per_s
+        )
 
     def machine(self, gpu_type: GpuType) -> HardwareRates:
         """Return the rates of GPUs of a type; the bandwidth of their memory is that of the measured ones."""
@@ -198,7 +269,7 @@ def make_request(
     is_plain: bool = False,
 ) -> PlanRequest:
     """Return the request of training a model on a number of samples."""
-    iterations = max(1, ceil(samples / batch))
+    iterations = max(1, math.ceil(samples / batch))
     layers = host_layers(profile) if isinstance(hardware, HostProfile) else layers_of(profile)
     return PlanRequest(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees, is_plain=is_plain)
 

@@ -28,8 +28,7 @@ from .model import (
     usable_bytes,
 )
 from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, layouts, tensor_degrees
-from .pool import GpuType
-from .request import Chain, PlanRequest, chains, gpus_of, pieces
+from .request import Chain, GpuType, PlanRequest, chains, gpus_of, layer_work
 
 MAX_CLUSTER_GPUS = 65_536  # of a larger cluster that is tried
 NO_MEMORY_SAVING = SAVINGS.index(MemorySaving.none)
@@ -196,7 +195,7 @@ def _micro_batch_bounds(request: PlanRequest, gpu_type: GpuType, found: PlanLayo
     kinds = np.stack([found.tensor, found.micro_batch, RECOMPUTES[found.saving].astype(np.int64)], axis=1)
     key = (kinds[:, 0] * 1_000_000 + kinds[:, 1]) * 2 + kinds[:, 2]
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    work = pieces(request.layers, *(kinds[first][:, [column]].astype(np.float64) for column in range(3)))
+    work = layer_work(request.layers, *(kinds[first][:, [column]].astype(np.float64) for column in range(3)))
     constants = request.constants(gpu_type)
     each_s = micro_batch_s(work, gpu_type.peak_flops, constants)
     products_s = compute_s(work, gpu_type.peak_flops, constants).sum(axis=1)

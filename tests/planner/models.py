@@ -3,8 +3,8 @@
 import numpy as np
 
 from longshore.planner.model import DEFAULT, ExchangeCost, HostProfile, LayerRates
-from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
+from longshore.planner.request import GpuType
 
 RATES = LayerRates(flop_s=1e-11, kept_byte_s=1e-10, parameter_s=1e-10, layer_s=1e-4)
 HOST = HostProfile(

@@ -9,9 +9,8 @@ from longshore.planner import search
 from longshore.planner.evaluating import evaluate
 from longshore.planner.model import DEFAULT
 from longshore.planner.plan import FoundPlan, Misfit
-from longshore.planner.pool import GpuType, Pool
 from longshore.planner.profile.profiling import ModelProfile
-from longshore.planner.request import PlanRequest, chains, make_request
+from longshore.planner.request import GpuType, PlanRequest, Pool, chains, make_request
 from longshore.planner.search import every_plan, find_plan, may_fit, min_step_s
 from tests.planner.models import a100, any_model, gpt, v100
 from tests.support.budgets import examples

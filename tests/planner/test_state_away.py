@@ -13,9 +13,8 @@ from longshore.planner import search
 from longshore.planner.evaluating import evaluate, with_copies
 from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, OFFLOAD_MARGIN_S
 from longshore.planner.plan import FoundPlan, Misfit, PlanLayout
-from longshore.planner.pool import GpuType
 from longshore.planner.profile.profiling import ModelProfile
-from longshore.planner.request import PlanRequest, make_request
+from longshore.planner.request import GpuType, PlanRequest, make_request
 from longshore.planner.search import may_fit, min_step_s
 from tests.planner.models import a100, any_model, layer
 from tests.support.budgets import examples

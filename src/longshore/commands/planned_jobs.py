@@ -24,10 +24,9 @@ from ..planner.inputs import model_of, samples_of
 from ..planner.jobs import iteration_of
 from ..planner.model import DEFAULT, HostProfile
 from ..planner.plan import FoundPlan
-from ..planner.pool import GpuType, ranks_of
 from ..planner.profile.profiling import ProfilingLimits
 from ..planner.report import layout_words, time_text, verdict
-from ..planner.request import PlanRequest, make_request
+from ..planner.request import GpuType, PlanRequest, make_request, ranks_of
 from ..planner.search import SearchResult, find_plan
 from ..scheduler.model.job_spec import (
     MAX_COMPUTE_S,

@@ -87,7 +87,7 @@ def find(
         from ..planner.execution.plan_file import file_of, why_not_runnable, write_plan
         from ..planner.inputs import read_request
         from ..planner.profile.profiling import ProfilingLimits
-        from ..planner.report import choice_json, print_choice, print_table
+        from ..planner.report import print_result, print_table, result_json
         from ..planner.search import every_plan, find_plan
 
         check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
@@ -96,18 +96,18 @@ def find(
             tokens=tokens, deadline_s=deadline, gpus=gpus, degrees=_degrees(degrees), is_plain=plain,
         )  # fmt: skip
         show("searching for a plan")
-        choice, rows = find_plan(request), list(every_plan(request)) if table else None
-        if out is not None and choice.plan is not None:
-            write_plan(out, file_of(request, choice.plan))
+        result, rows = find_plan(request), list(every_plan(request)) if table else None
+        if out is not None and result.plan is not None:
+            write_plan(out, file_of(request, result.plan))
     if as_json:
-        typer.echo(choice_json(request, choice, rows))
+        typer.echo(result_json(request, result, rows))
     else:
-        print_choice(console(), request, choice)
+        print_result(console(), request, result)
         if rows is not None:
-            print_table(console(), request, rows, choice.plan)
-        if out is not None and choice.plan is not None:
-            typer.echo(f"\n{out}: {_use(out, model, why_not_runnable(file_of(request, choice.plan)))}")
-    raise typer.Exit(0 if choice.plan is not None and choice.meets else NO_PLAN)
+            print_table(console(), request, rows, result.plan)
+        if out is not None and result.plan is not None:
+            typer.echo(f"\n{out}: {_use(out, model, why_not_runnable(file_of(request, result.plan)))}")
+    raise typer.Exit(0 if result.plan is not None and result.meets else NO_PLAN)
 
 
 def _use(out: Path, model: str, lack: str | None) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model import Schedule, Seconds, StageWork, order, play
+from longshore.planner.model import Schedule, Seconds, StageWork, pass_order, simulate_schedule
 
 TIMES = st.floats(0.001, 10.0)
 SCHEDULES = st.sampled_from(list(Schedule))
@@ -22,7 +22,7 @@ def test_equal_stages_on_machines_of_their_own_take_the_formula(
     schedule: Schedule, stages: int, micro_batches: int, forward_s: float, backward_s: float, after_s: float
 ) -> None:
     works = [StageWork(Seconds(forward_s, backward_s, after_s, after_s), 0.0)] * stages
-    step_s, spent = play(works, micro_batches, schedule, 1, [1.0])
+    step_s, spent = simulate_schedule(works, micro_batches, schedule, 1, [1.0])
     assert step_s == pytest.approx((micro_batches + stages - 1) * (forward_s + backward_s) + 2 * after_s)
     for it in spent:
         assert it == pytest.approx((micro_batches * forward_s, micro_batches * backward_s, after_s, after_s))
@@ -34,7 +34,9 @@ def test_on_one_core_an_iteration_takes_all_the_work_there_is(
 ) -> None:
     works = [StageWork(Seconds(forward_s, backward_s, 0.1, 0.1), 0.0) for forward_s, backward_s in passes]
     ranks = len(works) * replicas
-    step_s, _ = play(works, micro_batches, schedule, replicas, [1.0 / busy for busy in range(1, ranks + 1)])
+    step_s, _ = simulate_schedule(
+        works, micro_batches, schedule, replicas, [1.0 / busy for busy in range(1, ranks + 1)]
+    )
     all_s = replicas * sum(micro_batches * (it.seconds.forward_s + it.seconds.backward_s) + 0.2 for it in works)
     assert step_s == pytest.approx(all_s)
 
@@ -45,7 +47,7 @@ def test_slower_ranks_never_shorten_an_iteration(
 ) -> None:
     works = [StageWork(Seconds(1.0, 2.0, 0.5, 0.5), arrives_s)] * stages
     falling = sorted(speeds, reverse=True)
-    fast, slow = (play(works, micro_batches, schedule, 1, it)[0] for it in ([1.0], falling))
+    fast, slow = (simulate_schedule(works, micro_batches, schedule, 1, it)[0] for it in ([1.0], falling))
     assert slow >= fast * (1.0 - 1e-9)
     assert slow <= fast / falling[-1] * (1.0 + 1e-9)
 
@@ -55,7 +57,7 @@ def test_a_stage_does_each_pass_once_forward_first_and_keeps_few(
     schedule: Schedule, stages: int, micro_batches: int
 ) -> None:
     for stage in range(stages):
-        passes = order(schedule, stage, stages, enough(schedule, stages, micro_batches))
+        passes = pass_order(schedule, stage, stages, enough(schedule, stages, micro_batches))
         assert len(set(passes)) == len(passes) == 2 * enough(schedule, stages, micro_batches)
         held, most = 0, 0
         for kind, micro_batch in passes:

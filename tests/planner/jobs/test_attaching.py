@@ -52,7 +52,7 @@ def test_the_examples_are_as_large_as_their_names_say(model: Decoder) -> None:
 def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planner_predicts(
     model: Decoder, gpus: int
 ) -> None:
-    choices = tables().choices(model, gpus)
+    choices = tables().plans_for(model, gpus)
     if choices is None:
         assert plans_of_iteration(model, gpus, tables()) == ()
         return

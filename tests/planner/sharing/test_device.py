@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import BackendError
-from longshore.planner.model import Schedule, order
+from longshore.planner.model import Schedule, pass_order
 from longshore.planner.sharing import Arbiter, DeviceTurn, Pass, PassKind, SharedDevice, name_of
 from tests.support import processes
 
@@ -63,7 +63,7 @@ def test_all_passes_of_a_pipeline_on_one_device_run_and_none_is_overtaken_for_ev
         deque(
             Pass(at, PassKind.backward if back else PassKind.forward, it, stage)
             for at in range(iterations)
-            for back, it in order(Schedule.one_forward_one_backward, stage, stages, micro_batches)
+            for back, it in pass_order(Schedule.one_forward_one_backward, stage, stages, micro_batches)
         )
         for stage in range(stages)
     ]
