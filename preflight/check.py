@@ -179,6 +179,24 @@ def warned(device: str, got: object, wanted: object, action: str) -> CheckFindin
     return CheckFinding(CheckOutcome.WARN, device, str(got), str(wanted), action)
 
 
+def below_median(findings: Compared, share: float, wanted: Callable[[float], str], action: str) -> Compared:
+    """Return failures of the nodes whose figure is below a share of the median.
+
+    Args:
+        findings: Of one device, by node.
+        share: Of the median.
+        wanted: Returns the words for what a median requires.
+        action: What repairs it.
+    """
+    figures = sorted(finding.figure for finding in findings.values() if finding.figure is not None)
+    median = figures[len(figures) // 2]
+    return {
+        node: failed(finding.device, finding.got, wanted(median), action)
+        for node, finding in findings.items()
+        if finding.figure is not None and finding.figure < share * median
+    }
+
+
 def skipped(reason: str, device: str = "") -> CheckFinding:
     """Return that a check does not apply, and why."""
     return CheckFinding(CheckOutcome.SKIPPED, device, reason=reason)
@@ -198,8 +216,8 @@ _RUN_ORDER = (
 )  # fmt: skip
 _FAR = len(_RUN_ORDER)
 JOB_SAMPLE = "job.sample"
-# Needs that a workload may not have.
-_ATTACHED = {Need.NVLINK: "nvlink", Need.NIC: "nic", Need.HOST: "host"}
+# Needs of a connection that a workload may not use.
+ATTACHED = {Need.NVLINK: "nvlink", Need.NIC: "nic", Need.HOST: "host"}
 
 
 @cache
@@ -247,7 +265,7 @@ def limit_of(check: Check, level: int, workload: CheckedJob) -> float:
 
 
 def _fits(need: Need, workload: CheckedJob) -> bool:
-    return need not in _ATTACHED or _ATTACHED[need] in workload.attachments
+    return need not in ATTACHED or ATTACHED[need] in workload.attachments
 
 
 def _place(check: Check) -> tuple[int, int, str]:

@@ -23,6 +23,7 @@ from .check import (
     CheckStage,
     Compared,
     Need,
+    below_median,
     failed,
     incomplete,
     passed,
@@ -124,14 +125,10 @@ def product_speed(context: Context) -> Iterator[CheckFinding]:
 
 def near_median(findings: Compared) -> Compared:
     """Return failures of nodes below nine tenths of the median speed; all GPUs of a ring are of one type."""
-    rates = sorted(finding.figure for finding in findings.values() if finding.figure is not None)
-    median = rates[len(rates) // 2]
-    wanted = f"{MIN_SPEED:.0%} of {median / 1e12:.4g} TFLOP/s, the median"
-    return {
-        node: failed(finding.device, finding.got, wanted, "clocks.thermal; run level 2")
-        for node, finding in findings.items()
-        if finding.figure is not None and finding.figure < MIN_SPEED * median
-    }
+    return below_median(
+        findings, MIN_SPEED, lambda median: f"{MIN_SPEED:.0%} of {median / 1e12:.4g} TFLOP/s, the median",
+        "clocks.thermal; run level 2",
+    )  # fmt: skip
 
 
 RIGHT_CHECK = Check(

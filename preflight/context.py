@@ -1,14 +1,15 @@
 """What a check gets: the node, the job, readers of its hardware, and counters since the last reading."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.files.errors import BackendError
-from .check import CheckedJob, CheckFinding, Dtype, Need, incomplete, skipped
-from .readers import KMSG, SYSFS, GpuReader, Port, read_log, read_ports, shown_gpus
+from .check import ATTACHED, CheckedJob, CheckFinding, Dtype, Need, incomplete, skipped
+from .readers import KMSG, SYSFS, GpuReader, Port, open_nvml, read_log, read_ports, shown_gpus
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -138,7 +139,9 @@ class Context:
 
     def lacks(self, need: Need) -> CheckFinding | None:
         """Return why a check with a need cannot run, None if it can."""
-        return _LACKS[need](self)
+        if need in ATTACHED and ATTACHED[need] not in self.workload.attachments:
+            return skipped(_NOT_ATTACHED[ATTACHED[need]])
+        return _LACKS[need](self) if need in _LACKS else None
 
 
 def _no_gpu(context: Context) -> CheckFinding | None:
@@ -149,22 +152,8 @@ def _no_gpu(context: Context) -> CheckFinding | None:
     return None
 
 
-def _no_nvlink(context: Context) -> CheckFinding | None:
-    if "nvlink" not in context.workload.attachments:
-        return skipped("the workload uses no links between GPUs")
-    return _no_gpu(context)
-
-
 def _no_nic(context: Context) -> CheckFinding | None:
-    if "nic" not in context.workload.attachments:
-        return skipped("the workload uses no network ports")
-    if not context.ports():
-        return skipped(f"there is no port at {context.setup.sysfs}")
-    return None
-
-
-def _no_host(context: Context) -> CheckFinding | None:
-    return None if "host" in context.workload.attachments else skipped("the GPUs are not reached through the host")
+    return None if context.ports() else skipped(f"there is no port at {context.setup.sysfs}")
 
 
 def _no_log(context: Context) -> CheckFinding | None:
@@ -174,11 +163,7 @@ def _no_log(context: Context) -> CheckFinding | None:
 
 
 def _no_dcgm(context: Context) -> CheckFinding | None:
-    from shutil import which
-
-    if which("dcgmi") is None:
-        return skipped("dcgmi is not installed")
-    return _no_gpu(context)
+    return skipped("dcgmi is not installed") if shutil.which("dcgmi") is None else _no_gpu(context)
 
 
 def _no_wiring(context: Context) -> CheckFinding | None:
@@ -190,24 +175,20 @@ def _no_others(context: Context) -> CheckFinding | None:
     return skipped("there is only one accelerator") if group is not None and sum(group.shares) < 2 else None
 
 
+_NOT_ATTACHED = {
+    "nvlink": "the workload uses no links between GPUs", "nic": "the workload uses no network ports",
+    "host": "the GPUs are not reached through the host",
+}  # fmt: skip
 _LACKS: dict[Need, Callable[[Context], CheckFinding | None]] = {
-    Need.GPU: _no_gpu,
-    Need.NVLINK: _no_nvlink,
-    Need.NIC: _no_nic,
-    Need.HOST: _no_host,
-    Need.LOG: _no_log,
-    Need.DCGM: _no_dcgm,
-    Need.WIRING: _no_wiring,
-    Need.SEVERAL: _no_others,
-}
+    Need.GPU: _no_gpu, Need.NVLINK: _no_gpu, Need.NIC: _no_nic, Need.LOG: _no_log, Need.DCGM: _no_dcgm,
+    Need.WIRING: _no_wiring, Need.SEVERAL: _no_others,
+}  # fmt: skip
 
 
 def open_context(setup: NodeSetup) -> Context:
     """Return the context of a node with the readers of its real hardware."""
     if setup.slots:
         return Context(setup, None)
-    from .readers import open_nvml
-
     try:
         return Context(setup, open_nvml())
     except BackendError as error:

@@ -9,10 +9,22 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .check import Check, CheckFinding, CheckStage, Compared, Need, failed, incomplete, passed, skipped, warned
+from .check import (
+    Check,
+    CheckFinding,
+    CheckStage,
+    Compared,
+    Need,
+    below_median,
+    failed,
+    incomplete,
+    passed,
+    skipped,
+    warned,
+)
 from .context import Context
 from .groups import NO_ANSWER, join, patience, wait_for
-from .readers import FATAL, RATED, NvLink, Port
+from .readers import FATAL, RATED, NvLink, Port, pci_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,15 +232,9 @@ def copy_and_back(context: Context) -> Iterator[CheckFinding]:
 
 def near_median_bandwidth(findings: Compared) -> Compared:
     """Return failures of nodes whose copies are below half the median bandwidth."""
-    rates = sorted(finding.figure for finding in findings.values() if finding.figure is not None)
-    median = rates[len(rates) // 2]
-    return {
-        node: failed(
-            finding.device, finding.got, f"half of {median / 1e9:.3g} GB/s, the median", "pcie.link; " + RESEAT
-        )
-        for node, finding in findings.items()
-        if finding.figure is not None and finding.figure < median / 2
-    }
+    return below_median(
+        findings, 0.5, lambda median: f"half of {median / 1e9:.3g} GB/s, the median", f"pcie.link; {RESEAT}"
+    )
 
 
 PCIE_CHECK = Check("pcie.link", 0, "the link to the host has its full width", 0.5, width, (Need.GPU, Need.HOST))
@@ -290,16 +296,11 @@ def _links(context: Context) -> Iterator[tuple[int, Sequence[NvLink] | None, Cal
     reader = context.gpu_reader
     if reader is None:
         return
-    pci = {gpu.index: _short(gpu.pci) for gpu in reader.gpus()}
+    pci = {gpu.index: pci_place(gpu.pci) for gpu in reader.gpus()}
     chosen = {pci[index] for index in context.chosen.gpus if index in pci}
     others = set(pci.values()) - chosen
     for gpu in context.chosen.gpus:
-        yield gpu, reader.nvlinks(gpu), lambda link: _short(link.remote_pci) not in others
-
-
-def _short(pci: str) -> str:
-    """Return a PCI address without its domain, which has four digits in some calls and eight in others."""
-    return pci.lower().partition(":")[2].partition(".")[0]
+        yield gpu, reader.nvlinks(gpu), lambda link: pci_place(link.remote_pci) not in others
 
 
 NVLINK_STATE_CHECK = Check(

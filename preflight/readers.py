@@ -166,13 +166,14 @@ def _at_s(head: str) -> float:
 
 
 def same_gpu(pci: str, line: XidLine) -> bool:
-    """Return whether a line is about the GPU at a PCI address; domains have 4 digits in the log, 8 in NVML."""
-    return _short(pci) == _short(line.pci)
+    """Return whether a line is about the GPU at a PCI address."""
+    return pci_place(pci) == pci_place(line.pci)
 
 
-def _short(pci: str) -> tuple[str, ...]:
+def pci_place(pci: str) -> tuple[str, str]:
+    """Return domain and slot of a PCI address, in one form: domains have 4 digits in some sources, 8 in others."""
     domain, _, rest = pci.lower().partition(":")
-    return (domain.lstrip("0"), rest.partition(".")[0])
+    return domain.lstrip("0"), rest.partition(".")[0]
 
 
 class FaultSource(StrEnum):
