@@ -214,7 +214,6 @@ _RUN_ORDER = (
     "dcgm.1", "dcgm.2", "dcgm.3", "reduce.answer", "link.bw", "nvlink.errors", "nic.errors", "gpu.settings",
     "post.reset",
 )  # fmt: skip
-_FAR = len(_RUN_ORDER)
 JOB_SAMPLE = "job.sample"
 # Needs of a connection that a workload may not use.
 ATTACHED = {Need.NVLINK: "nvlink", Need.NIC: "nic", Need.HOST: "host"}
@@ -240,7 +239,12 @@ def all_checks() -> list[Check]:
     Raises:
         PluginError: If one cannot be used.
     """
-    return sorted((find_check(name) for name in registered("checks")), key=_place)
+
+    def place(check: Check) -> tuple[int, int, str]:
+        at = _RUN_ORDER.index(check.name) if check.name in _RUN_ORDER else len(_RUN_ORDER)
+        return at, check.level, check.name
+
+    return sorted((find_check(name) for name in registered("checks")), key=place)
 
 
 def chosen_checks(stage: CheckStage, level: int, workload: CheckedJob) -> list[Check]:
@@ -251,10 +255,11 @@ def chosen_checks(stage: CheckStage, level: int, workload: CheckedJob) -> list[C
         level: 0 to 3.
         workload: Links that it does not use are not checked.
     """
+    unused = {need for need, attachment in ATTACHED.items() if attachment not in workload.attachments}
     return [
         check
         for check in all_checks()
-        if check.stage is stage and check.level <= level and all(_fits(need, workload) for need in check.needs)
+        if check.stage is stage and check.level <= level and unused.isdisjoint(check.needs)
     ]
 
 
@@ -262,14 +267,6 @@ def limit_of(check: Check, level: int, workload: CheckedJob) -> float:
     """Return the limit of a check, in seconds; that of the job's own sample is the job's."""
     own = check.name == JOB_SAMPLE and workload.sample
     return workload.sample_limit_s if own else check.limit_at(level)
-
-
-def _fits(need: Need, workload: CheckedJob) -> bool:
-    return need not in ATTACHED or ATTACHED[need] in workload.attachments
-
-
-def _place(check: Check) -> tuple[int, int, str]:
-    return (_RUN_ORDER.index(check.name) if check.name in _RUN_ORDER else _FAR, check.level, check.name)
 
 
 @dataclass(frozen=True, slots=True)

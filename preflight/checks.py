@@ -204,15 +204,14 @@ def slowed(context: Context) -> Iterator[CheckFinding]:
             yield skipped(NOT_REPORTED, device)
         elif clocks.reasons:
             yield failed(device, ", ".join(clocks.reasons), "no slowdown by hardware", "check cooling and power")
-        elif _is_lowered(clocks.power_limit_w, clocks.default_power_limit_w):
-            got = f"a power limit of {clocks.power_limit_w:g} W"
-            yield warned(device, got, f"{clocks.default_power_limit_w:g} W", "restore it: nvidia-smi -pl")
         else:
-            yield passed(device)
+            yield _judge_power(device, clocks.power_limit_w, clocks.default_power_limit_w)
 
 
-def _is_lowered(limit_w: float | None, default_w: float | None) -> bool:
-    return limit_w is not None and default_w is not None and limit_w < 0.99 * default_w
+def _judge_power(device: str, limit_w: float | None, default_w: float | None) -> CheckFinding:
+    if limit_w is None or default_w is None or limit_w >= 0.99 * default_w:
+        return passed(device)
+    return warned(device, f"a power limit of {limit_w:g} W", f"{default_w:g} W", "restore it: nvidia-smi -pl")
 
 
 CLOCKS_CHECK = Check("clocks.thermal", 0, "no GPU is slowed down by its hardware", 0.5, slowed, (Need.GPU,))

@@ -214,7 +214,10 @@ LEVEL_2 = "run level 2 on the node"
 def sample(context: Context) -> Iterator[CheckFinding]:
     """Take two training steps, by the job's own command if it has one; report the last loss and the time."""
     begin_s = time.perf_counter()
-    losses = _own_losses(context) if not context.workload.sample else _losses_of(context)
+    if context.workload.sample:
+        losses = _losses_of(context)
+    else:
+        losses = [_trained(context.where(gpu), context.workload.dtype) for gpu in context.accelerators]
     took_s = time.perf_counter() - begin_s
     if not losses:
         yield incomplete("the job's sample printed no losses", 'let it print {"losses": [...]} in its last line')
@@ -224,13 +227,11 @@ def sample(context: Context) -> Iterator[CheckFinding]:
         yield passed(figure=took_s, text=repr(losses[-1]), got=f"loss {losses[-1]:.6g} after {took_s:.3g} s")
 
 
-def _own_losses(context: Context) -> list[float]:
-    """Return the losses of a small network on fixed data, on each GPU in turn."""
-    return [_trained(context.where(gpu), context.workload.dtype) for gpu in context.accelerators]
-
-
 def _trained(where: str, dtype: str) -> float:
-    """Return the loss in the last of the steps. PyTorch's optimizers would take seconds to be imported."""
+    """Return the loss of a small network on fixed data, in the last of the steps.
+
+    PyTorch's optimizers would take seconds to be imported.
+    """
     import torch
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)

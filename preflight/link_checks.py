@@ -336,7 +336,8 @@ def port_errors(context: Context) -> Iterator[CheckFinding]:
     for port in context.ports():
         changes = context.counted(port.name, port.counters)
         fatal = {name: changes[name] for name in FATAL if name in changes and changes[name][1] > changes[name][0]}
-        many = {name: changes[name] for name in RATED if name in changes and _rise(changes[name]) > MAX_COUNTER_RISE}
+        rated = {name: changes[name] for name in RATED if name in changes}
+        many = {name: (before, now) for name, (before, now) in rated.items() if now - before > MAX_COUNTER_RISE}
         yield _judge_port(port, fatal | many, counts=port.name in used)
 
 
@@ -348,10 +349,6 @@ def _judge_port(port: Port, rose: dict[str, tuple[int, int]], *, counts: bool) -
     if counts:
         return failed(port.name, got, wanted, REPLACE_LINK)
     return warned(port.name, got, f"{wanted}; the job does not use it", REPLACE_LINK)
-
-
-def _rise(change: tuple[int, int]) -> int:
-    return change[1] - change[0]
 
 
 def _expected(context: Context) -> tuple[dict[str, str], set[str]]:

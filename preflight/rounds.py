@@ -413,11 +413,6 @@ class BackgroundRounds:
             self._end(name, lent, FinishedRound(None, "this machine has no room for one more thread", time.time()))
         return True
 
-    def is_running(self, name: str) -> bool:
-        """Return whether a round has begun and has not ended."""
-        with self._lock:
-            return name in self._running
-
     def ended(self) -> Mapping[str, FinishedRound]:
         """Return the rounds that have ended and were not forgotten, and abort those that take too long."""
         with self._lock:

@@ -62,7 +62,8 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
     """
     path: list[str | None] = [None]
     if dist.get_rank() == 0:
-        newest = None if folder is None else _newest(folder_of_job(folder)[0])
+        found = [] if folder is None else _found(folder_of_job(folder)[0], _CHECKPOINT_NAME)
+        newest = max(found, key=_order, default=None)
         path = [os.environ.get(CHECKPOINT) or (None if newest is None else str(newest))]
     dist.broadcast_object_list(path)
     if path[0] is None:
@@ -80,10 +81,6 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
     if any(step != first for _, step in outcomes):
         raise InputError("its stages are of several steps", NAME_ANOTHER_FOLDER, path=Path(path[0]))
     return first
-
-
-def _newest(folder: Path) -> Path | None:
-    return max(_found(folder, _CHECKPOINT_NAME), key=_order, default=None)
 
 
 def _found(folder: Path, name: re.Pattern[str]) -> list[Path]:

@@ -281,12 +281,12 @@ class StageTrainer:
         """Whether this process reports the loss of all samples."""
         return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0
 
-    def step(self, number: int, applied: Callable[[], object] = lambda: None) -> tuple[float, Seconds]:
+    def step(self, number: int, save: Callable[[], object] | None = None) -> tuple[float, Seconds]:
         """Train on the samples of a step; return the loss over all of them, where it is known, and the seconds.
 
         Args:
             number: Of the step.
-            applied: Called once the step is applied, while all state is in memory.
+            save: Called once the step is applied, while all state is in memory.
         """
         plan, seat = self._plan, self._seat
         each = plan.batch // plan.data
@@ -309,7 +309,8 @@ class StageTrainer:
             offloading.sync_ended()
         with nullcontext() if turn is None else turn.of(number, PassKind.update):
             self._timer.timed("optimizer_s", self._update)()
-        applied()
+        if save is not None:
+            save()
         if offloading is not None:
             offloading.update_ended()
         return float(mean), self._timer.take()

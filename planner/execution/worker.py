@@ -11,12 +11,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, nan
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -152,9 +152,7 @@ def _cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, 
 MakeRing = Callable[..., "Ring"]  # of a model, an optimizer and `checkpoints`; returns once this process has a seat
 
 
-def train_in_ring(
-    plan: PlanFile, given: argparse.Namespace, script: Script, make: MakeRing, print_line: Callable[[str], None]
-) -> None:
+def train_in_ring(plan: PlanFile, given: argparse.Namespace, script: Script, make: MakeRing) -> None:
     """Train as a member of a ring.
 
     Args:
@@ -162,7 +160,6 @@ def train_in_ring(
         given: Options.
         script: The model and its data.
         make: Joins the ring.
-        print_line: Prints a line.
 
     Raises:
         InputError: If the plan or the options do not work in a ring.
@@ -189,20 +186,20 @@ def train_in_ring(
             now_s = time.monotonic()
             taken_s.append(now_s - began_s)
             if ring.seat == 0:
-                print_line(f"step {step + 1} of {given.steps}: loss of this replica {loss:.6f}, {taken_s[-1]:.3f} s")
+                _print(f"step {step + 1} of {given.steps}: loss of this replica {loss:.6f}, {taken_s[-1]:.3f} s")
             if folder is not None and (now_s - saved_s >= given.checkpoint_s or step + 1 == given.steps):
-                _save_ring_checkpoint(ring, step, print_line)
+                _save_ring_checkpoint(ring, step)
                 saved_s = now_s
         if ring.seat == 0:
-            _report_ring_training(plan, given, model, taken_s, print_line)
+            _report_ring_training(plan, given, model, taken_s)
 
 
-def _save_ring_checkpoint(ring: "Ring", step: int, print_line: Callable[[str], None]) -> None:
+def _save_ring_checkpoint(ring: "Ring", step: int) -> None:
     try:
         ring.save()
     except (OSError, RuntimeError) as error:  # the latter is PyTorch's for a full disk
         problem = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        print_line(f"no checkpoint of step {step + 1}: {problem}; training continues")
+        _print(f"no checkpoint of step {step + 1}: {problem}; training continues")
 
 
 def _check_for_ring(plan: PlanFile, given: argparse.Namespace) -> None:
@@ -229,15 +226,13 @@ def _shard(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def _report_ring_training(
-    plan: PlanFile, given: argparse.Namespace, model: nn.Module, taken_s: list[float], print_line: Callable[[str], None]
-) -> None:
+def _report_ring_training(plan: PlanFile, given: argparse.Namespace, model: nn.Module, taken_s: list[float]) -> None:
     """Save the weights if requested, and compare the times with the prediction."""
     if given.save is not None:
         torch.save(state_of(model), given.save / "stage-0.pt")
     if taken_s:
         predicted = f"; predicted {plan.step_s:.3f} s" if plan.step_s else ""
-        print_line(f"a step took {median(taken_s):.3f} s in the median{predicted}")
+        _print(f"a step took {median(taken_s):.3f} s in the median{predicted}")
 
 
 LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips faster ones
@@ -261,7 +256,7 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
         if given.save is not None:
             _make(given.save)
         if ring is not None:
-            train_in_ring(plan, given, script_of(given.model, given.seed), ring, _print)
+            train_in_ring(plan, given, script_of(given.model, given.seed), ring)
             return 0
         _check_environment(plan)
         _train(plan, given)
@@ -408,21 +403,21 @@ def _take_steps(
     plan: PlanFile, given: argparse.Namespace, member: StageTrainer, seat: Seat, times: RankMeasurements
 ) -> None:
     """Take the remaining steps, after the last checkpoint if there is one."""
-    reports, every = Steps(), _steps_between_reports(plan)
+    reports, every = Steps(), max(1, ceil(LEAST_REPORT_S / plan.step_s)) if plan.step_s else 1
     first = resume(given.checkpoints, plan, seat, member.load_training_state)
     if first and dist.get_rank() == 0:
         _print(f"a checkpoint has {first} of {given.steps} steps")
-    saves = _never
+    steps, checkpoints = range(first, given.steps), None
     if given.checkpoints is not None:
-        steps = range(first, given.steps)
-        saves = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _print).after
+        checkpoints = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _print)
     loss: float | None = None
     dist.barrier()
-    for step in range(first, given.steps):
+    for step in steps:
         if step % every == 0:
             reports.begin(step, computed_s=_computed_s(times, every), loss=loss, away_bytes=member.away_bytes)
         began_s = time.perf_counter()
-        mean, seconds = member.step(step, partial(saves, step, member.training_state))
+        save = partial(checkpoints.after, step, member.training_state) if checkpoints is not None else None
+        mean, seconds = member.step(step, save)
         times.step_s.append(time.perf_counter() - began_s)
         times.seconds.append(seconds)
         if member.has_loss:
@@ -432,20 +427,12 @@ def _take_steps(
     reports.done(loss=loss)
 
 
-def _never(step: int, state: Callable[[], Mapping[str, Any]]) -> None:
-    """Write no checkpoint."""
-
-
 def _turn(ranks_per_device: int) -> DeviceTurn:
     """Return this process's connection to its shared device; the first process on the device starts its arbiter."""
     rank = dist.get_rank()
     local = int(os.environ.get("LOCAL_RANK", rank))
     job = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     return DeviceTurn(job, local // ranks_per_device, rank, starts=local % ranks_per_device == 0)
-
-
-def _steps_between_reports(plan: PlanFile) -> int:
-    return max(1, ceil(LEAST_REPORT_S / plan.step_s)) if plan.step_s else 1
 
 
 def _computed_s(times: RankMeasurements, steps: int) -> float | None:

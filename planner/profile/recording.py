@@ -192,12 +192,11 @@ def _inside(parent: nn.Module, prefix: str) -> Iterator[FoundLayer]:
 def _holds_blocks(module: nn.Module) -> bool:
     """Return whether a list of equal modules is inside."""
     lists = [child for child in module.modules() if isinstance(child, Lists)]
-    return any(most > 1 for blocks in lists for most in _counts(blocks))
-
-
-def _counts(module: nn.Module) -> list[int]:
-    kinds = Counter(likeness(child) for child in module.children() if any(True for _ in child.parameters()))
-    return list(kinds.values())
+    kinds = (
+        Counter(likeness(child) for child in blocks.children() if any(True for _ in child.parameters()))
+        for blocks in lists
+    )
+    return any(count > 1 for counts in kinds for count in counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,11 +393,9 @@ class Recorder:
                 continue
             found["frozen_parameters"] += tensor.numel() if is_parameter and not is_tied else 0
             name = "tied_frozen_bytes" if is_tied else "frozen_bytes"
-            found[name] += tensor.numel() * self._width(tensor)
+            # some are created only when the model runs
+            found[name] += tensor.numel() * self._element_bytes.get(id(tensor), _own_bytes(tensor))
         return Weights(**found)
-
-    def _width(self, tensor: Tensor) -> float:
-        return self._element_bytes.get(id(tensor), _own_bytes(tensor))  # some are created only when the model runs
 
 
 def _own_bytes(tensor: Tensor) -> float:

@@ -148,7 +148,11 @@ def _on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], first: str
     for samples in _sample_counts(made):
         try:
             with _no_fused_kernels():
-                one, two = (_recorded(made.with_samples(count), hints, widths) for count in (samples, 2 * samples))
+                # numbers have 2 bytes in training, here 4
+                one, two = (
+                    Recorder(made.model, hints, 0.5, widths).record(made.with_samples(count).step)
+                    for count in (samples, 2 * samples)
+                )
             layers = layers_by_added_samples(one, two, samples)
         except Exception as error:  # a user's model may raise anything
             problems[samples] = error
@@ -156,11 +160,6 @@ def _on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], first: str
         note = f"it does not run without weights: {first}"[:300]
         return Profiled(CPU.format(samples, 2 * samples), made.tokens_per_sample, layers, (note,), samples)
     raise problems[made.samples]  # of the unchanged example
-
-
-def _recorded(made: Built, hints: Mapping[str, LayerHint], widths: Mapping[str, float]) -> list[Any]:
-    # numbers have 2 bytes in training, here 4
-    return list(Recorder(made.model, hints, 0.5, widths).record(made.step))
 
 
 def _reason(error: BaseException) -> str:
