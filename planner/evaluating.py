@@ -68,11 +68,6 @@ def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPla
     3. If there are such cuts, compute the time of an iteration, and what each stage computes, needs and sends.
     4. If not, offload the optimizer state, if the request allows it, and repeat steps 1 to 3.
     5. If that does not fit or pay, return the memory that is needed by the cuts that need the least.
-
-    Args:
-        request: The model and the batch.
-        chain: GPU types, in the order in which they are taken.
-        layout: Of at most as many GPUs.
     """
     if isinstance(request.hardware, HostProfile):
         return _evaluate_on_host(request, request.hardware, chain[0], layout)
@@ -236,12 +231,7 @@ def _with_state_away(case: _LayoutCase, work: MicroBatchWork) -> FoundPlan | Non
 
 
 def with_copies(plan: FoundPlan, types: Sequence[GpuType]) -> FoundPlan | None:
-    """Return a plan with the time of its offload copies, None if host memory has no room or they do not pay.
-
-    Args:
-        plan: Whose stages offload state.
-        types: GPUs of each stage.
-    """
+    """Return a plan with the time of its offload copies, None if host memory has no room or they do not pay."""
     sum_s = _sum_at_the_end_s(plan)
     idle_s = plan.step_s - sum_s - plan.times.optimizer_s
     late_s = 0.0

@@ -145,11 +145,6 @@ def iteration_of(plan: FoundPlan, gpu_type: GpuType, speed: float) -> Iteration:
     Its bytes are those that links at the full bandwidth of the cluster file carry in the planner's times, which are of
     fitted bandwidths. Transfers between stages are hidden behind computing, except while the pipeline fills and
     empties. All GPUs of a node share its network.
-
-    Args:
-        plan: The plan.
-        gpu_type: Of its GPUs.
-        speed: Of that type.
     """
     times, layout = plan.times, plan.layout
     d, p = layout.data, layout.pipeline

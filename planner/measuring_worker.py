@@ -127,12 +127,7 @@ Built = tuple[nn.Module, Tensor, Callable[..., Any] | None]
 
 
 class DecoderBlock(nn.Module):
-    """Attention and an MLP, each after a norm, as in decoders.
-
-    Args:
-        width: Of its activation.
-        heads: Of its attention.
-    """
+    """Attention and an MLP, each after a norm, as in decoders."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -62,9 +62,6 @@ def find_plan(request: PlanRequest) -> SearchResult:
 
     To evaluate a layout is to cut the model into its stages, and to compute their times and memory (`evaluate`).
 
-    Args:
-        request: The model, the GPUs and the deadline.
-
     Raises:
         InputError: If no layout exists for the batch or the requested degrees.
     """
@@ -313,25 +310,12 @@ def every_plan(request: PlanRequest) -> Iterator[FoundPlan | Misfit]:
 
 
 def fastest_by_gpus(request: PlanRequest, gpu_type: GpuType, *, data_parallel: bool = False) -> dict[int, FoundPlan]:
-    """Return the fastest plan that fits for each number of GPUs of a type that has one.
-
-    Args:
-        request: The model and its batch.
-        gpu_type: The GPUs, of which at most as many are used as there are.
-        data_parallel: Whether plans may be data parallel only.
-    """
-    chain = (gpu_type,)
-    found, bound_s = layouts_on(request, chain)
-    is_open = np.isfinite(bound_s)
+    """Return the fastest plan that fits for each number of GPUs of a type that has one."""
+    space = _search_space(request, [(gpu_type,)])
+    order = np.argsort(space.min_step_s, kind="stable")
     if data_parallel:
-        is_open &= (found.pipeline == 1) & (found.tensor == 1)
-    fastest: dict[int, FoundPlan] = {}
-    order = np.flatnonzero(is_open)
-    for at in order[np.argsort(bound_s[order], kind="stable")].tolist():
-        known = fastest.get(int(found.gpus[at]))
-        if known is not None and bound_s[at] >= known.step_s:
-            continue
-        plan = evaluate(request, chain, found.one(at))
-        if isinstance(plan, FoundPlan) and (known is None or plan.step_s < known.step_s):
-            fastest[plan.gpus] = plan
-    return fastest
+        (found,) = space.found
+        order = order[((found.pipeline == 1) & (found.tensor == 1))[order]]
+    gpus = space.gpus[order]
+    plans = {count: _fastest(space, order[gpus == count]) for count in np.unique(gpus).tolist()}
+    return {count: plan for count, plan in plans.items() if plan is not None}

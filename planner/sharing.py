@@ -80,12 +80,7 @@ def name_of(job: str, device: int) -> str:
 
 
 class Arbiter:
-    """A device and the connections of the sub-tasks that share it.
-
-    Args:
-        job: Whose sub-tasks may use it.
-        listener: Where they connect.
-    """
+    """A device and the connections of the sub-tasks that share it."""
 
     def __init__(self, job: str, listener: socket.socket) -> None:
         self._job, self._listener = job, listener

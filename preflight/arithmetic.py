@@ -34,12 +34,7 @@ _POSITIVE = 0.775
 
 
 def draws(seed: int, count: int) -> NDArray[np.uint64]:
-    """Return numbers of SplitMix64, shape (count,).
-
-    Args:
-        seed: At least 0.
-        count: How many.
-    """
+    """Return numbers of SplitMix64, shape (count,)."""
     with np.errstate(over="ignore"):
         state = (np.uint64(seed) + np.uint64(1)) * _MIX_1 + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         state = (state ^ (state >> np.uint64(30))) * _MIX_1
@@ -48,12 +43,7 @@ def draws(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 def factors(seed: int, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return two matrices, each of shape (size, size); absolute values are in [0.5, 1), and each row has a sign.
-
-    Args:
-        seed: At least 0.
-        size: Rows and columns.
-    """
+    """Return two matrices, each of shape (size, size); absolute values are in [0.5, 1), and each row has a sign."""
     left = _matrix(2 * seed, size)
     right = _matrix(2 * seed + 1, size)
     signs = np.where(draws(3 * seed + 7, 2 * size) >> np.uint64(63), -1.0, 1.0).astype(np.float32)
@@ -101,9 +91,6 @@ class Maker:
 
 class References:
     """The references in a folder. Several processes may use it at once: the first to write a reference wins.
-
-    Args:
-        folder: Made if missing.
 
     Raises:
         InputError: If the folder cannot be made.
@@ -282,12 +269,7 @@ class ProductErrors:
 
 
 class Products:
-    """One product with its references, ready to be computed repeatedly.
-
-    Args:
-        product: Which.
-        references: Where they are stored, and created on the first use.
-        node: That creates them then.
+    """One product, ready to be computed repeatedly, with its references, which are created on the first use.
 
     Raises:
         InputError: If a stored reference is damaged, or cannot be written.
@@ -309,11 +291,7 @@ class Products:
         self._golden: dict[Maker, NDArray[np.signedinteger]] = {}
 
     def multiply(self, where: str) -> "Tensor":
-        """Compute the product on a device, and return it in host memory.
-
-        Args:
-            where: A PyTorch device, such as cpu or cuda:0.
-        """
+        """Compute the product on a device, and return it in host memory."""
         if where not in self._on:
             self._on[where] = (self.left.to(where), self.right.to(where))
         left, right = self._on[where]
@@ -323,10 +301,6 @@ class Products:
         """Return the errors of an output.
 
         A correct output is stored as the golden one of its maker if there is none yet.
-
-        Args:
-            output: Of `multiply`.
-            maker: What computed it.
         """
         bits = bits_of(output)
         golden = self._golden.get(maker)

@@ -156,11 +156,7 @@ class Check:
     is_extendable: bool = False  # at higher levels it runs longer
 
     def limit_at(self, level: int) -> float:
-        """Return the limit at a level, in seconds.
-
-        Args:
-            level: Of the round.
-        """
+        """Return the limit at a level, in seconds."""
         return self.limit_s * (LONGER[level] if self.is_extendable else 1.0)
 
 
@@ -248,13 +244,7 @@ def all_checks() -> list[Check]:
 
 
 def chosen_checks(stage: CheckStage, level: int, workload: CheckedJob) -> list[Check]:
-    """Return the checks of a stage that a level and a workload need, in their order.
-
-    Args:
-        stage: When they run.
-        level: 0 to 3.
-        workload: Links that it does not use are not checked.
-    """
+    """Return the checks of a stage that a level and a workload need, in their order."""
     unused = {need for need, attachment in ATTACHED.items() if attachment not in workload.attachments}
     return [
         check

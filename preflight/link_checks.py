@@ -39,13 +39,6 @@ class NeighbourExchange:
 
     GPUs use NCCL, where a send ends only once the other side receives, and may block everything else until then. If all
     members sent first, all would wait for ever. So every other member receives before it sends.
-
-    Args:
-        ring: The members.
-        rank: Of this one.
-        size: How many members there are.
-        part: Is sent, several times.
-        at_most: How long to wait for others.
     """
 
     def __init__(self, ring: "ProcessGroup", rank: int, size: int, part: "Tensor", at_most: timedelta) -> None:

@@ -102,11 +102,6 @@ def run_round(
 def check_node(setup: NodeSetup, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
     """Check some GPUs of one node that no job uses, in a process of its own, so that no job waits for it.
 
-    Args:
-        setup: The node.
-        gpus: Of the node.
-        level: 0 to 3.
-
     Returns:
         Whether all passed, and what was found, as one line.
     """
@@ -353,11 +348,7 @@ class PlacementTries:
         return PlacementTries(self.since_s, self.count + 1, (*self.diagnostics, *report.diagnostics()))
 
     def are_used_up(self, now_s: float) -> bool:
-        """Return whether the job waits now, instead of trying other nodes; it is not at fault.
-
-        Args:
-            now_s: On the clock of `since_s`.
-        """
+        """Return whether the job waits now, instead of trying other nodes, by the clock of `since_s`."""
         return self.count >= MAX_TRIES or now_s - self.since_s >= MAX_TRYING_S
 
 
@@ -393,11 +384,6 @@ class BackgroundRounds:
         """Begin a round, unless it runs or has ended; return whether it has begun.
 
         It does not begin while too many others run, or one that uses a node of it.
-
-        Args:
-            name: Of the round.
-            nodes: That it checks.
-            work: Checks them.
         """
         names = tuple(nodes)
         with self._lock:

@@ -35,14 +35,11 @@ _REPORT = struct.Struct("<id")  # a signal, and when it came
 
 
 class Witness:
-    """A process beside this one, which reports the signals that it gets.
+    """A process beside this one, which reports the signals that it gets, and ends with this one.
 
     A second SIGTERM means "at once" to many programs, so a signal that the command has received already is not
     forwarded: shells and supervisors signal the group of a job, and Slurm all its processes. A container runtime
     signals only the first process.
-
-    Args:
-        numbers: The signals that it watches for; it ends with this process.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:

@@ -29,12 +29,7 @@ _PRELOADED = ("torch", "torch.distributed", "longshore.preflight.warm_worker",
 
 
 class LocalNode:
-    """The warm process of a node, on this machine.
-
-    Args:
-        place: The node.
-        target: What the process runs.
-    """
+    """The warm process of a node, on this machine."""
 
     def __init__(self, setup: NodeSetup, target: Target = serve_node) -> None:
         self.name, self._setup, self._target = setup.node, setup, target
@@ -155,12 +150,7 @@ MAX_IDLE_PROCESSES = 16  # idle processes that stay between rounds
 
 
 class WarmNodes:
-    """The warm processes of this machine. Any thread may use it.
-
-    Args:
-        place_of: Returns the setup of a node.
-        make: Makes a process.
-    """
+    """The warm processes of this machine. Any thread may use it."""
 
     def __init__(
         self, place_of: Callable[[str], NodeSetup], make: Callable[[NodeSetup], LocalNode] = LocalNode

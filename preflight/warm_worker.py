@@ -82,12 +82,7 @@ def serve_node(connection: Connection, setup: NodeSetup) -> None:
 
 
 def serve(connection: Connection, context: Context) -> None:
-    """Run the requested checks, until the runner ends.
-
-    Args:
-        connection: To the runner.
-        context: Of the node.
-    """
+    """Run the requested checks, until the runner ends."""
     _end_with_parent()
     _write_to_log(context.setup)
     _warm_up(context)

@@ -148,14 +148,7 @@ class Criterion:
 
 
 def criteria_of(plan: PortPlan, port: Port | None, facts: PortFacts, blueprint: Blueprint) -> list[Criterion]:
-    """Return all criteria of a port.
-
-    Args:
-        plan: Its expected state.
-        port: In sysfs; None if it is missing.
-        facts: Of the site's tool.
-        blueprint: Limits of all ports.
-    """
+    """Return all criteria of a port."""
     return [
         _state(plan, port),
         *_transceiver(plan, facts, blueprint),
@@ -206,12 +199,7 @@ class CriterionHistory:
         self._began_s: float | None = None
 
     def add(self, criteria: Iterable[Criterion], now_s: float) -> None:
-        """Add a sample.
-
-        Args:
-            criteria: All of one link.
-            now_s: Of a monotonic clock.
-        """
+        """Add a sample."""
         self._began_s = now_s if self._began_s is None else self._began_s
         for new in criteria:
             worst = self._worst.get(new.name)
@@ -343,10 +331,6 @@ def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, l
     """Return a blueprint of what is seen, and a line for each part that differs from the one before.
 
     Nodes that were not seen stay as they were. The GPUs that a port serves stay, too.
-
-    Args:
-        before: The blueprint so far; empty at first.
-        seen: By node.
     """
     nodes, changes = dict(before.nodes), list[str]()
     for node, plan in seen.items():

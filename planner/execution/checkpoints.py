@@ -48,12 +48,6 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
 
     All processes call it. If one of them cannot resume, all raise its error.
 
-    Args:
-        folder: Of the checkpoints.
-        plan: Of the training.
-        seat: Of this process.
-        load: Loads the state of this process.
-
     Returns:
         The first step to take.
 
@@ -146,12 +140,7 @@ class Checkpoints:
         self._since, self._since_s = steps.start - 1, time.monotonic()
 
     def after(self, step: int, state: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a checkpoint if it is due; called after each step, while all state is in memory.
-
-        Args:
-            step: The last one.
-            state: Returns the state of this process.
-        """
+        """Write a checkpoint if it is due; called after each step, while all state is in memory."""
         if step not in (self._last, self._agrees_at, self._writes_at):
             return
         taken_s = (time.monotonic() - self._since_s) / max(1, step - self._since)

@@ -184,11 +184,6 @@ class StageModule(nn.Module):
 def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     """Return a model in stages.
 
-    Args:
-        made: The model with an example batch.
-        stages: Names of the layers of each.
-        micro_batch: Its samples.
-
     Raises:
         BuildError: If it cannot be cut there.
     """
@@ -331,15 +326,7 @@ Passes = Callable[[Any, Tensor], None]  # of a step, on all its samples and thei
 
 
 def whole_passes(module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> Passes:
-    """Return the passes through a whole model: the micro-batches one after the other.
-
-    Args:
-        module: The model.
-        micro_batch: Samples of a micro-batch.
-        micro_batches: Of a step.
-        loss: Of a micro-batch.
-        around: Wraps each pass.
-    """
+    """Return the passes through a whole model: the micro-batches one after the other."""
 
     def forward(number: int, batch: Any, target: Tensor) -> Tensor:
         first = number * micro_batch
@@ -364,14 +351,7 @@ def stage_passes(
 ) -> Passes:  # fmt: skip
     """Return the passes through a stage, by a schedule of torch.distributed.pipelining.
 
-    Args:
-        part: The stage, with the forms of its inputs and outputs.
-        place: Its index, and the number of stages.
-        group: The processes of the pipeline.
-        schedule: Order of the passes.
-        micro_batches: Of a step.
-        loss: Of a micro-batch, on the last stage.
-        around: Wraps each pass.
+    Its place is its index, and the number of stages.
     """
     # late: slow to load, and needed only for pipelines
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe

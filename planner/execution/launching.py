@@ -67,14 +67,7 @@ def measure_host(ranks: int) -> HostProfile:
 
 
 class _Ranks:
-    """The processes of a plan, which `ranks.py` starts; at the end of the context all of them are killed.
-
-    Args:
-        ranks: Number of processes.
-        folder: For the standard error of each.
-        line: Module to run, and its arguments.
-        pipelines: Whether they have stages.
-    """
+    """The processes of a plan, which `ranks.py` starts; at the end of the context all of them are killed."""
 
     def __init__(self, ranks: int, folder: Path, line: Sequence[str], *, pipelines: bool) -> None:
         self.pids: dict[int, int] = {}

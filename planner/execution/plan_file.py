@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.input_problems import open_text
 from ...cluster.files.output_file import write_text
 from ...cluster.model.training_plan import MemorySaving, PlanFile, StagePlan
 
 if TYPE_CHECKING:
     from ..plan import FoundPlan
     from ..request import PlanRequest
-
-
-GIVE_PLAN_FILE = "give a file of `longshore plan find --out`"
 
 
 def file_of(request: "PlanRequest", plan: "FoundPlan") -> PlanFile:
@@ -53,21 +51,13 @@ def read_plan(path: Path) -> PlanFile:
     Raises:
         InputError: If the file cannot be used, or the plan cannot be run.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", GIVE_PLAN_FILE, path=path) from error
-    except ValueError as error:
-        raise InputError("it is not text", GIVE_PLAN_FILE, path=path) from error
+    with open_text(path) as file:
+        text = file.read()
     return plan_in(text, path)
 
 
 def plan_in(text: str, path: str | Path) -> PlanFile:
     """Return a plan that `longshore.stage` can run.
-
-    Args:
-        text: The plan, as JSON.
-        path: Its name in errors.
 
     Raises:
         InputError: If the text cannot be used, or the plan cannot be run.
@@ -80,7 +70,7 @@ def plan_in(text: str, path: str | Path) -> PlanFile:
         problem = str(first["msg"]).removeprefix("Value error, ")
         raise InputError(problem, "docs/planner.md has the fields", path=path, field=place) from error
     except (ValueError, RecursionError) as error:
-        raise InputError("it is not JSON", GIVE_PLAN_FILE, path=path) from error
+        raise InputError("it is not JSON", "give a file of `longshore plan find --out`", path=path) from error
     if (lack := why_not_runnable(plan)) is not None:
         raise InputError(lack, "plan with --plain", path=path)
     return plan

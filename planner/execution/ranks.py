@@ -24,11 +24,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Fork the ranks and report them until all have ended; in a rank, return once its module has run.
-
-    Args:
-        words: Instead of the command line.
-    """
+    """Fork the ranks and report them until all have ended; in a rank, return once its module has run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--launcher", type=int, help="process with which this one ends")
     parser.add_argument("--reports", type=int, help="descriptor for lines `RANK pid PID` and `RANK status STATUS`")

@@ -26,11 +26,7 @@ from .cutting import Cut, Passes, Script, check_layers, cut, parameter_of, stage
 
 
 class ReplicaGroup:
-    """The replicas of a stage, as a process group.
-
-    Args:
-        group: Of this process and others.
-    """
+    """The replicas of a stage, as a process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -178,14 +174,7 @@ def take_seat(plan: PlanFile) -> Seat | None:
 
 
 class StageTrainer:
-    """Trains the replica of a stage.
-
-    Args:
-        plan: Of the training.
-        script: The model and its data.
-        schedule: Order of the passes.
-        seat: Of this process.
-    """
+    """Trains the replica of a stage."""
 
     def __init__(self, plan: PlanFile, script: Script, schedule: Schedule, seat: Seat) -> None:
         self._plan, self._script, self._seat = plan, script, seat

@@ -101,14 +101,7 @@ TIME_LABELS = {"forward_s": "forward", "backward_s": "backward", "gradients_s": 
 
 
 def print_comparison(console: Console, plan: PlanFile, found: MeasuredTraining, ranks_per_device: int = 1) -> None:
-    """Print the times of an iteration, measured and, if there are any, predicted.
-
-    Args:
-        console: To print on.
-        plan: With the predictions, for ranks with a device each.
-        found: The measurements.
-        ranks_per_device: That shared a device.
-    """
+    """Print the times of an iteration, measured and, if there are any, predicted."""
     table = Table("stage", "layers", "what", box=None, pad_edge=False)
     for heading in ("predicted", "measured", "off"):
         table.add_column(heading, justify="right")
@@ -154,12 +147,6 @@ MakeRing = Callable[..., "Ring"]  # of a model, an optimizer and `checkpoints`; 
 
 def train_in_ring(plan: PlanFile, given: argparse.Namespace, script: Script, make: MakeRing) -> None:
     """Train as a member of a ring.
-
-    Args:
-        plan: Its replicas take the seats.
-        given: Options.
-        script: The model and its data.
-        make: Joins the ring.
 
     Raises:
         InputError: If the plan or the options do not work in a ring.

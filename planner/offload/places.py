@@ -123,10 +123,6 @@ class OffloadPlace(Protocol):
 class FilePlace:
     """A file. It is written and read, not mapped, so it does not count as memory of the process.
 
-    Args:
-        size_bytes: Of the reserved room.
-        folder: Of the file.
-
     Raises:
         OSError: If there is no room for it.
     """
@@ -209,10 +205,6 @@ def _unpin(library: Any, host: Tensor) -> None:
 
 class PinnedPlace:
     """Pinned memory; copies go by a stream of their own.
-
-    Args:
-        size_bytes: Of the memory.
-        gpu: Whose content is stored here.
 
     Raises:
         OSError: If the host has no room for it.

@@ -115,10 +115,6 @@ class _ProfileReply(BaseModel, frozen=True, extra="forbid"):
 def profile(target: str, limits: ProfilingLimits) -> ModelProfile:
     """Profile a model.
 
-    Args:
-        target: `FILE.py:FUNCTION`, or a file with the function `build`.
-        limits: Of the process that runs the file.
-
     Raises:
         InputError: If the model cannot be profiled, with the reason.
     """

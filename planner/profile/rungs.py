@@ -32,11 +32,6 @@ def layer_profiles(calls: Sequence[LayerCall], samples: int) -> list[LayerProfil
 def layers_by_added_samples(calls: Sequence[LayerCall], twice: Sequence[LayerCall], samples: int) -> list[LayerProfile]:
     """Return the layers of two recorded steps, for one sample: what each of N more samples adds, without fixed parts.
 
-    Args:
-        calls: Of a step.
-        twice: Of a step with twice the samples.
-        samples: Of the first.
-
     Raises:
         LayerError: If the two do not have the same layers.
     """

@@ -130,9 +130,8 @@ def test_sub_tasks_take_turns(arbiter: tuple[str, threading.Thread]) -> None:
 
 HOLDS = """\
 import sys, time
-from longshore.planner.sharing import Kind
-from longshore.planner.sharing import Turn
-with Turn(sys.argv[1], 0, 0, starts=False).of(0, Kind.forward):
+from longshore.planner.sharing import DeviceTurn, PassKind
+with DeviceTurn(sys.argv[1], 0, 0, starts=False).of(0, PassKind.forward):
     print("has it", flush=True)
     time.sleep(600)
 """
@@ -142,7 +141,7 @@ def test_a_device_is_free_again_when_its_holder_is_killed(arbiter: tuple[str, th
     mine = DeviceTurn(arbiter[0], 0, 1, starts=False)
     with processes.start([sys.executable, "-c", HOLDS, arbiter[0]], stdout=processes.PIPE) as holder:
         assert holder.stdout is not None
-        holder.stdout.readline()
+        assert holder.stdout.readline() == b"has it\n"
     with mine.of(0, PassKind.backward):
         pass
     mine.close()
