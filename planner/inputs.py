@@ -9,8 +9,7 @@ from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
 from .calibration import read_hardware
 from .model import DEFAULT, HardwareProfile, HostProfile
-from .profile.building import read_table
-from .profile.profiling import ModelProfile, ProfilingLimits, profile
+from .profile.profiling import ModelProfile, ProfilingLimits, profile, read_table
 from .request import PlanRequest, Pool, make_request, pool_of, ranks_of
 
 MAX_SAMPLES = 1e15

@@ -87,8 +87,8 @@ class EarlySums:
         self._of = {id(parameter): at for at, piece in enumerate(self._pieces) for parameter in piece.parameters}
         self._lates = lates
         self._reset()
-        for it in early:
-            it.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+        for parameter in early:
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     def finish(self, loss: Tensor) -> Tensor:
         """Replace gradients by their means over the members; return the mean of the loss."""

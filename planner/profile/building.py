@@ -1,4 +1,4 @@
-"""The profiler's input from the user's file: a model, an example batch, hints, or a table of layers.
+"""The profiler's input from the user's file: a model, an example batch and hints.
 
 Source: SPEC P1.
 """
@@ -7,7 +7,6 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,10 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...cluster.files.errors import InputError
-from ...cluster.files.output_file import readable
-from ...cluster.traces.read import TraceRows, read_rows
-from .profiling import MAX_LAYERS, Amount, LayerProfile, ModelProfile
+from .profiling import Amount
 
 
 class LayerHint(BaseModel, frozen=True, extra="forbid"):
@@ -89,7 +85,13 @@ class Built(NamedTuple):
 
     def on(self, device: str, dtype: torch.dtype) -> "Built":
         """Return the same on a device, with its floating-point numbers in a type."""
-        batch, target = _moved((self.batch, self.target), device, dtype)
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+
+        batch, target = tree_map(moved, (self.batch, self.target))
         return Built(self.model.to(device=device, dtype=dtype).train(), batch, self.loss, target)
 
     def with_samples(self, samples: int) -> "Built":
@@ -102,15 +104,6 @@ class Built(NamedTuple):
             return value
 
         return Built(self.model, tree_map(repeated, self.batch), self.loss, tree_map(repeated, self.target))
-
-
-def _moved(batch: Any, device: str, dtype: torch.dtype) -> Any:
-    def moved(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
-
-    return tree_map(moved, batch)
 
 
 def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, LayerHint]]:
@@ -213,56 +206,3 @@ def built(build: Callable[[], Any]) -> Built:
 
 def _kind(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-TABLE_COLUMNS = ("name", "parameters", "forward_flops", "saved_bytes", "output_bytes")
-AMOUNTS = ("backward_flops", "tied_parameters", "input_elements", "frozen_parameters", "frozen_bytes", "fixed_costs")
-OPTIONAL_COLUMNS = (*AMOUNTS, "heads", "is_block", "tokens")
-MAX_AMOUNT = 1e30
-NUMBER_BYTES = 2.0  # of a weight that is not trained
-
-
-def read_table(path: Path) -> ModelProfile:
-    """Read the profile of a table: a row for each layer, in order; docs/planner.md has the columns.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
-    layers, tokens = list[LayerProfile](), 1.0
-    with closing(read_rows(path, TABLE_COLUMNS, optional=OPTIONAL_COLUMNS)) as chunks:
-        for rows in chunks:
-            if len(layers) + len(rows.lines) > MAX_LAYERS:
-                raise InputError(f"there are more than {MAX_LAYERS:,} layers", "put some into one row", path=path)
-            layers += _layers(rows)
-            if rows.has("tokens"):
-                tokens = float(rows.numbers("tokens", least=1.0, most=1e12)[0])
-    if not layers:
-        raise InputError("the table has no layer", "add a row for each", path=path)
-    return ModelProfile(
-        name=readable(path.name)[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers)
-    )
-
-
-def _layers(rows: TraceRows) -> list[LayerProfile]:
-    columns = {name: rows.numbers(name, most=MAX_AMOUNT).tolist() for name in TABLE_COLUMNS[1:]}
-    for name in AMOUNTS:
-        if rows.has(name):
-            columns[name] = rows.numbers(name, most=MAX_AMOUNT).tolist()
-    for name, most in (("heads", 1_000_000), ("is_block", 1)):
-        if rows.has(name):
-            columns[name] = rows.whole_numbers(name, most=most).tolist()
-    columns.setdefault("backward_flops", [2.0 * value for value in columns["forward_flops"]])
-    # By default a layer's input is as large as its output, with two bytes per number.
-    columns.setdefault("input_elements", [value / 2.0 for value in columns["output_bytes"]])
-    frozen = columns.setdefault("frozen_parameters", [0.0] * len(rows.lines))
-    columns.setdefault("frozen_bytes", [NUMBER_BYTES * value for value in frozen])
-    for row, (all_of_it, part) in enumerate(zip(columns["parameters"], frozen, strict=True)):
-        if part > all_of_it:
-            raise rows.error(
-                "frozen_parameters", row, f"are more than the {all_of_it:g} parameters", "count them there too"
-            )
-    names = rows.cells["name"]
-    return [
-        LayerProfile(name=names[row][-300:], **{name: values[row] for name, values in columns.items()})
-        for row in range(len(rows.lines))
-    ]

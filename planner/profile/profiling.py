@@ -1,4 +1,6 @@
-"""The profile of a user's model: a row for each layer, made in a process of its own with limits of time and memory.
+"""The profile of a user's model: a row for each layer.
+
+It is read from a table, or made in a process of its own, with limits of time and memory, that runs the user's code.
 
 Source: SPEC P1.
 """
@@ -10,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.files.output_file import readable
+from ...cluster.traces.read import TraceRows, read_rows
 
 MAX_LAYERS = 10_000
 OUTSIDE = "(outside of all layers)"  # name of the last layer of a model that computes there
@@ -82,6 +85,59 @@ class ModelProfile(BaseModel, frozen=True, extra="forbid"):
     def column(self, name: str) -> NDArray[np.float64]:
         """Return one figure of all layers, shape (layers,)."""
         return np.array([getattr(layer, name) for layer in self.layers], dtype=np.float64)
+
+
+TABLE_COLUMNS = ("name", "parameters", "forward_flops", "saved_bytes", "output_bytes")
+AMOUNTS = ("backward_flops", "tied_parameters", "input_elements", "frozen_parameters", "frozen_bytes", "fixed_costs")
+OPTIONAL_COLUMNS = (*AMOUNTS, "heads", "is_block", "tokens")
+MAX_AMOUNT = 1e30
+NUMBER_BYTES = 2.0  # of a weight that is not trained
+
+
+def read_table(path: Path) -> ModelProfile:
+    """Read the profile of a table: a row for each layer, in order; docs/planner.md has the columns.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    layers, tokens = list[LayerProfile](), 1.0
+    with closing(read_rows(path, TABLE_COLUMNS, optional=OPTIONAL_COLUMNS)) as chunks:
+        for rows in chunks:
+            if len(layers) + len(rows.lines) > MAX_LAYERS:
+                raise InputError(f"there are more than {MAX_LAYERS:,} layers", "put some into one row", path=path)
+            layers += _layers(rows)
+            if rows.has("tokens"):
+                tokens = float(rows.numbers("tokens", least=1.0, most=1e12)[0])
+    if not layers:
+        raise InputError("the table has no layer", "add a row for each", path=path)
+    return ModelProfile(
+        name=readable(path.name)[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers)
+    )
+
+
+def _layers(rows: TraceRows) -> list[LayerProfile]:
+    columns = {name: rows.numbers(name, most=MAX_AMOUNT).tolist() for name in TABLE_COLUMNS[1:]}
+    for name in AMOUNTS:
+        if rows.has(name):
+            columns[name] = rows.numbers(name, most=MAX_AMOUNT).tolist()
+    for name, most in (("heads", 1_000_000), ("is_block", 1)):
+        if rows.has(name):
+            columns[name] = rows.whole_numbers(name, most=most).tolist()
+    columns.setdefault("backward_flops", [2.0 * value for value in columns["forward_flops"]])
+    # By default a layer's input is as large as its output, with two bytes per number.
+    columns.setdefault("input_elements", [value / 2.0 for value in columns["output_bytes"]])
+    frozen = columns.setdefault("frozen_parameters", [0.0] * len(rows.lines))
+    columns.setdefault("frozen_bytes", [NUMBER_BYTES * value for value in frozen])
+    for row, (all_of_it, part) in enumerate(zip(columns["parameters"], frozen, strict=True)):
+        if part > all_of_it:
+            raise rows.error(
+                "frozen_parameters", row, f"are more than the {all_of_it:g} parameters", "count them there too"
+            )
+    names = rows.cells["name"]
+    return [
+        LayerProfile(name=names[row][-300:], **{name: values[row] for name, values in columns.items()})
+        for row in range(len(rows.lines))
+    ]
 
 
 MAX_PROFILE_BYTES = 64 << 20  # of a reply: a profile of 10,000 layers has 5 MiB
