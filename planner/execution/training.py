@@ -273,9 +273,10 @@ class StageTrainer:
     def step(self, number: int, save: Callable[[], object] | None = None) -> tuple[float, Seconds]:
         """Train on the samples of a step; return the loss over all of them, where it is known, and the seconds.
 
-        Args:
-            number: Of the step.
-            save: Called once the step is applied, while all state is in memory.
+        1. Run the forward and backward passes of all micro-batches. The optimizer state may be offloaded.
+        2. Sum the gradients over the replicas. The parameters may be offloaded, and the optimizer state returns.
+        3. Update the parameters.
+        4. Save the state, if it is to be saved, while all of it is in memory.
         """
         plan, seat = self._plan, self._seat
         each = plan.batch // plan.data
@@ -287,19 +288,19 @@ class StageTrainer:
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
         with nullcontext() if is_alone or turn is None else turn.of(number, PassKind.phase):
-            self._passes(batch, torch.zeros(each) if target is None else target)
+            self._passes(batch, torch.zeros(each) if target is None else target)  # 1
         # Before the first step, schedules compute the loss once more, to find its form.
         losses = self._losses[-plan.micro_batches :]
         loss = torch.stack(losses).mean() if losses else torch.zeros(())
         if offloading is not None:
             offloading.sync_begins()
-        mean = self._timer.timed("gradients_s", self._sum)(loss)
+        mean = self._timer.timed("gradients_s", self._sum)(loss)  # 2
         if offloading is not None:
             offloading.sync_ended()
         with nullcontext() if turn is None else turn.of(number, PassKind.update):
-            self._timer.timed("optimizer_s", self._update)()
+            self._timer.timed("optimizer_s", self._update)()  # 3
         if save is not None:
-            save()
+            save()  # 4
         if offloading is not None:
             offloading.update_ended()
         return float(mean), self._timer.take()
