@@ -86,7 +86,7 @@ class _SearchSpace:
 
     request: PlanRequest
     chains: list[Chain]
-    found: list[PlanLayouts]  # on each chain
+    layouts: list[PlanLayouts]  # on each chain
     chain: NDArray[np.int64]  # index of the chain
     row: NDArray[np.int64]  # in the layouts of that chain
     gpus: NDArray[np.int64]
@@ -97,7 +97,7 @@ class _SearchSpace:
         """Return the plan of a layout, or that it does not fit."""
         self.evaluated += 1
         chain = int(self.chain[at])
-        return evaluate(self.request, self.chains[chain], self.found[chain].one(int(self.row[at])))
+        return evaluate(self.request, self.chains[chain], self.layouts[chain].one(int(self.row[at])))
 
 
 def _search_space(request: PlanRequest, tried: list[Chain]) -> _SearchSpace:
@@ -117,7 +117,7 @@ def _search_space(request: PlanRequest, tried: list[Chain]) -> _SearchSpace:
     return _SearchSpace(
         request=request,
         chains=tried,
-        found=found,
+        layouts=found,
         chain=np.repeat(np.arange(len(tried)), [rows.data.size for rows in found]),
         row=np.concatenate([np.arange(rows.data.size) for rows in found]),
         gpus=np.concatenate([rows.gpus for rows in found]),
@@ -293,7 +293,7 @@ def _doubled(gpus: int) -> Iterator[int]:
 def every_plan(request: PlanRequest) -> Iterator[FoundPlan | Misfit]:
     """Yield for each combination of degrees the fastest plan, or the layout that needs the least memory."""
     space = _search_space(request, chains(request.pool))
-    parts = [np.stack(rows[:3], axis=1) for rows in space.found]
+    parts = [np.stack(rows[:3], axis=1) for rows in space.layouts]
     degrees = np.column_stack([np.concatenate(parts), space.chain])
     order = np.argsort(space.min_step_s, kind="stable")
     _, which = np.unique(degrees[order], axis=0, return_inverse=True)
@@ -314,7 +314,7 @@ def fastest_by_gpus(request: PlanRequest, gpu_type: GpuType, *, data_parallel: b
     space = _search_space(request, [(gpu_type,)])
     order = np.argsort(space.min_step_s, kind="stable")
     if data_parallel:
-        (found,) = space.found
+        (found,) = space.layouts
         order = order[((found.pipeline == 1) & (found.tensor == 1))[order]]
     gpus = space.gpus[order]
     plans = {count: _fastest(space, order[gpus == count]) for count in np.unique(gpus).tolist()}

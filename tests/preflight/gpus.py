@@ -55,7 +55,6 @@ class ScriptedReader(GpuReader):
         self.versions = driver or Driver("580.65.06", "13.580.65", "96.00.5E")
 
     def driver(self) -> Driver:
-        """Return the versions."""
         return self.versions
 
     def gpus(self) -> Sequence[GpuInfo]:
@@ -69,27 +68,21 @@ class ScriptedReader(GpuReader):
         return found
 
     def uncorrected_errors(self, gpu: int) -> int | None:
-        """Return what was scripted."""
         return self._of(gpu).uncorrected_errors
 
     def rows(self, gpu: int) -> RemappedRows | None:
-        """Return what was scripted."""
         return self._of(gpu).rows
 
     def pcie(self, gpu: int) -> Pcie | None:
-        """Return what was scripted."""
         return self._of(gpu).pcie
 
     def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
-        """Return what was scripted."""
         return self._of(gpu).nvlinks
 
     def clocks(self, gpu: int) -> Clocks | None:
-        """Return what was scripted."""
         return self._of(gpu).clocks
 
     def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
-        """Return what was scripted."""
         return self._of(gpu).holders
 
     def lock_clock(self, gpu: int, mhz: int) -> bool | None:
