@@ -167,7 +167,10 @@ class WarmNodes:
         with self._lock:
             if self._is_closed or wanted & self._lent.keys():
                 return None
-            found = {name: self._kept.pop(name, None) or self._make(self._place_of(name)) for name in wanted}
+            found = {
+                name: self._kept.pop(name) if name in self._kept else self._make(self._place_of(name))
+                for name in wanted
+            }
             self._lent |= found
         return found
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -58,7 +58,8 @@ def reply_of(number: int, findings: list[CheckFinding], seconds: float) -> bytes
 
 def _cut(finding: CheckFinding) -> CheckFinding:
     texts = ("device", "got", "wanted", "action", "reason", "text")
-    return replace(finding, **{name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts})
+    cut: dict[str, Any] = {name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts}
+    return replace(finding, **cut)
 
 
 def read_reply(content: bytes) -> CheckReply:
