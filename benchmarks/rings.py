@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from longshore.cluster.files.typed_json import from_json
 from longshore.ring import wire
-from longshore.ring.coordinator_state import make_ring
+from longshore.ring.coordinator_server import make_ring
 from longshore.ring.launcher import MemberStart, RingLauncher
-from longshore.ring.wire import greet
+from longshore.ring.wire import from_json, greet
 
 from .harness import ROOT, Row, progress
 

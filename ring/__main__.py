@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from .coordinator_state import make_ring
+from .coordinator_server import make_ring
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, RESTART_STATUS, UNKNOWN_STATUS
 

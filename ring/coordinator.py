@@ -12,18 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from . import wire
-from .coordinator_state import (
+from .membership import (
     NO_MEMBER,
     START,
+    Accusations,
+    Backups,
     CoordinatorState,
+    Hints,
     MemberState,
     Phase,
     RecoveryTimer,
     RingLimits,
     returning_members,
+    silent,
+    unlike_ends,
+    unstopped,
     waiting_members,
+    worn_out,
 )
-from .member_health import Accusations, Backups, Hints, silent, unlike_ends, unstopped, worn_out
 from .wire import describe_exit
 
 LAUNCHERS, SCHEDULERS = -2, -3  # receivers of messages that are not for one member

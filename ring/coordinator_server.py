@@ -1,9 +1,14 @@
-"""The process that owns a ring's generation: `python -m longshore.ring.coordinator_server FOLDER`.
+"""The process that owns a ring's generation, `python -m longshore.ring.coordinator_server FOLDER`, and the folder.
 
-It connects `Coordinator` (coordinator.py) to sockets and to the state file. It needs only the ring's folder
-(`coordinator_state.make_ring`), and may be killed at any moment: after a restart it reads its file and listens on the
-same port, and members reconnect. It ends with status 0 once the ring is done, and with LOST_STATUS once no member is
-left. Source: SPEC F8 to F10.
+It connects `Coordinator` (coordinator.py) to sockets and to the state file. It needs only the folder (`make_ring`), and
+may be killed at any moment: after a restart it reads its file and listens on the same port, and members reconnect. It
+ends with status 0 once the ring is done, and with LOST_STATUS once no member is left. Files in the folder of a ring:
+
+ring.json        the secret and the limits, written by the process that makes the ring; only its user can read it
+state.json       written by the coordinator before it sends any message that depends on it; has its port
+recoveries.json  the last recoveries with the seconds of each phase, for people
+
+Source: SPEC F8 to F10.
 
 Standard library only, so that it starts in a tenth of a second.
 """
@@ -13,18 +18,18 @@ import contextlib
 import json
 import os
 import resource
+import secrets
 import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..cluster.files.typed_json import as_json
+from ..cluster.files.durable import open_folder, write_whole
 from .coordinator import LAUNCHERS, SCHEDULERS, Coordinator
-from .coordinator_state import RECOVERIES, STATE, CoordinatorState, Phase, RingSettings, read_settings, write_file
-from .member_health import Backups
+from .membership import Backups, CoordinatorState, Phase, RingLimits
 from .wire import (
     LOST_STATUS,
     Evicted,
@@ -36,6 +41,7 @@ from .wire import (
     RingEnd,
     RingReport,
     Terminating,
+    as_json,
     decode,
     encode,
     new_challenge,
@@ -43,6 +49,7 @@ from .wire import (
     welcome,
 )
 
+RING, STATE, RECOVERIES = "ring.json", "state.json", "recoveries.json"
 TICK_S = 0.05
 HELLO_TIMEOUT_S = 5.0  # for a connection to send its hello
 MAX_HELLO_BYTES: Final = 4096
@@ -56,6 +63,73 @@ REWRITE_S = 1.0  # between two attempts
 MAX_SEND_BYTES = 8 << 20  # that wait for a process that does not read
 Writer = asyncio.StreamWriter
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class RingSettings:
+    """What a coordinator needs to know at its start."""
+
+    seats: int
+    secret: str
+    host: str = "127.0.0.1"
+    limits: RingLimits = field(default_factory=RingLimits)
+    spares: int = 0  # members beside the seats at the start
+    backups: int = 0  # slow members that may have backups at the same time
+
+
+def make_ring(
+    folder: Path, seats: int, host: str = "127.0.0.1", limits: RingLimits | None = None, *,
+    spares: int = 0, backups: int = 0,
+) -> RingSettings:  # fmt: skip
+    """Make the folder of a ring, unless it exists.
+
+    Args:
+        folder: Of this ring alone.
+        seats: In the ring.
+        host: Address at which members reach the coordinator.
+        limits: The usual ones by default.
+        spares: Members beside the seats at the start.
+        backups: Slow members that may have backups at the same time.
+
+    Returns:
+        The settings of the coordinator, with a secret that was drawn for this ring.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if (folder / RING).exists():
+        return read_settings(folder)
+    settings = RingSettings(seats, secrets.token_hex(16), host, limits or RingLimits(), spares, backups)
+    write_file(folder, RING, asdict(settings))
+    return settings
+
+
+def read_settings(folder: Path) -> RingSettings:
+    """Return the settings of a ring's coordinator.
+
+    Raises:
+        OSError: If they cannot be read.
+        ValueError: If they are damaged.
+    """
+    content = json.loads((folder / RING).read_bytes())
+    try:
+        return RingSettings(**{**content, "limits": RingLimits(**content["limits"])})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{folder / RING}: {error}") from error
+
+
+def write_file(folder: Path, name: str, content: object) -> None:
+    """Write a file of the ring's folder, whole or not at all.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    opened = open_folder(str(folder))
+    try:
+        write_whole(opened, name, json.dumps(content).encode())
+    finally:
+        os.close(opened)
 
 
 class CoordinatorServer:

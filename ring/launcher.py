@@ -1,6 +1,6 @@
 """Starts the processes of a ring: its coordinator, a warm process and members; and reports at once how they end.
 
-    async with RingLauncher(folder) as launcher:       # folder: made by coordinator_state.make_ring
+    async with RingLauncher(folder) as launcher:       # folder: made by coordinator_server.make_ring
         await launcher.start_coordinator()             # on one node; it is restarted if it is killed
         await launcher.connect()
         launcher.start(MemberStart(0, ("python", "train.py"), os.environ, Path.cwd()))
@@ -29,7 +29,7 @@ from typing import Self
 
 from ..cluster.files.processes import ending_with, last_error
 from .coordinator import WORN_OUT
-from .coordinator_state import STATE, RingSettings, read_settings
+from .coordinator_server import STATE, RingSettings, read_settings
 from .warm import connect_warm, fork, python_arguments
 from .wire import (
     ADDRESS,

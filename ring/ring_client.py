@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster.files.durable import open_folder, read_whole
-from ..cluster.files.typed_json import from_json
-from .coordinator_state import RING, STATE
+from .coordinator_server import RING, STATE
 from .wire import (
     Hello,
     Message,
@@ -30,6 +29,7 @@ from .wire import (
     ScriptHint,
     SeatRequest,
     encode,
+    from_json,
     greet_blocking,
 )
 

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ...cluster.files.typed_json import from_json
-from ...ring.wire import Recovery, RingReport
+from ...ring.wire import Recovery, RingReport, from_json
 from ..backends.protocol import MemberPlace, call_backend
 from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow

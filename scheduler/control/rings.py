@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.files.errors import BackendError
-from ...cluster.files.typed_json import as_json
 from ...cluster.model.placement import Placement
-from ...ring.wire import EmptySeat, SeatRequest
+from ...ring.wire import EmptySeat, SeatRequest, as_json
 from ..backends.protocol import RingConnection, call_backend
 from ..health.link_probes import LINK_AGAIN_S, ROUND_S, LinkOutcome, LinkState, LinkTable, Pair
 from ..mirror.cluster_mirror import ClusterMirror

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Placement
-from ...ring.member_health import far_longer
+from ...ring.membership import far_longer
 from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
 from .evidence import AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from benchmarks.namespaces import Network
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 
 from .trial import Outcome, Trial, run_ring, warm_process
 

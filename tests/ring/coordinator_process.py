@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longshore.ring import coordinator_server, wire
-from longshore.ring.coordinator_state import STATE, RingSettings, make_ring
+from longshore.ring.coordinator_server import STATE, RingSettings, make_ring
 from longshore.ring.wire import greet_blocking
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH

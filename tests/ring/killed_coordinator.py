@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longshore.ring import coordinator_server, coordinator_state, wire
+from longshore.ring import coordinator_server, wire
 from longshore.ring.coordinator import Coordinator
 
 FOLDER = Path(sys.argv[1])
@@ -43,7 +43,7 @@ def watch(name: str) -> None:
     setattr(Coordinator, name, received)
 
 
-send, write = coordinator_server._send, coordinator_state.write_file
+send, write = coordinator_server._send, coordinator_server.write_file
 
 
 def sending(writer: Any, message: wire.Message, *line: bytes) -> None:
@@ -54,7 +54,7 @@ def sending(writer: Any, message: wire.Message, *line: bytes) -> None:
 
 def writing(folder: Path, name: str, content: Any) -> None:
     write(folder, name, content)
-    if name == coordinator_state.STATE:
+    if name == coordinator_server.STATE:
         GENERATION[0] = content["generation"]
         passed(f"wrote {content['phase']}", content["generation"])
 

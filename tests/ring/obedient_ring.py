@@ -2,7 +2,7 @@
 
 from longshore.ring import wire
 from longshore.ring.coordinator import SCHEDULERS, Coordinator
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 
 
 class Ring:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, SCHEDULERS, Coordinator
-from longshore.ring.coordinator_state import NO_MEMBER, CoordinatorState, MemberState, Phase, RingLimits
-from longshore.ring.member_health import Backups, SlowMember
+from longshore.ring.membership import NO_MEMBER, Backups, CoordinatorState, MemberState, Phase, RingLimits, SlowMember
 
 STEPS = 10_000
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, Coordinator
-from longshore.ring.coordinator_state import Phase, RingLimits
-from longshore.ring.member_health import MIN_EXCESS_S, SLOW_RATIO, Backups, far_longer
+from longshore.ring.membership import MIN_EXCESS_S, SLOW_RATIO, Backups, Phase, RingLimits, far_longer
 
 from .obedient_ring import Ring
 from .simulated_ring import copied

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 
 from .trial import Outcome, Trial, run_ring
 

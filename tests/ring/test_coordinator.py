@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, WORN_OUT, Coordinator
-from longshore.ring.coordinator_state import MemberState, Phase, RingLimits
-from longshore.ring.member_health import UNLIKE_ENDS_S, unlike_ends
+from longshore.ring.membership import UNLIKE_ENDS_S, MemberState, Phase, RingLimits, unlike_ends
 from tests.ring.obedient_ring import Ring
 
 

@@ -18,8 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.ring import coordinator_server, wire
-from longshore.ring.coordinator_server import ACCEPTED_AT_ONCE, MAX_TEXT, MAX_UNGREETED, with_short_texts
-from longshore.ring.coordinator_state import RECOVERIES, STATE, make_ring, write_file
+from longshore.ring.coordinator_server import (
+    ACCEPTED_AT_ONCE,
+    MAX_TEXT,
+    MAX_UNGREETED,
+    RECOVERIES,
+    STATE,
+    make_ring,
+    with_short_texts,
+    write_file,
+)
 from longshore.ring.ring_client import ask_report, last_report
 
 from .coordinator_process import Peer, Process, can_connect, started, wait_for

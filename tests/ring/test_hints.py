@@ -4,7 +4,7 @@ import pytest
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, SCHEDULERS, Coordinator
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 
 from .obedient_ring import Ring
 

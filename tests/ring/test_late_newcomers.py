@@ -8,7 +8,7 @@ import pytest
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, Coordinator
-from longshore.ring.coordinator_state import Phase, RingLimits
+from longshore.ring.membership import Phase, RingLimits
 from longshore.ring.ring_client import ask_report
 
 from .coordinator_process import Peer, Process, can_connect, started, wait_for

@@ -13,7 +13,7 @@ import pytest
 
 from longshore.ring import warm as warm_process
 from longshore.ring import wire
-from longshore.ring.coordinator_state import STATE, make_ring, read_settings
+from longshore.ring.coordinator_server import STATE, make_ring, read_settings
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.wire import new_challenge, welcome
 from tests.support import processes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.ring import wire
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 from longshore.ring.wire import greet
 from tests.support import processes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 
 from .lossy_proxy import Loses
 from .trial import Outcome, Trial, run_ring

@@ -13,7 +13,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.ring import ring_client
-from longshore.ring.coordinator_state import RING, STATE, make_ring
+from longshore.ring.coordinator_server import RING, STATE, make_ring
 from longshore.ring.ring_client import RingClient, ask_report, retire
 from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, new_challenge, proves_secret, welcome
 from longshore.scheduler.backends.local.backend import LocalBackend

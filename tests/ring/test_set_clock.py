@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import longshore
-from longshore.ring.coordinator_state import RingLimits
+from longshore.ring.membership import RingLimits
 from tests.scheduler.set_clock import SetClock
 from tests.support import processes
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.ring.coordinator import layout_of, shards_at, shards_of
-from longshore.ring.coordinator_state import NO_MEMBER, CoordinatorState, MemberState
+from longshore.ring.membership import NO_MEMBER, CoordinatorState, MemberState
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.typed_json import as_json
 from longshore.ring import wire
+from longshore.ring.wire import as_json
 
 EVERY = st.one_of(*(st.from_type(kind) for kind in wire._MESSAGE_KINDS.values()))
 

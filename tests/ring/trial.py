@@ -14,8 +14,9 @@ from typing import Any
 
 from benchmarks.namespaces import MANAGER, VARIABLE, Network
 from longshore.ring import wire
-from longshore.ring.coordinator_state import RingLimits, make_ring
+from longshore.ring.coordinator_server import make_ring
 from longshore.ring.launcher import MemberStart, RingLauncher
+from longshore.ring.membership import RingLimits
 from longshore.ring.wire import greet
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH

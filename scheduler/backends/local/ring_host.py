@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from ....cluster.files.durable import open_folder, read_whole
 from ....cluster.files.processes import Process, environment, kill, living
 from ....ring.coordinator import WORN_OUT
-from ....ring.coordinator_state import make_ring, write_file
+from ....ring.coordinator_server import make_ring, write_file
 from ....ring.launcher import MemberStart, RingLauncher
 from ....ring.wire import GONE_STATUS, RESTART_STATUS, UNKNOWN_STATUS, RingEnd
 from .ranks import (

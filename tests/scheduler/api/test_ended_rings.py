@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.typed_json import as_json
-from longshore.ring.wire import RingReport
+from longshore.ring.wire import RingReport, as_json
 from longshore.scheduler.api.rings import _kept_page
 
 SEATS = 3

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from longshore.ring import launcher
-from longshore.ring.coordinator_state import RingLimits, make_ring, write_file
+from longshore.ring.coordinator_server import make_ring, write_file
 from longshore.ring.launcher import RingLauncher
+from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.placement import Share
-from longshore.ring.member_health import MIN_EXCESS_S, SLOW_RATIO
+from longshore.ring.membership import MIN_EXCESS_S, SLOW_RATIO
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.health.step_monitor import RunningAttempt, StepMonitor, Stragglers, straggling
 from longshore.scheduler.health.step_watch import SKIPPED_STEPS, RankStepTimes
