@@ -225,10 +225,10 @@ class Coordinator:
 
     def _replace_accused(self) -> bool:
         """Replace the member that exchanges failed with most often, if they failed too often."""
-        suspect = self._accusations.worst(self.seated(), self.now_s)
-        if suspect is not None:
-            self._declare_gone(*suspect)
-        return suspect is not None
+        worst = self._accusations.worst(self.seated(), self.now_s)
+        if worst is not None:
+            self._declare_gone(*worst)
+        return worst is not None
 
     def _send_layout(self) -> None:
         members, timer = self._seated_members(), self.recoveries[-1]
@@ -490,8 +490,8 @@ class Coordinator:
         suspects = list(silent(self.members.values(), self.limits, now_s))
         if self.state.phase is Phase.STOPPING:
             suspects += unstopped(self._seated_members(), self.limits, now_s)
-        for suspect in suspects:
-            self._declare_gone(*suspect)
+        for number, reason in suspects:
+            self._declare_gone(number, reason)
         for number in self._awaited.overdue(now_s, has_run=self.state.has_run):
             self._declare_gone(number, "it was started and never connected")
         self._backups.update(self.state, self.members, now_s)

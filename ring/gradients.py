@@ -29,11 +29,6 @@ class GradientExchange(Protocol):
         """Replace a tensor by its sum over all processes, each of which has the same bits then."""
 
 
-class _Kind(NamedTuple):
-    dtype: torch.dtype  # in which gradients are summed
-    device: torch.device
-
-
 class Gathered(NamedTuple):
     """The gradients of a piece, as one process computed them."""
 
@@ -141,9 +136,10 @@ class Gradients:
 
     def __init__(self, pieces: Sequence[GradientPiece], wide: Mapping[int, Tensor] = MappingProxyType({})) -> None:
         self._kept = [(piece, piece.gathered(wide=wide)) for piece in pieces]
+        self._means: list[Sequence[Tensor | None]] = []
 
-    def averaged(self, exchange: GradientExchange, parts: int) -> "Averages":
-        """Return the mean over all processes; the kept gradients do not change.
+    def average(self, exchange: GradientExchange, parts: int) -> None:
+        """Compute the mean over all processes; what this process has computed does not change.
 
         Args:
             exchange: The processes.
@@ -152,27 +148,16 @@ class Gradients:
         Raises:
             Exception: Any that the exchange raises.
         """
-        found = []
+        means = []
         for piece, own in self._kept:
             mean = own.flat / parts
             exchange.sum(mean)
-            found.append((piece, piece.averaged(mean, own, exchange, parts).gradients))
-        return Averages(found)
-
-
-class Averages:
-    """Mean gradients, not yet those of the parameters.
-
-    Args:
-        found: Of each piece.
-    """
-
-    def __init__(self, found: Sequence[tuple[GradientPiece, Sequence[Tensor | None]]]) -> None:
-        self._found = found
+            means.append(piece.averaged(mean, own, exchange, parts).gradients)
+        self._means = means
 
     def put(self) -> None:
-        """Make them the gradients of the parameters; one that no process had a gradient for has none."""
-        for piece, gradients in self._found:
+        """Make the means the gradients of the parameters; one that no process had a gradient for has none."""
+        for (piece, _), gradients in zip(self._kept, self._means, strict=True):
             piece.put(gradients)
 
 
@@ -278,9 +263,10 @@ def check_parameters(model: nn.Module) -> None:
             raise InputError(f"the parameter {name} is {kind}, whose gradients are not exchanged", "make it dense")
 
 
-def _kind(parameter: Tensor) -> _Kind:
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Return the type in which the real numbers of a parameter's gradients are summed, and their device."""
     real = parameter.dtype.to_real()
-    return _Kind(real if real.itemsize >= 4 else torch.float32, parameter.device)
+    return real if real.itemsize >= 4 else torch.float32, parameter.device
 
 
 def _dtype(parameter: Tensor) -> torch.dtype:
@@ -290,7 +276,7 @@ def _dtype(parameter: Tensor) -> torch.dtype:
 
 def _wide(parameter: Tensor) -> torch.dtype:
     """Return the type in which the gradients of a parameter are added up."""
-    dtype = _kind(parameter).dtype
+    dtype, _ = _kind(parameter)
     return dtype.to_complex() if parameter.is_complex() else dtype
 
 
@@ -299,7 +285,7 @@ def _numbers(parameter: Tensor) -> int:
 
 
 def _by_kind(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    found: dict[_Kind, list[Tensor]] = {}
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
         found.setdefault(_kind(parameter), []).append(parameter)
     return list(found.values())

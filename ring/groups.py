@@ -23,7 +23,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,7 @@ _EPOLL_CTL_MOD = 3
 _libc = ctypes.CDLL(None)
 _ABANDONED = set[int]()  # epoll descriptors of abandoned groups, which gloo never closes
 _ENDPOINT = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
+Connected = TypeVar("Connected")
 
 
 class LinkError(Exception):
@@ -126,29 +127,16 @@ class GlooGroup:
         self.ends = sorted(_sockets() - before)[:512]
 
     def _meet(self, layout: RingLayout, name: str, rank: int, host: str) -> ProcessGroupGloo:
-        made: list[ProcessGroupGloo | Exception] = []
+        def make() -> ProcessGroupGloo:
+            _check_all_reachable(layout, rank)
+            device, self._epolls = _device(host)
+            return _gloo(layout, name, rank, device)
 
-        def make() -> None:
-            try:
-                _check_all_reachable(layout, rank)
-                device, self._epolls = _device(host)
-                made.append(_gloo(layout, name, rank, device))
-            except Exception as error:
-                made.append(error)
-            keep_for_ever(made[0])
-
-        # In a thread: it does not return before all have connected, and one may have died.
-        thread = threading.Thread(target=make, daemon=True)
-        thread.start()
         try:
-            poll(lambda: bool(made), self._client)
-            thread.join()
-            if isinstance(made[0], Exception):
-                raise LinkError(str(made[0])) from made[0]
+            return _connected(make, self._client)
         except BaseException:
             _ABANDONED.update(self._epolls)
             raise
-        return made[0]
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members; in pieces, which show progress."""
@@ -199,6 +187,31 @@ class GlooGroup:
         except RuntimeError as error:
             keep_for_ever(work)
             raise LinkError(str(error)) from error
+
+
+def _connected(make: Callable[[], Connected], client: MemberClient) -> Connected:
+    """Return what a function makes that connects all members. It may never return if one of them dies meanwhile.
+
+    Raises:
+        AbortedError: If the ring is formed again.
+        LinkError: If the members do not meet.
+    """
+    made: list[Connected | Exception] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except Exception as error:
+            made.append(error)
+        keep_for_ever(made[0])
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    poll(lambda: bool(made), client)
+    thread.join()
+    if isinstance(made[0], Exception):
+        raise LinkError(str(made[0])) from made[0]
+    return made[0]
 
 
 def _device(host: str) -> tuple[Any, set[int]]:
@@ -371,20 +384,7 @@ class NcclGroup:
         self.ends = host_group.ends  # of gloo's sockets; those of NCCL are unknown
         self.broadcast, self.begin_broadcast = host_group.broadcast, host_group.begin_broadcast  # through host memory
         self._is_closed = False
-        made: list[Communicator | Exception] = []
-
-        def connecting() -> None:
-            try:
-                made.append(make())
-            except Exception as error:
-                made.append(error)
-            keep_for_ever(made[0])
-
-        threading.Thread(target=connecting, daemon=True).start()
-        poll(lambda: bool(made), client)
-        if isinstance(made[0], Exception):
-            raise LinkError(str(made[0])) from made[0]
-        self._group = made[0]
+        self._group = _connected(make, client)
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members, each of which has the same bits then."""

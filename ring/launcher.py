@@ -251,7 +251,7 @@ class RingLauncher:
         self._settings: RingSettings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
-        self._exits: dict[int, int] = {}
+        self.exits: dict[int, int] = {}  # status of each member that has exited; minus the signal's number
         self._errors: dict[int, str] = {}  # with which scripts ended
         self._log_sizes: dict[int, int] = {}  # of each member's log before it was started: others may have had it
         self._starting: set[int] = set()
@@ -267,11 +267,6 @@ class RingLauncher:
     def running(self) -> dict[int, int]:
         """Pid of each member that runs."""
         return dict(self._running)
-
-    @property
-    def exits(self) -> dict[int, int]:
-        """Exit status of each member whose process has exited; minus the signal's number if one ended it."""
-        return dict(self._exits)
 
     @property
     def is_over(self) -> bool:
@@ -458,7 +453,7 @@ class RingLauncher:
             self._writer = writer
             for number in self._starting:
                 self._send(MemberStarting(number))
-            for number, status in self._exits.items():
+            for number, status in self.exits.items():
                 self._send(MemberExited(number, status, self._errors[number]))
             if self._ends_by:
                 self._send(Terminating())
@@ -513,8 +508,9 @@ class RingLauncher:
         forked = await fork(connection, request, output)
         if forked is None:
             return None
-        self._running[start.member] = self.pids[start.member] = forked.pid
-        return forked.exited
+        pid, exited = forked
+        self._running[start.member] = self.pids[start.member] = pid
+        return exited
 
     def _has_warm_ended(self) -> bool:
         """Return whether the warm process has ended.
@@ -530,7 +526,7 @@ class RingLauncher:
         pid = self._running.pop(start.member, None)
         if pid is not None:
             _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        self._exits[start.member], self._errors[start.member] = status, self._error_of(start, status)
+        self.exits[start.member], self._errors[start.member] = status, self._error_of(start, status)
         self._starting.discard(start.member)
         if self.on_exit is not None:  # First: the coordinator is to learn of a replacement before the exit.
             _call(self.on_exit, start, status)
@@ -544,7 +540,7 @@ class RingLauncher:
 
     def describe_exit(self, member: int) -> str:
         """Return how a member ended, for people."""
-        return describe_exit(self._exits[member], self._errors[member])
+        return describe_exit(self.exits[member], self._errors[member])
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

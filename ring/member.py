@@ -1,15 +1,6 @@
-"""A training script's side of a ring: forming it, steps, and checkpoints.
-
-Checkpoints are written whole, and named only with the coordinator's permission. A name holds step, generation and
-member, so that no process overwrites the file of another one. A process that has lost its seat gets no permission. If
-it gets it and stops before it names the file, the file is of a step that the ring had.
-
-Source: SPEC F8 to F10.
-"""
+"""A training script's side of a ring: steps (`Ring`), and recoveries (`Formation`). Source: SPEC F8 to F10."""
 
 import os
-import pickle
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,29 +8,31 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from ..cluster.files.errors import InputError
 from ..reporting import Steps
-from .gradients import Averages, GradientPiece, Gradients, WideSums, check_parameters, pieces_of, tables_of
+from .gradients import GradientPiece, Gradients, WideSums, check_parameters, pieces_of, tables_of
 from .groups import GlooGroup, LinkError, NcclGroup, RingGroup, check_nccl, connect, offer_store, own_address
-from .member_client import AbortedError, FinishedError, MemberClient, RelievedError, end_process, from_environment
+from .member_client import AbortedError, FinishedError, MemberClient, RelievedError, from_environment
 from .state import (
     HasState,
+    NewestCheckpoint,
+    find_newest,
     load_model,
     model_state,
     plain,
     random_state,
-    read_state,
     receive_state,
     send_state,
     set_random_state,
-    write_state,
+    write_checkpoint,
 )
-from .wire import ADDRESS, GONE_STATUS, MEMBER, SECRET, MemberReady, RingLayout
+from .wire import ADDRESS, MEMBER, SECRET, MemberReady, RingLayout
 
+EXCHANGE_ERRORS = (AbortedError, LinkError)  # that an exchange may raise
 STEP_REPORT_S = 0.1  # between two steps that are reported (docs/steps.md)
 MAX_REPORT_STEPS = 1024
 TRIAL_S = 1.0  # between two trial steps of a relieved member, and at least as long as one takes
@@ -90,7 +83,6 @@ class Ring:
             fix = "start the script by `python -m longshore.ring --seats 4 -- python train.py`"
             raise InputError(f"this process is no member of a ring: {missing[0]} is not set", fix)
 
-        self._errors = EXCHANGE_ERRORS
         self._optimizer = optimizer
         self._folder = None if checkpoints is None else Path(checkpoints)
         self._formation = Formation(model, optimizer, self._folder, collectives)
@@ -175,8 +167,8 @@ class Ring:
         number, gradients = self._client.step, self._formation.gradients()
         while True:
             try:
-                averages = self._formation.averaged(gradients)
-            except self._errors as error:
+                self._formation.average(gradients)
+            except EXCHANGE_ERRORS as error:
                 shards = self.shards
                 self._join(error)
                 if self._is_relieved or self._client.step != number or self.shards != shards:
@@ -184,7 +176,7 @@ class Ring:
                     self._optimizer.zero_grad(set_to_none=True)
                     return False
                 continue
-            averages.put()
+            gradients.put()
             if before is not None:
                 before()
             self._optimizer.step()
@@ -276,104 +268,6 @@ class Ring:
             self._client.first_step()
 
 
-BEGIN_AGAIN = "name another folder to begin again"
-KEPT_RING_CHECKPOINTS = 3  # the newest ones are not removed
-_NAME_PATTERN = r"step-\d+-g\d+-m\d+\.pt"
-_RING_CHECKPOINT_NAME = re.compile(_NAME_PATTERN)
-_RING_DRAFT_NAME = re.compile(rf"\.{_NAME_PATTERN}\.draft")
-
-
-def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], mark: str) -> Path | None:
-    """Write a checkpoint.
-
-    Args:
-        folder: To write to.
-        client: Asked for permission.
-        state: Of the ring.
-        mark: Generation and member, for the name.
-
-    Returns:
-        The file; None if this member has a backup by now.
-
-    Raises:
-        InputError: If the state could not be read again.
-        OSError: If it cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{client.step:09d}-{mark}.pt"
-    draft = folder / f".{path.name}.draft"
-    try:
-        with draft.open("wb") as file:
-            write_state(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        draft.unlink(missing_ok=True)  # it may fill the disk
-        raise
-    if not client.may_save():
-        draft.unlink(missing_ok=True)
-        if client.is_relieved:
-            return None
-        end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
-    draft.rename(path)
-    drafts = _files(folder, ".step-*.pt.draft", _RING_DRAFT_NAME)
-    # Of members that were killed while they wrote: no process writes one of an earlier step any more.
-    left = [draft for draft in drafts if _order(draft) < _order(path)]
-    for old in (*_files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)[:-KEPT_RING_CHECKPOINTS], *left):
-        old.unlink(missing_ok=True)
-    return path
-
-
-class NewestCheckpoint(NamedTuple):
-    """The newest checkpoint of a folder."""
-
-    path: Path
-    before: Path | None  # the one that was written before it
-
-    @property
-    def step(self) -> int:
-        """Steps that its state has seen, by its name."""
-        return _order(self.path)[0]
-
-    def read(self) -> dict[str, Any]:
-        """Return its state.
-
-        Raises:
-            InputError: If it cannot be read.
-        """
-        try:
-            state: dict[str, Any] = read_state(self.path)
-        except OSError as error:
-            raise self.problem(f"the checkpoint cannot be read: {error.strerror or error}") from error
-        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-            raise self.problem("it is no checkpoint of a ring") from error
-        return state
-
-    def problem(self, text: str) -> InputError:
-        """Return an error about it; the fix that it names loses nothing that was written."""
-        older = "" if self.before is None else f", or move it elsewhere to continue from {self.before.name}"
-        return InputError(text, f"{BEGIN_AGAIN}{older}", path=self.path)
-
-
-def find_newest(folder: Path) -> NewestCheckpoint | None:
-    """Return the newest checkpoint of a folder, None if there is none."""
-    found = _files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)
-    return NewestCheckpoint(found[-1], found[-2] if len(found) > 1 else None) if found else None
-
-
-def _files(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
-    """Return files of a folder by step, generation and member, the newest last."""
-    return sorted((path for path in folder.glob(pattern) if name.fullmatch(path.name)), key=_order)
-
-
-def _order(path: Path) -> list[int]:
-    """Return step, generation and member of a checkpoint or its draft."""
-    return [int(part) for part in re.findall(r"\d+", path.name)]
-
-
-EXCHANGE_ERRORS = (AbortedError, LinkError)  # that an exchange may raise
-
-
 class Formation:
     """A member's group, seat and state; `join` takes part in a recovery.
 
@@ -463,17 +357,16 @@ class Formation:
             self._trained, self._pieces = identities, pieces_of(trained, self._tables)
         return Gradients(self._pieces, self._wide.take())
 
-    def averaged(self, gradients: Gradients) -> Averages:
-        """Exchange gradients, and begin to change the state by them.
+    def average(self, gradients: Gradients) -> None:
+        """Exchange gradients, and begin to change the state by their means.
 
         Raises:
             AbortedError: If the ring is formed again.
             LinkError: If an exchange fails.
         """
         assert self._group is not None  # a member has a seat before it computes
-        averages = gradients.averaged(self._group, self.seats)
+        gradients.average(self._group, self.seats)
         self.client.begin_apply()
-        return averages
 
     def keep(self, name: str, part: HasState) -> None:
         """Copy and save the state of a part, too."""
@@ -556,14 +449,14 @@ class Formation:
         root = members.index(layout.source)
         if own == layout.source:
             return send_state(self.state(), group, root)
-        copied = receive_state(group, root)
-        if self._problem is not None and self._newest is not None and int(copied.state["step"]) < self._newest.step:
+        state, digest = receive_state(group, root)
+        if self._problem is not None and self._newest is not None and int(state["step"]) < self._newest.step:
             raise self._problem  # training would begin again beside what it has written
         self._problem = None
         self.client.begin_apply()
-        self._load_state(copied.state)
-        self.client.end_apply(int(copied.state["step"]))
-        return copied.digest
+        self._load_state(state)
+        self.client.end_apply(int(state["step"]))
+        return digest
 
     def _load_state(self, state: dict[str, Any]) -> None:
         load_model(self._model, state["model"])

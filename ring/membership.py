@@ -277,15 +277,8 @@ FAILURE_COUNTS_S: Final = 600.0  # for which a failure of a pair counts
 UNLIKE_ENDS_S: Final = 5.0  # that members wait for one that is done
 
 
-class Suspect(NamedTuple):
-    """A member to be declared gone."""
-
-    member: int
-    reason: str
-
-
-def silent(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[Suspect]:
-    """Yield members that have sent no message for too long.
+def silent(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
+    """Yield members that have sent no message for too long, and the reason to declare each gone.
 
     If that is more than half of them, the coordinator's own link is probably cut. Then none is silent before all of
     them have ended themselves, as they receive nothing either. Source: SPEC F1.
@@ -294,7 +287,7 @@ def silent(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> 
     limit_s = limits.frozen_s if most_are_quiet(members, limits, now_s) else limits.silence_s
     for member in members:
         if now_s - member.last_message_s > limit_s:
-            yield Suspect(member.number, f"it sent nothing for {now_s - member.last_message_s:.0f} s")
+            yield member.number, f"it sent nothing for {now_s - member.last_message_s:.0f} s"
 
 
 def most_are_quiet(members: Collection[MemberState], limits: RingLimits, now_s: float) -> bool:
@@ -303,16 +296,16 @@ def most_are_quiet(members: Collection[MemberState], limits: RingLimits, now_s: 
     return 2 * sum(now_s - member.last_message_s > quiet_s for member in members) > len(members)
 
 
-def unstopped(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[Suspect]:
-    """Yield members that do not stop after `Abort`, or whose script does not reach the end of its step."""
+def unstopped(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
+    """Yield members that do not stop after `Abort`, or whose script does not end its step, each with the reason."""
     for member in seated:
         if member.aborted_s is None or member.awaits_layout:
             continue
         took_s = now_s - member.aborted_s
         if not member.stopped and took_s > limits.stop_s:
-            yield Suspect(member.number, f"it did not stop within {limits.stop_s:.0f} s")
+            yield member.number, f"it did not stop within {limits.stop_s:.0f} s"
         elif took_s > limits.arrive_s:
-            yield Suspect(member.number, f"its script did not end its step within {limits.arrive_s:.0f} s")
+            yield member.number, f"its script did not end its step within {limits.arrive_s:.0f} s"
 
 
 def unlike_ends(seated: Collection[MemberState], quiet_s: float) -> str:
@@ -412,8 +405,8 @@ class Accusations:
             self._noted[pair] = generation
             self._pairs.append((now_s, pair))
 
-    def worst(self, order: Sequence[int], now_s: float) -> Suspect | None:
-        """Return the member to replace: of the worst pair the one with more failures. None if no pair is so bad.
+    def worst(self, order: Sequence[int], now_s: float) -> tuple[int, str] | None:
+        """Return the member to replace, and why: of the worst pair the one with more failures. None if none is so bad.
 
         Args:
             order: Members by seat; of two that are equal the later one is replaced.
@@ -429,7 +422,7 @@ class Accusations:
             return None
         failures = Counter(number for _, pair in self._pairs for number in pair)
         number = max(worst, key=lambda number: (failures[number], order.index(number)))
-        return Suspect(number, f"exchanges between members {sorted(worst)} failed {times} times")
+        return number, f"exchanges between members {sorted(worst)} failed {times} times"
 
 
 SLOW_RATIO: Final = 3.0  # times the others' median: in a ring that has shrunk, members with two shards take twice it

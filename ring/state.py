@@ -1,14 +1,21 @@
-"""The state of a training: as plain values, in files, and its copy from one member of a ring to others.
+"""The state of a training: its copy from one member of a ring to others, as plain values, and in checkpoints.
 
 A state is a tree of dicts, lists, tuples and sets of numbers, strings, bytes, tensors and NumPy's arrays. Files are
 read with `torch.load(weights_only=True)`, which runs no code of a file; what that would refuse is refused here, when it
 is written. A copy is a head, which has the shapes of the tensors, and one stream of bytes, in pieces, followed by its
-SHA-256. The receiver uses nothing of it before all has arrived and the digest is right. Source: SPEC F8, K4.
+SHA-256. The receiver uses nothing of it before all has arrived and the digest is right.
+
+Checkpoints are written whole, and named only with the coordinator's permission. A name holds step, generation and
+member, so that no process overwrites the file of another one. A process that has lost its seat gets no permission. If
+it gets it and stops before it names the file, the file is of a step that the ring had. Source: SPEC F8 to F10, K4.
 """
 
 import hashlib
 import io
+import os
+import pickle
 import random
+import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -22,6 +29,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..cluster.files.errors import InputError
 from .groups import LinkError, RingGroup, keep_for_ever
+from .member_client import MemberClient, end_process
+from .wire import GONE_STATUS
 
 COPY_PIECE_BYTES = 2 << 20  # small, so that both sides compute the digest of a piece while others are under way
 PIECES_UNDER_WAY = 3
@@ -41,13 +50,6 @@ class HasState(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> object:
         """Load a state."""
-
-
-class Copied(NamedTuple):
-    """A state that was received."""
-
-    state: Any
-    digest: str
 
 
 def random_state() -> dict[str, Any]:
@@ -120,7 +122,7 @@ def send_state(state: Any, group: RingGroup, root: int) -> str:
     return digest.hexdigest()
 
 
-def receive_state(group: RingGroup, root: int) -> Copied:
+def receive_state(group: RingGroup, root: int) -> tuple[Any, str]:
     """Receive a state.
 
     Args:
@@ -147,7 +149,7 @@ def receive_state(group: RingGroup, root: int) -> Copied:
     group.broadcast(sent, root)
     if bytes(sent.numpy()) != digest.digest():
         raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(sent.numpy()).hex()} was sent")
-    return Copied(_filled(read_state(io.BytesIO(head.numpy().tobytes())), stream), digest.hexdigest())
+    return _filled(read_state(io.BytesIO(head.numpy().tobytes())), stream), digest.hexdigest()
 
 
 def _exchanged(pieces: Iterator[Tensor], group: RingGroup, root: int) -> Iterator[Tensor]:
@@ -213,31 +215,7 @@ def _filled(tree: Any, stream: Tensor) -> Any:
     return tree_map_only(Tensor, filled, tree)
 
 
-# Plain values, and files of them
-
-
-def write_state(state: Any, file: IO[bytes]) -> None:
-    """Write a state so that `read_state` can read it.
-
-    Raises:
-        InputError: If it could not be read again; nothing is written.
-        OSError: If it cannot be written.
-        RuntimeError: The same, from PyTorch.
-    """
-    torch.save(plain(state), file)
-
-
-def read_state(source: Path | IO[bytes]) -> Any:
-    """Return a state, its tensors on the CPU.
-
-    Args:
-        source: A file.
-
-    Raises:
-        Exception: Any that PyTorch raises for a file that has no state.
-    """
-    with torch.serialization.safe_globals(_SAFE_GLOBALS):
-        return torch.load(source, map_location="cpu", weights_only=True)
+# Plain values
 
 
 def plain(state: Any, where: str = "state") -> Any:
@@ -326,3 +304,123 @@ def _dict(values: Mapping[Any, Any], where: str) -> Any:
     if hasattr(values, "_metadata"):  # of a module's state: the versions of its parts
         vars(found)["_metadata"] = _plain(values._metadata, f"{where}._metadata")
     return found
+
+
+# Files
+
+KEPT_RING_CHECKPOINTS = 3  # the newest ones are not removed
+_NAME_PATTERN = r"step-\d+-g\d+-m\d+\.pt"
+_RING_CHECKPOINT_NAME = re.compile(_NAME_PATTERN)
+_RING_DRAFT_NAME = re.compile(rf"\.{_NAME_PATTERN}\.draft")
+
+
+def write_state(state: Any, file: IO[bytes]) -> None:
+    """Write a state so that `read_state` can read it.
+
+    Raises:
+        InputError: If it could not be read again; nothing is written.
+        OSError: If it cannot be written.
+        RuntimeError: The same, from PyTorch.
+    """
+    torch.save(plain(state), file)
+
+
+def read_state(source: Path | IO[bytes]) -> Any:
+    """Return a state, its tensors on the CPU.
+
+    Args:
+        source: A file.
+
+    Raises:
+        Exception: Any that PyTorch raises for a file that has no state.
+    """
+    with torch.serialization.safe_globals(_SAFE_GLOBALS):
+        return torch.load(source, map_location="cpu", weights_only=True)
+
+
+def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], mark: str) -> Path | None:
+    """Write a checkpoint.
+
+    Args:
+        folder: To write to.
+        client: Asked for permission.
+        state: Of the ring.
+        mark: Generation and member, for the name.
+
+    Returns:
+        The file; None if this member has a backup by now.
+
+    Raises:
+        InputError: If the state could not be read again.
+        OSError: If it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{client.step:09d}-{mark}.pt"
+    draft = folder / f".{path.name}.draft"
+    try:
+        with draft.open("wb") as file:
+            write_state(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)  # it may fill the disk
+        raise
+    if not client.may_save():
+        draft.unlink(missing_ok=True)
+        if client.is_relieved:
+            return None
+        end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
+    draft.rename(path)
+    drafts = _files(folder, ".step-*.pt.draft", _RING_DRAFT_NAME)
+    # Of members that were killed while they wrote: no process writes one of an earlier step any more.
+    left = [draft for draft in drafts if _order(draft) < _order(path)]
+    for old in (*_files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)[:-KEPT_RING_CHECKPOINTS], *left):
+        old.unlink(missing_ok=True)
+    return path
+
+
+class NewestCheckpoint(NamedTuple):
+    """The newest checkpoint of a folder."""
+
+    path: Path
+    before: Path | None  # the one that was written before it
+
+    @property
+    def step(self) -> int:
+        """Steps that its state has seen, by its name."""
+        return _order(self.path)[0]
+
+    def read(self) -> dict[str, Any]:
+        """Return its state.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        try:
+            state: dict[str, Any] = read_state(self.path)
+        except OSError as error:
+            raise self.problem(f"the checkpoint cannot be read: {error.strerror or error}") from error
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+            raise self.problem("it is no checkpoint of a ring") from error
+        return state
+
+    def problem(self, text: str) -> InputError:
+        """Return an error about it; the fix that it names loses nothing that was written."""
+        older = "" if self.before is None else f", or move it elsewhere to continue from {self.before.name}"
+        return InputError(text, f"name another folder to begin again{older}", path=self.path)
+
+
+def find_newest(folder: Path) -> NewestCheckpoint | None:
+    """Return the newest checkpoint of a folder, None if there is none."""
+    found = _files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)
+    return NewestCheckpoint(found[-1], found[-2] if len(found) > 1 else None) if found else None
+
+
+def _files(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
+    """Return files of a folder by step, generation and member, the newest last."""
+    return sorted((path for path in folder.glob(pattern) if name.fullmatch(path.name)), key=_order)
+
+
+def _order(path: Path) -> list[int]:
+    """Return step, generation and member of a checkpoint or its draft."""
+    return [int(part) for part in re.findall(r"\d+", path.name)]

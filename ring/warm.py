@@ -68,14 +68,6 @@ class ForkRequest(NamedTuple):
     output: int  # descriptor for what it writes
 
 
-class _ForkedError(Exception):
-    """This is the forked process: it leaves the loop of its parent."""
-
-    def __init__(self, request: ForkRequest) -> None:
-        super().__init__()
-        self.request = request
-
-
 class WarmProcess:
     """The loop of the warm process.
 
@@ -95,13 +87,6 @@ class WarmProcess:
         Returns:
             None once the parent has ended; in a process that was forked, its request.
         """
-        try:
-            self._serve()
-        except _ForkedError as forked:
-            return forked.request
-        return None
-
-    def _serve(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -118,7 +103,8 @@ class WarmProcess:
         while os.getppid() == self._parent:
             for key, _ in self._selector.select(1.0):
                 if key.fileobj is listener:
-                    self._accept(listener)
+                    if (request := self._accept(listener)) is not None:
+                        return request
                 elif key.fileobj is woken:
                     woken.recv(4096)
                 else:
@@ -126,15 +112,16 @@ class WarmProcess:
             self._reap()
         for pid in self._members:
             os.kill(pid, signal.SIGKILL)
+        return None
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Fork the member of a connection; the connection is closed if that fails."""
+    def _accept(self, listener: socket.socket) -> ForkRequest | None:
+        """Fork the member of a connection, and return its request there; the connection is closed if that fails."""
         outputs: list[int] = []
         try:
             connection, _ = listener.accept()
         except OSError:
             time.sleep(0.1)  # no descriptor is left
-            return
+            return None
         try:
             connection.settimeout(5.0)
             data, outputs, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
@@ -154,12 +141,13 @@ class WarmProcess:
                 listener.close()
                 connection.close()
                 self._selector.close()
-                raise _ForkedError(ForkRequest(command, outputs[0]))
+                return ForkRequest(command, outputs[0])
             self._members[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, pid)
             _send(connection, {"pid": pid})
         for output in outputs:
             os.close(output)
+        return None
 
     def _hung_up(self, connection: Any) -> None:
         """End the member whose launcher has ended."""
@@ -269,13 +257,6 @@ WARM_S = 120.0  # for a warm process to be ready
 FORK_S = 30.0  # for a warm process to fork a member
 
 
-class Forked(NamedTuple):
-    """A member that was forked."""
-
-    pid: int
-    exited: Coroutine[None, None, int]  # waits for its end and returns its status
-
-
 def python_arguments(command: tuple[str, ...]) -> list[str] | None:
     """Return the arguments of the interpreter if a command runs a script with this Python, else None."""
     found = shutil.which(command[0])
@@ -313,13 +294,18 @@ async def connect_warm(path: Path, has_ended: Callable[[], bool]) -> socket.sock
     return None
 
 
-async def fork(connection: socket.socket, command: Mapping[str, Any], output: int) -> Forked | None:
-    """Let a warm process fork a member, None if it cannot.
+async def fork(
+    connection: socket.socket, command: Mapping[str, Any], output: int
+) -> tuple[int, Coroutine[None, None, int]] | None:
+    """Let a warm process fork a member; return its pid, and what waits for its end and returns its status.
 
     Args:
         connection: To the warm process.
         command: As in `ForkRequest`.
         output: Descriptor for what it writes.
+
+    Returns:
+        None if the warm process cannot fork it.
     """
     try:
         socket.send_fds(connection, [json.dumps(command).encode() + b"\n"], [output])
@@ -330,7 +316,7 @@ async def fork(connection: socket.socket, command: Mapping[str, Any], output: in
     except (OSError, ValueError):
         connection.close()
         return None
-    return Forked(pid, _end_of_forked(pid, reader, writer))
+    return pid, _end_of_forked(pid, reader, writer)
 
 
 async def _end_of_forked(pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:

@@ -388,15 +388,13 @@ Message = (
     | MemberOffer | NoMemberOffer | Retire | ScriptHint | RingReport
 )  # fmt: skip
 
-
+_MESSAGE_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
 MAX_LINE_BYTES = 1 << 20
+NONCE_BYTES = 16
 
 
 class WireError(ValueError):
-    """A line that is no message."""
-
-
-_MESSAGE_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
+    """A line that is no message, or JSON of other types than it has to be."""
 
 
 def encode(message: Message) -> bytes:
@@ -417,10 +415,7 @@ def decode(line: bytes) -> Message:
     kind = _MESSAGE_KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
     if kind is None:
         raise WireError(f"no kind of message: {line[:80]!r}")
-    try:
-        message: Message = from_json(content, kind)
-    except ValueError as error:
-        raise WireError(str(error)) from error
+    message: Message = from_json(content, kind)
     return message
 
 
@@ -435,16 +430,16 @@ def from_json(content: Any, kind: Any) -> Any:
     """Return what a dataclass or a part of one holds, of exactly the types that its class has.
 
     Raises:
-        ValueError: If the types are others, or numbers are not of this world.
+        WireError: If the types are others, or numbers are not of this world.
     """
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         if not isinstance(content, dict) or not content.keys() <= hints.keys():
-            raise ValueError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
+            raise WireError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
         try:
             return kind(**{name: from_json(value, hints[name]) for name, value in content.items()})
         except TypeError as error:
-            raise ValueError(f"{kind.__name__}: {error}") from error
+            raise WireError(f"{kind.__name__}: {error}") from error
     if get_origin(kind) is list and isinstance(content, list):
         return [from_json(one, get_args(kind)[0]) for one in content]
     if get_origin(kind) is dict and isinstance(content, dict):
@@ -453,7 +448,7 @@ def from_json(content: Any, kind: Any) -> Any:
         return float(content)
     if type(content) is kind and (kind is not int or abs(content) < 1 << 53):
         return content
-    raise ValueError(f"not a {kind}: {str(content)[:80]}")
+    raise WireError(f"not a {kind}: {str(content)[:80]}")
 
 
 @cache
@@ -479,9 +474,6 @@ class MessageBuffer:
             raise WireError(f"a line of more than {MAX_LINE_BYTES} bytes")
         self._rest = bytearray(rest)
         return [decode(line) for line in lines]
-
-
-NONCE_BYTES = 16
 
 
 def new_challenge() -> Challenge:

@@ -139,8 +139,9 @@ def test_means_are_those_of_all_gradients_together(
             beside.append(average_now(pieces, member, parts, [torch.tensor([1.0 + member.rank])])[0].item())
             return
         kept = Gradients(pieces)
-        kept.averaged(member, parts)  # given up, and done again
-        kept.averaged(member, parts).put()
+        kept.average(member, parts)  # given up, and done again
+        kept.average(member, parts)
+        kept.put()
 
     together(size, work)
     for model in models:
@@ -233,7 +234,9 @@ def test_half_precision_holds_the_mean_however_the_parts_are_spread(shares: list
         for _ in range(2):
             for _ in range(shares[member.rank]):
                 net(torch.full((1, 1), 20000.0, dtype=torch.float16)).sum().backward()
-            Gradients(pieces_of(parameters), wide.take()).averaged(member, 4).put()
+            gradients = Gradients(pieces_of(parameters), wide.take())
+            gradients.average(member, 4)
+            gradients.put()
             assert net.weight.grad is not None
             found += net.weight.grad.flatten().tolist()
             net.zero_grad()

@@ -18,8 +18,8 @@ from hypothesis import given
 
 from longshore.cluster.files.errors import InputError
 from longshore.ring import wire
-from longshore.ring.member import find_newest, write_checkpoint
 from longshore.ring.member_client import MemberClient
+from longshore.ring.state import find_newest, write_checkpoint
 from tests.states import same, trees
 
 

@@ -102,16 +102,15 @@ def instrument(ring_step: list[int]) -> None:
 def instrument_exchanges(ring_step: list[int]) -> None:
     """Add those in exchanges of gradients and in the copy of the state."""
     pieces = Counter[int]()  # by generation
-    finish, averaged, broadcast = GlooGroup._finish, Gradients.averaged, GlooGroup.begin_broadcast
+    finish, average, broadcast = GlooGroup._finish, Gradients.average, GlooGroup.begin_broadcast
 
     def finishing(group: GlooGroup, work: Any) -> None:
         happen("reducing", ring_step[0])
         finish(group, work)
 
-    def averaging(gradients: Gradients, group: Any, seats: int) -> Any:
-        found = averaged(gradients, group, seats)
+    def averaging(gradients: Gradients, group: Any, seats: int) -> None:
+        average(gradients, group, seats)
         happen("reduced", ring_step[0])
-        return found
 
     def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
         finish = broadcast(group, tensor, root)
@@ -120,7 +119,7 @@ def instrument_exchanges(ring_step: list[int]) -> None:
             happen("copying", ring_step[0])
         return finish
 
-    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
+    GlooGroup._finish, Gradients.average = finishing, averaging  # type: ignore[method-assign, assignment]
     GlooGroup.begin_broadcast = broadcasting  # type: ignore[method-assign, assignment]
     state.COPY_PIECE_BYTES = 1 << 10
 
