@@ -81,12 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class RingRun:
-    """One run of the command.
-
-    Args:
-        options: Of the command line.
-        folder: Of the ring.
-    """
+    """One run of the command, in the ring's folder."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options, self._folder = options, folder

@@ -81,18 +81,15 @@ def make_ring(
     folder: Path, seats: int, host: str = "127.0.0.1", limits: RingLimits | None = None, *,
     spares: int = 0, backups: int = 0,
 ) -> RingSettings:  # fmt: skip
-    """Make the folder of a ring, unless it exists.
+    """Make the folder of a ring, unless it exists; return what is in it, with a secret that was drawn for this ring.
 
     Args:
         folder: Of this ring alone.
-        seats: In the ring.
+        seats: As in `RingSettings`, like the rest.
         host: Address at which members reach the coordinator.
         limits: The usual ones by default.
         spares: Members beside the seats at the start.
         backups: Slow members that may have backups at the same time.
-
-    Returns:
-        The settings of the coordinator, with a secret that was drawn for this ring.
 
     Raises:
         OSError: If the folder cannot be written.
@@ -137,10 +134,6 @@ class CoordinatorServer:
 
     A thread writes the file. Messages wait for it, in order. Lease renewals do not, as they depend on no state: a disk
     that stalls for seconds costs no member its seat.
-
-    Args:
-        folder: Of the ring.
-        settings: What is in it.
     """
 
     def __init__(self, folder: Path, settings: RingSettings) -> None:

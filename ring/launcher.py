@@ -94,12 +94,7 @@ KILL_TIMEOUT_S = 30.0  # for it to end then
 
 
 class CoordinatorProcess:
-    """The coordinator of a ring. It is restarted when it is killed, and killed when it does not answer.
-
-    Args:
-        folder: Of the ring.
-        settings: What is in it.
-    """
+    """The coordinator of a ring. It is restarted when it is killed, and killed when it does not answer."""
 
     def __init__(self, folder: Path, settings: RingSettings) -> None:
         self._folder, self._settings = folder, settings
@@ -107,15 +102,11 @@ class CoordinatorProcess:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the coordinator, once it was started."""
+        """Of the coordinator, once it was started."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start it.
-
-        Raises:
-            OSError: If it cannot be started, or does not begin its work.
-        """
+        """Start it; raise OSError if it cannot be started, or does not begin its work."""
         self._process = await start_tool(COORDINATOR, str(self._folder), flags=ISOLATED)
         until_s = _now_s() + MAX_UNANSWERED_S
         while not (self._folder / STATE).exists():

@@ -69,11 +69,7 @@ class ForkRequest(NamedTuple):
 
 
 class WarmProcess:
-    """The loop of the warm process.
-
-    Args:
-        path: Of the socket.
-    """
+    """The loop of the warm process, which listens at a path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

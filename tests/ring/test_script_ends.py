@@ -149,7 +149,7 @@ def by_fork(folder: Path, arguments: Sequence[str], warm: Path) -> Ended:
         forked = await fork(connection, what, output)
         os.close(output)
         assert forked is not None
-        return await asyncio.wait_for(forked.exited, WAIT_S)
+        return await asyncio.wait_for(forked[1], WAIT_S)
 
     return ended(folder, asyncio.run(run()))
 

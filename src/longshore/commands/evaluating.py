@@ -24,7 +24,6 @@ from .options import (  # fmt: skip
     ObjectiveOption,
     OracleOption,
     OrderOption,
-    Plans,
     PlansOption,
     ProfileOption,
     RivalsOption,
@@ -100,7 +99,7 @@ def evaluate(
     seed: SeedOption = 2026,
     heuristics: HeuristicsOption = True,
     objective: ObjectiveOption = None,
-    plans: PlansOption = Plans.fixed,
+    plans: PlansOption = "fixed",
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
@@ -123,9 +122,9 @@ def evaluate(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults, workloads=workloads, runs=runs,
         preset=preset, regime=_regime(preset, order, ageing, waiting, oracle=oracle, turns=turns), load=load,
         max_gpus=max_gpus, every_order=order is None and preset is None, objective=_weighting(objective), sigma=sigma,
-        seed=seed, estimates=estimates.value if estimates else None, heuristics=heuristics, report=report,
-        pictures=pictures, drawn=JobsRequest(profile, arrivals.value if arrivals else None), json_out=json_out,
-        plans=plans.value, command=shlex.join(["longshore", *sys.argv[1:]]),
+        seed=seed, estimates=estimates, heuristics=heuristics, report=report, pictures=pictures,
+        drawn=JobsRequest(profile, arrivals), json_out=json_out, plans=plans,
+        command=shlex.join(["longshore", *sys.argv[1:]]),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, console(), progress, compile_first)
@@ -140,7 +139,7 @@ def _weighting(objective: str | None) -> "Weighting | None":
 def _regime(
     preset: str | None, order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool, turns: bool
 ) -> "Regime":
-    """Return the regime asked for, or that of a preset; where all orders are tried, what holds under each.
+    """Return the regime of the options, or that of a preset; where all orders are tried, what holds under each.
 
     Raises:
         InputError: If there is no such preset.
@@ -179,7 +178,7 @@ def simulate(
     ] = None,
     load: LoadOption = None,
     max_gpus: MaxGpusOption = None,
-    plans: PlansOption = Plans.fixed,
+    plans: PlansOption = "fixed",
     seed: SeedOption = 0,
     events: Annotated[Path | None, typer.Option(help="Write the schedule here (JSON lines).")] = None,
     jobs_out: Annotated[Path | None, typer.Option(help="Write the jobs here (JSON).")] = None,
@@ -196,9 +195,7 @@ def simulate(
     request = SimulationRequest(
         cluster=cluster, policy=policy, trace=trace, faults=faults,
         regime=regime_of(order, ageing, waiting=waiting, oracle=oracle, turns=turns),
-        estimates=estimates.value if estimates else None, sigma=sigma,
-        drawn=JobsRequest(profile, arrivals.value if arrivals else None),
-        jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,
-        plans=plans.value,
+        estimates=estimates, sigma=sigma, drawn=JobsRequest(profile, arrivals), jobs=jobs, load=load, max_gpus=max_gpus,
+        seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out, plans=plans,
     )  # fmt: skip
     simulate_request(request, console(), progress, compile_first)

@@ -1,9 +1,8 @@
 """Options that several commands take."""
 
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,31 +31,6 @@ def order_name(text: str) -> str:
     if text not in ORDER_REGIMES:
         raise typer.BadParameter(f"there is no order regime {text!r}; {nearest(text, ORDER_REGIMES)}")
     return text
-
-
-class EstimateKind(StrEnum):
-    """What policies know of run times (docs/clusters.md)."""
-
-    exact = "exact"
-    log_normal = "log-normal"
-    class_mean = "class-mean"
-    history = "history"
-
-
-class Plans(StrEnum):
-    """By which of its plans a job of a trace runs (docs/formats.md)."""
-
-    fixed = "fixed"
-    best = "best"
-    offload = "offload"
-
-
-class Arrivals(StrEnum):
-    """How generated jobs arrive (docs/clusters.md)."""
-
-    profile = "profile"
-    poisson = "poisson"
-    batch = "batch"
 
 
 def number(value: float | None) -> float | None:
@@ -92,10 +66,10 @@ AgeingOption = Annotated[
 ]  # fmt: skip
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
 EstimatesOption = Annotated[
-    EstimateKind | None,
+    Literal["exact", "log-normal", "class-mean", "history"] | None,
     typer.Option(
-        help="What policies know of run times: exact, with log-normal errors, the mean of ended jobs of as many "
-        "GPUs (class-mean), or of those of the same user and name first (history). Default: those of the "
+        help="What policies know of run times: exact, with log-normal errors, the mean of ended jobs with the same "
+        "number of GPUs (class-mean), or of those of the same user and name first (history). Default: those of the "
         "trace, or exact."
     ),
 ]
@@ -103,10 +77,11 @@ ProfileOption = Annotated[
     str | None, typer.Option(help="Of generated jobs: philly (the default), philly-long, itp or itp-short.")
 ]
 ArrivalsOption = Annotated[
-    Arrivals | None, typer.Option(help="Of generated jobs; default: as in the profile, with bursts.")
+    Literal["profile", "poisson", "batch"] | None,
+    typer.Option(help="Of generated jobs; default: as in the profile, with bursts."),
 ]
 PlansOption = Annotated[
-    Plans,
+    Literal["fixed", "best", "offload"],
     typer.Option(
         help="By which plan a job runs that has some: the first one of the trace (fixed), or the one of the fewest "
         "GPUs that ends as soon and costs no more GPU-time (best), also if it puts state into host memory (offload)."

@@ -230,7 +230,7 @@ def run(
 ) -> None:
     """Train by a plan with processes on this machine, and show what was predicted beside what it took.
 
-    On a cluster, submit a job of as many ranks with the command `python -m longshore.stage PLAN MODEL`.
+    On a cluster, submit a job of the same number of ranks with the command `python -m longshore.stage PLAN MODEL`.
     """
     from ..cluster.files.errors import InputError
     from ..cluster.files.output_file import check_outputs
@@ -241,7 +241,7 @@ def run(
     plan = read_plan(plan_file)
     ranks, pipelines = plan.ranks, plan.pipeline > 1
     if ranks > MAX_LOCAL_RANKS:
-        fix = "submit a job of as many GPUs with the command `python -m longshore.stage PLAN MODEL`"
+        fix = f"submit a job of {ranks} GPUs with the command `python -m longshore.stage PLAN MODEL`"
         problem = f"the plan has {ranks} ranks, and this machine runs at most {MAX_LOCAL_RANKS}"
         raise InputError(problem, fix, field="PLAN")
     typer.echo(f"{ranks} processes, one thread each")

@@ -1,15 +1,12 @@
 """`longshore policy list`, `longshore policy import` and `longshore compile`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ..cluster.files.errors import InputError, PluginError
 from .progress import compile_all, progress
-
-if TYPE_CHECKING:
-    pass
 
 SERVE = "serve"
 GROUP_NAMES = ("heuristics", "candidates", "networks", "environments", "training", SERVE)  # all that there are

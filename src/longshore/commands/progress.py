@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..cluster.kernels.ahead import CompileProgress
-    from ..training.run_folder import Progress as Stand
+    from ..training.run_folder import Progress as TrainingProgress
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 COMPILING = "compiling, once after an install or upgrade"
@@ -167,18 +167,20 @@ def _compiling_progress() -> Iterator[Callable[["CompileProgress"], None]]:
     if not to.is_terminal:
         with StatusLines(lambda line: to.print(f"{line} ...")) as lines:
             lines.show(COMPILING)
-            yield lambda stand: lines.note(f"{COMPILING}: {stand.done} of {stand.all} kernels {stand.now}".rstrip())
+            yield lambda compiled: lines.note(
+                f"{COMPILING}: {compiled.done} of {compiled.all} kernels {compiled.now}".rstrip()
+            )
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=to) as bar:
         task = bar.add_task(COMPILING, total=None)
-        yield lambda stand: bar.update(
-            task, completed=stand.done, total=stand.all or None, description=f"{COMPILING}: {stand.now}"
+        yield lambda compiled: bar.update(
+            task, completed=compiled.done, total=compiled.all or None, description=f"{COMPILING}: {compiled.now}"
         )
 
 
 @contextmanager
-def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
+def training_progress(steps: int) -> Iterator[Callable[["TrainingProgress"], None]]:
     """Show how far training is: a bar, or a line for each update where standard error is no terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -186,7 +188,7 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
     if not to.is_terminal:
         to.print(first)
         with reporting_compilation(to.print, _at_intervals(to.print)):
-            yield lambda stand: to.print(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}")
+            yield lambda trained: to.print(f"{100 * min(1.0, trained.steps / steps):3.0f} %  {_trained_text(trained)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=to) as bar:
@@ -196,7 +198,7 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
             bar.update(task, description=text)
 
         with reporting_compilation(show, show):
-            yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
+            yield lambda trained: bar.update(task, completed=trained.steps, description=_trained_text(trained))
 
 
 def _at_intervals(write: Callable[[str], None]) -> Callable[[str], None]:
@@ -233,7 +235,7 @@ def _share(have: int, total: int | None) -> str:
     return f"{have:,} of {total:,} bytes" if total else f"{have:,} bytes"
 
 
-def _stand_text(stand: "Stand") -> str:
-    score = f", {stand.score.percent:+.1f} % against {stand.rival}" if stand.score else ""
-    steps = f"{stand.steps / 1e6:.2f} M" if stand.steps >= 1e6 else f"{stand.steps:,}"
-    return f"{steps} steps, {stand.steps_per_s:,.0f}/s{score}"
+def _trained_text(trained: "TrainingProgress") -> str:
+    score = f", {trained.score.percent:+.1f} % against {trained.rival}" if trained.score else ""
+    steps = f"{trained.steps / 1e6:.2f} M" if trained.steps >= 1e6 else f"{trained.steps:,}"
+    return f"{steps} steps, {trained.steps_per_s:,.0f}/s{score}"

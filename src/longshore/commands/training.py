@@ -106,9 +106,9 @@ RewardOption = Annotated[
 ReplayOption = Annotated[
     str | None,
     typer.Option(
-        help="Whether updates learn from earlier samples, too. off; the patent's, which is unsound: literal (as many "
-        "samples of the buffer as the periods have that have just ended), literal-all (all samples of the buffer) or "
-        "dynamic (our variant: as many as a rollout, from the last rollouts); sound: geppo (ppo), vtrace (a2c). "
+        help="Whether updates learn from earlier samples, too. off; the patent's, which is unsound: literal (of the "
+        "buffer the number of samples in the periods that have just ended), literal-all (all of the buffer) or dynamic "
+        "(our variant: the number of a rollout, from the last rollouts); sound: geppo (ppo), vtrace (a2c). "
         "The preset's own if omitted."
     ),
 ]

@@ -70,7 +70,7 @@ def runs(backend: Backend, attempt: Attempt) -> None:
 
 
 def end_made(backend: Backend) -> None:
-    """End all attempts that were made, and wait until their processes are gone."""
+    """End all attempts that were made, and wait until their processes have exited."""
     for name in _attempts_made:
         backend.cancel(name, "the check is over")
     for name in _attempts_made:
@@ -255,7 +255,7 @@ def _gpus_that_cannot_be_given_are_refused(trial: BackendTrial) -> None:
 
 
 @_check
-def _a_program_that_is_not_there_is_refused_or_ends_as_a_shell_would_say(trial: BackendTrial) -> None:
+def _a_program_that_is_not_there_is_refused_or_ends_with_the_status_of_a_shell(trial: BackendTrial) -> None:
     backend = trial.backend
     attempt = running(("no-such-program",))
     if not trial.checks_programs:

@@ -27,7 +27,7 @@ def check_network(name: str) -> None:
     """Check a registered network for each kind of action that it has, with waiting and without, by random weights.
 
     Its weights must be floating numbers of the shapes in its layout. Its outputs must be finite, of the right shape,
-    the same again and for each observation by itself, and must hang on its weights. As a policy it must do what every
+    the same again and for each observation by itself, and must depend on its weights. As a policy it must do what every
     policy must. A checkpoint of it must decide as it did.
 
     Args:
@@ -75,7 +75,7 @@ def _check_weights(network: Network, layout: ObservationLayout, *, is_list: bool
     )
     if kind.any_size and not is_list:  # lists of candidates are as long on any cluster
         larger = _shapes(kind, layout._replace(items=layout.items + 3, actions=layout.actions + 3))
-        assert larger == _shapes(kind, layout), "`any_size` is True, and the shapes of weights hang on the cluster"
+        assert larger == _shapes(kind, layout), "`any_size` is True, and the shapes of weights depend on the cluster"
     if kind.sized_by:
         assert kind.sized_by in weights, f"it has no weight {kind.sized_by}, which is its `sized_by`"
         shapes = _shapes(kind, layout, WIDTH)
@@ -99,8 +99,8 @@ def _check_passes(network: Network, observations: Tensor, layout: ObservationLay
     assert all(same), "a second call gives another output"
     assert _near(network.values(observations), values), "`values` differ from those of a whole pass"
     alone = [network(row[None]) for row in observations]
-    assert _near(torch.cat([one[0] for one in alone]), logits), "logits hang on the other observations of a batch"
-    assert _near(torch.cat([one[1] for one in alone]), values), "values hang on the other observations of a batch"
+    assert _near(torch.cat([one[0] for one in alone]), logits), "logits depend on the other observations of a batch"
+    assert _near(torch.cat([one[1] for one in alone]), values), "values depend on the other observations of a batch"
     torch.autograd.backward(logits.square().sum() + values.square().sum())
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     assert any(gradient.any() for gradient in gradients), "no weight has a gradient, so it cannot learn"

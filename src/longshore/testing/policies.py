@@ -27,9 +27,9 @@ JOBS, NODES, DECISIONS = 12, 5, 8
 def check_policy(policy: Policy, problem: Problem | None = None, scenario: int = 0, *, draws: bool = False) -> None:
     """Check a policy on a problem, or on small ones under each order regime, with waiting and without.
 
-    It must say what it is. It must pick what the job needs, of GPUs that can be used, and change nothing else. It must
+    It must describe itself. It must pick what the job needs, of GPUs that can be used, and change nothing else. It must
     decide the same in a second call. It may wait only where that is allowed. `run` must come to what `place`
-    decides one by one. Its choices must not hang on what no scheduler can know.
+    decides one by one. Its choices must not depend on what no scheduler can know.
 
     Args:
         policy: The policy.
@@ -71,13 +71,13 @@ def check_words(policy: Policy) -> None:
 
 
 def vacant(sim: Simulation) -> NDArray[np.bool_]:
-    """Say which GPUs of row 0 a job that suits their node may have, shape (gpus,)."""
+    """Return which GPUs of row 0 a job that suits their node may have, shape (gpus,)."""
     is_vacant: NDArray[np.bool_] = (sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0)
     return is_vacant
 
 
 def suitable(sim: Simulation, job: int) -> NDArray[np.bool_]:
-    """Say which GPUs of row 0 a job can use by its needs, shape (gpus,)."""
+    """Return which GPUs of row 0 a job can use by its needs, shape (gpus,)."""
     needs = sim.scenarios.needs[sim.state.scenario[0], job]
     is_suitable: NDArray[np.bool_] = sim.cluster.suits[needs][sim.cluster.gpu_node] > 0
     return is_suitable
@@ -194,7 +194,7 @@ def check_knowledge(
         policy: The policy.
         problem: What it is tried on.
         scenario: Number of the scenario.
-        decisions: How many come before the one that is looked at.
+        decisions: That come before the one that is checked.
         seed: Of what is changed.
         draws: Whether it draws random numbers from the scenario's fault seed.
 
