@@ -17,7 +17,7 @@ from pathlib import Path
 
 from longshore.ring.coordinator_server import make_ring
 from longshore.ring.launcher import MemberStart, RingLauncher
-from longshore.ring.ring_client import RingClient, ask_report
+from longshore.ring.ring_client import RingClient, current_report
 from longshore.ring.wire import MemberOffer
 
 from .harness import ROOT, Row, main, progress
@@ -81,7 +81,9 @@ class Trial:
             self._asked_s = time.time()
             scheduler.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))
-            await self._until(lambda: (report := ask_report(self._folder)) is not None and report.relieved == [SLOW])
+            await self._until(
+                lambda: (report := current_report(self._folder)) is not None and report.relieved == [SLOW]
+            )
             await asyncio.sleep(40 * COMPUTE_S)
         finally:
             scheduler.close()

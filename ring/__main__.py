@@ -42,7 +42,7 @@ from .coordinator_server import make_ring
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, RESTART_STATUS, UNKNOWN_STATUS
 
-RESTART_PAUSE_S = 1.0  # before a member is started for one that asked for a restart without a reason
+RESTART_PAUSE_S = 1.0  # before a member is started for one that requested a restart without a reason
 TERM_GRACE_S = 30.0  # for members that handle SIGTERM to end
 
 

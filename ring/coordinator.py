@@ -1,6 +1,6 @@
 """How a ring recovers from a lost member: `Coordinator`, a state machine without sockets and clocks.
 
-Events go in, messages come out. coordinator_server.py connects it to sockets and to the state file. The docstring of
+Events go in, messages go out. coordinator_server.py connects it to sockets and to the state file. The docstring of
 `Coordinator` has the steps of a recovery. Source: SPEC F8 to F10.
 
 The coordinator's process imports this module: standard library only.
@@ -8,7 +8,7 @@ The coordinator's process imports this module: standard library only.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from . import wire
@@ -85,7 +85,7 @@ class Coordinator:
         self._futile, self._hints = 0, Hints(limits)
         self._layout: wire.RingLayout  # of this generation, while the ring is formed
         self._requested: object = None  # seats and slow members of the last seat request
-        self._was_short = False  # whether that request asked for members
+        self._was_short = False  # whether that request was for members
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.state = state or CoordinatorState([NO_MEMBER] * seats, generation=1)
         self._begin_timer(START, now_s)
@@ -578,12 +578,12 @@ class AwaitedMembers:
 def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, gathers: bool) -> None:
     """Give empty seats to members that are connected and have none.
 
-    At the start, member k has seat k as long as it may come; later the spare of the smallest number is first.
+    At the start, member k has seat k as long as it may connect; later the spare of the smallest number is first.
 
     Args:
         state: Holds the seats.
         members: All that are not gone.
-        gathers: Whether members of the ring's start may still come.
+        gathers: Whether members of the ring's start may still connect.
     """
     holders = state.holders
     if NO_MEMBER not in holders:
@@ -605,7 +605,7 @@ def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, g
 
 
 def _own_may_come(state: CoordinatorState, seat: int, *, gathers: bool) -> bool:
-    """Return whether the member of a seat's number may still come and take it."""
+    """Return whether the member of a seat's number may still connect and take it."""
     return gathers and not state.has_seat(seat) and str(seat) not in state.gone
 
 
@@ -666,10 +666,11 @@ def seat_request(
     """
     order = [member for member in state.holders if member != NO_MEMBER]
     seated = [members[number] for number in order]
+    empty = [seat for seat, holder in enumerate(state.holders) if holder == NO_MEMBER]
     seats = [state.holders.index(number) for number in slow]
     return wire.SeatRequest(
         generation=state.generation,
-        empty=list(_empty_seats(state.holders)) if order else [],
+        empty=[wire.EmptySeat(seat, *_neighbours(state.holders, seat)) for seat in empty if order],
         order=order,
         step_s=max((sum(member.step_s) / len(member.step_s) for member in seated if member.step_s), default=0.0),
         compute_s={
@@ -679,11 +680,6 @@ def seat_request(
         slow=[wire.SlowSeat(state.holders[seat], seat, *_neighbours(state.holders, seat)) for seat in seats],
         relieved=list(map(int, state.relieved)),
     )
-
-
-def _empty_seats(holders: Sequence[int]) -> Iterator[wire.EmptySeat]:
-    for seat in (seat for seat, holder in enumerate(holders) if holder == NO_MEMBER):
-        yield wire.EmptySeat(seat, *_neighbours(holders, seat))
 
 
 def _neighbours(holders: Sequence[int], seat: int) -> tuple[int, int]:

@@ -256,7 +256,7 @@ class CoordinatorServer:
         self._writing = None
 
     def _report(self) -> RingReport:
-        """Return the ring at present. Once it ends, or was asked to end, the report stays as it was."""
+        """Return the ring at present. Once it ends, or a launcher ends its members, the report stays."""
         if self._last is None or not self._is_ending:
             self._last = self._coordinator.report()
         return self._last

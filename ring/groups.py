@@ -268,7 +268,6 @@ def keep_for_ever(kept: object) -> None:
 
 
 def _epolls() -> set[int]:
-    """Return this process's epoll descriptors."""
     numbers = map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208
     return {number for number in numbers if _opened(number) == "anon_inode:[eventpoll]"}
 

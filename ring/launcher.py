@@ -160,7 +160,6 @@ class CoordinatorProcess:
         return process.returncode
 
     async def _answers(self) -> bool:
-        """Return whether it answers."""
         try:
             async with asyncio.timeout(COORDINATOR_PROBE_S):
                 port = int(json.loads((self._folder / STATE).read_bytes())["port"])
@@ -205,23 +204,14 @@ _WARM_IMPORTS = {"longshore.stage": "longshore.planner.execution.worker"}
 
 @dataclass(frozen=True, slots=True)
 class MemberStart:
-    """A member to be started.
+    """A member to be started."""
 
-    Args:
-        member: Its number.
-        command: What to run.
-        environment: All of its variables; those by which it finds its ring are added.
-        folder: That it runs in.
-        log: File that its output is added to; the launcher's own output if None.
-        node: Name of the node, for reports.
-    """
-
-    member: int
+    member: int  # its number
     command: tuple[str, ...]
-    environment: Mapping[str, str]
-    folder: Path
-    log: Path | None = None
-    node: str = ""
+    environment: Mapping[str, str]  # all of its variables; those by which it finds its ring are added
+    folder: Path  # that it runs in
+    log: Path | None = None  # file that its output is added to; the launcher's own output if None
+    node: str = ""  # for reports
 
 
 class RingLauncher:
@@ -309,7 +299,7 @@ class RingLauncher:
         """Return whether the ring needs another process in place of one that ended.
 
         A script may end with any status, so the coordinator's file decides: either the coordinator ended the member to
-        restart it, or the member had a seat when it asked for a restart by its status.
+        restart it, or the member had a seat when it requested a restart by its status.
         """
         try:
             state = json.loads((self.folder / STATE).read_bytes())
@@ -382,7 +372,7 @@ class RingLauncher:
         while self._starting:
             await asyncio.sleep(MEMBER_POLL_S)
         if not self._end.done():
-            self._end.set_result(RingEnd("lost", "it was asked to end"))
+            self._end.set_result(RingEnd("lost", "its launcher ended it"))
 
     def signal(self, number: int) -> None:
         """Send a signal to all members and their groups."""
@@ -480,7 +470,6 @@ class RingLauncher:
     async def _spawn(
         self, start: MemberStart, environment: Mapping[str, str], output: int
     ) -> Coroutine[None, None, int]:  # fmt: skip
-        """Start a process; return a coroutine that waits for its exit status."""
         process = await asyncio.create_subprocess_exec(
             *start.command, env=environment, cwd=start.folder, stdin=asyncio.subprocess.DEVNULL, stdout=output,
             stderr=output, start_new_session=True, preexec_fn=ending_with(os.getpid()),
@@ -524,7 +513,7 @@ class RingLauncher:
         self._send(MemberExited(start.member, status, self._errors[start.member]))
 
     def _error_of(self, start: MemberStart, status: int) -> str:
-        """Return the error in a member's log; "" of one that ended as it was asked to."""
+        """Return the error in a member's log; "" of one that ended as it should."""
         if start.log is None or start.member not in self._log_sizes or status in (0, GONE_STATUS, RESTART_STATUS):
             return ""
         return last_error(str(start.log), since=self._log_sizes[start.member])

@@ -201,7 +201,7 @@ class MemberClient:
         self.generation = 0  # the newest one that it knows
         self._group_generation = 0  # of this member's group
         self._fresh, self._awaits_layout, self._applying = True, False, False
-        self._is_relieved = False
+        self.is_relieved = False  # a backup computes in place of this member
         self._layout: wire.RingLayout | None = None
         self._resumed = 0  # the newest generation that trains
         self._finished = False
@@ -251,7 +251,7 @@ class MemberClient:
             try:
                 self._send(wire.AwaitsLayout(self.member, self.generation, self.step))
                 while (layout := self._next_layout()) is None:
-                    if self._is_relieved:
+                    if self.is_relieved:
                         raise RelievedError
                     if not self._changed.wait(RESEND_S):
                         self._send(wire.AwaitsLayout(self.member, self.generation, self.step))
@@ -282,9 +282,9 @@ class MemberClient:
         with self._changed:
             self._send(wire.TrialStep(self.member, compute_s))
             until_s = time.monotonic() + pause_s
-            while self._is_relieved and self._next_layout() is None and (left_s := until_s - time.monotonic()) > 0.0:
+            while self.is_relieved and self._next_layout() is None and (left_s := until_s - time.monotonic()) > 0.0:
                 self._changed.wait(left_s)
-            return not self._is_relieved
+            return not self.is_relieved
 
     def ready(self, ready: wire.MemberReady) -> None:
         """Report that this member has group and state, and wait until all have.
@@ -332,7 +332,7 @@ class MemberClient:
     def end_apply(self, step: int) -> None:
         """Set how many steps the state has seen."""
         with self._changed:
-            self._applying, self._fresh, self.step = False, self._is_relieved, step
+            self._applying, self._fresh, self.step = False, self.is_relieved, step
             if self.is_aborted:
                 self._send(wire.Stopped(self.member, self.generation, self.step, awaits_layout=False))
 
@@ -368,11 +368,6 @@ class MemberClient:
                 # A request of an earlier generation is always refused, and is repeated in the next one.
                 if reply.granted or self.generation == generation:
                     return reply.granted
-
-    @property
-    def is_relieved(self) -> bool:
-        """Whether a backup computes in place of this member."""
-        return self._is_relieved
 
     def leave(self, reason: str) -> None:
         """Give up the seat."""
@@ -438,9 +433,9 @@ class MemberClient:
             if isinstance(message, wire.Abort) and message.generation >= self.generation:
                 self._abort(message.generation)
             elif isinstance(message, wire.RingLayout) and message.generation >= self.generation:
-                self.generation, self._layout, self._is_relieved = message.generation, message, False
+                self.generation, self._layout, self.is_relieved = message.generation, message, False
             elif isinstance(message, wire.Relieved) and message.generation >= self.generation:
-                self._is_relieved = self._fresh = True
+                self.is_relieved = self._fresh = True
                 self.generation, self._layout = message.generation, None
             elif isinstance(message, wire.Resume):
                 self._resumed = max(self._resumed, message.generation)
@@ -451,7 +446,7 @@ class MemberClient:
             self._changed.notify_all()
 
     def _abort(self, generation: int) -> None:
-        self._is_relieved = False  # only seated members are aborted
+        self.is_relieved = False  # only seated members are aborted
         if generation > self.generation:
             self.generation, self._layout = generation, None
         if not self._applying:

@@ -45,7 +45,7 @@ MAX_SETTINGS_BYTES, MAX_STATE_BYTES = 1 << 16, 1 << 24  # of files
 MADE_UP_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
-def ask_report(folder: Path) -> RingReport | None:
+def current_report(folder: Path) -> RingReport | None:
     """Return the report of a ring; None if there is no ring in the folder, or its coordinator does not answer."""
     reply = _exchange(folder, "status", [])
     return reply if isinstance(reply, RingReport) else None
@@ -70,7 +70,7 @@ def retire(folder: Path, members: Mapping[int, str]) -> bool:
     """
     until_s = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < until_s:
-        report = ask_report(folder)
+        report = current_report(folder)
         if report is not None and report.phase in ("done", "lost"):
             return report.phase == "done"
         if report is not None:
@@ -96,18 +96,13 @@ class RingClient:
 
     def __init__(self, folder: Path, wake: Callable[[], object], watched: Path) -> None:
         self._folder, self._wake, self._watched = folder, wake, watched
-        self._want: SeatRequest | None = None
+        self.want: SeatRequest | None = None  # the last one; None before the first, and once the ring is over
         self._connection: socket.socket | None = None
         self._closed = threading.Event()
         self._hints: list[str] = []
         self._seen_ns = 0
         self._thread = threading.Thread(target=self._run, name=f"client of {folder.parent.name}", daemon=True)
         self._thread.start()
-
-    @property
-    def want(self) -> SeatRequest | None:
-        """The coordinator's last seat request; None before the first, and once the ring is over."""
-        return self._want
 
     def hints(self) -> list[str]:
         """Return the coordinator's hints on the script, each once."""
@@ -140,7 +135,7 @@ class RingClient:
                 self._listen()
             except MADE_UP_ERRORS as error:
                 log.debug("connection to %s: %s", self._folder, error)
-            self._connection, self._want = None, None
+            self._connection, self.want = None, None
             self._closed.wait(RING_RETRY_S)
 
     def _listen(self) -> None:
@@ -151,7 +146,7 @@ class RingClient:
             for message in received:
                 self._receive(message)
             while not self._closed.is_set():
-                is_short = self._want is not None and bool(self._want.empty)
+                is_short = self.want is not None and bool(self.want.empty)
                 connection.settimeout(WATCH_S if is_short else ANSWER_TIMEOUT_S)
                 try:
                     data = connection.recv(1 << 16)
@@ -165,34 +160,23 @@ class RingClient:
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, SeatRequest):
-            self._want = message
+            self.want = message
             self._wake()
         elif isinstance(message, ScriptHint) and len(self._hints) < MAX_HINTS:
             self._hints.append(message.text[:MAX_HINT])
             self._wake()
         elif isinstance(message, RingEnd):
-            self._want = None
+            self.want = None
 
     def _check_watched(self) -> None:
         """Wake the scheduler if the watched file has changed while a seat is empty."""
-        if self._want is None or not self._want.empty:
+        if self.want is None or not self.want.empty:
             return
         with contextlib.suppress(FileNotFoundError):
             changed_ns = self._watched.stat().st_mtime_ns
             if changed_ns != self._seen_ns:
                 self._seen_ns = changed_ns
                 self._wake()
-
-
-def _secret_and_port(folder: Path) -> tuple[str, int]:
-    """Return the secret of a ring, and the port of its coordinator.
-
-    Raises:
-        OSError: If there is no such ring, or something else than files.
-        ValueError: If its files are damaged, as a KeyError, a TypeError or a RecursionError.
-    """
-    secret = str(_read(folder, RING, MAX_SETTINGS_BYTES)["secret"])
-    return secret, int(_read(folder, STATE, MAX_STATE_BYTES)["port"])
 
 
 def _read(folder: Path, name: str, max_bytes: int) -> Any:
@@ -207,11 +191,12 @@ def _connected(folder: Path, role: str, until_s: float) -> tuple[socket.socket, 
     """Return a greeted connection to a ring's coordinator, and what it sent after its welcome.
 
     Raises:
-        OSError: If the coordinator does not answer, or there is no such ring.
+        OSError: If the coordinator does not answer, there is no such ring, or something else than files.
         ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, or if
             the process that answers does not know the ring's secret.
     """
-    secret, port = _secret_and_port(folder)
+    secret = str(_read(folder, RING, MAX_SETTINGS_BYTES)["secret"])
+    port = int(_read(folder, STATE, MAX_STATE_BYTES)["port"])
     connection = socket.create_connection((HOST, port), ANSWER_TIMEOUT_S)
     try:
         return connection, *greet_blocking(connection, secret, Hello(role), until_s)

@@ -343,7 +343,7 @@ def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], 
 
     Args:
         folder: To write to.
-        client: Asked for permission.
+        client: That permits it.
         state: Of the ring.
         mark: Generation and member, for the name.
 

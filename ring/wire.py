@@ -267,7 +267,7 @@ class MemberExited:
 
 @dataclass(frozen=True, slots=True)
 class Terminating:
-    """A launcher was asked to end its members: that they exit is no fault, and is not logged."""
+    """A launcher ends its members: that they exit is no fault, and is not logged."""
 
 
 @dataclass(frozen=True, slots=True)

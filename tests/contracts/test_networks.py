@@ -13,7 +13,7 @@ BROKEN = {
     "has logits of another shape": (("return logits, ", "return logits[:, :2], "), "logits have shape"),
     "has values of another shape": (("(decision).squeeze(-1)", "(decision)"), "values have shape"),
     "tells what is not finite": (("return logits, ", "return logits / 0.0, "), "not finite"),
-    "knows another batch": (("return logits, ", "return logits + observation.mean(), "), "hang on the other"),
+    "knows another batch": (("return logits, ", "return logits + observation.mean(), "), "depend on the other"),
     "remembers": (
         ("decision = ", "self.asked = getattr(self, 'asked', 0) + 1\n        decision = self.asked * "),
         "second call gives another output",

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from longshore.ring import wire
-from longshore.ring.ring_client import ask_report
+from longshore.ring.ring_client import current_report
 from longshore.ring.wire import answer, check_welcome, greet_blocking, new_challenge, proves_secret, welcome
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
@@ -205,7 +205,7 @@ def test_a_process_that_does_not_prove_the_secret_receives_nothing_and_the_ring_
                 connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             assert file.read() == b""
-    report = ask_report(ring.folder)
+    report = current_report(ring.folder)
     assert report is not None
     assert (report.gone, report.generation) == ({}, 1)
 

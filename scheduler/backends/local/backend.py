@@ -19,7 +19,7 @@ from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import Identity, boot_id, is_alive, last_error, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
-from ....ring.ring_client import RingClient, ask_report, last_report, retire
+from ....ring.ring_client import RingClient, current_report, last_report, retire
 from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status, read_reason
@@ -153,7 +153,7 @@ class LocalBackend(Backend):
 
     def ring_report(self, name: str) -> RingReport | None:
         """Return the state of an attempt's ring, the last known one if its coordinator does not answer."""
-        return ask_report(self._ring(name)) or last_report(self._ring(name))
+        return current_report(self._ring(name)) or last_report(self._ring(name))
 
     def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
         """Remove the members on some GPUs from the ring of an attempt, and return whether it continues without them."""

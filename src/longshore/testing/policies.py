@@ -28,7 +28,7 @@ def check_policy(policy: Policy, problem: Problem | None = None, scenario: int =
     """Check a policy on a problem, or on small ones under each order regime, with waiting and without.
 
     It must describe itself. It must pick what the job needs, of GPUs that can be used, and change nothing else. It must
-    decide the same in a second call. It may wait only where that is allowed. `run` must come to what `place`
+    decide the same in a second call. It may wait only where that is allowed. `run` must decide what `place`
     decides one by one. Its choices must not depend on what no scheduler can know.
 
     Args:
@@ -127,7 +127,7 @@ def _place(policy: Policy, sim: Simulation) -> bool:
 
 
 def check_decisions(policy: Policy, problem: Problem, scenario: int = 0) -> None:
-    """Check each decision of a whole scenario, and that `run` comes to the same.
+    """Check each decision of a whole scenario, and that `run` decides the same.
 
     Raises:
         AssertionError: With what is broken.

@@ -98,7 +98,7 @@ class SimulatedConnection:
         return []
 
     def send(self, message: MemberOffer | NoMemberOffer) -> bool:
-        """Let the ring continue without a member for its empty seats, if none comes."""
+        """Let the ring continue without a member for its empty seats, if there is none."""
         if isinstance(message, NoMemberOffer):
             self._backend.give_up_seats(self._ring)
         return True
