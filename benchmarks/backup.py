@@ -82,7 +82,7 @@ class Trial:
             scheduler.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))
             await self._until(
-                lambda: (report := current_report(self._folder)) is not None and report.relieved == [SLOW]
+                lambda: (ring := current_report(self._folder)) is not None and ring.relieved == [SLOW]
             )
             await asyncio.sleep(40 * COMPUTE_S)
         finally:
