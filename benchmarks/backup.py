@@ -81,9 +81,7 @@ class Trial:
             self._asked_s = time.time()
             scheduler.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))
-            await self._until(
-                lambda: (ring := current_report(self._folder)) is not None and ring.relieved == [SLOW]
-            )
+            await self._until(lambda: (ring := current_report(self._folder)) is not None and ring.relieved == [SLOW])
             await asyncio.sleep(40 * COMPUTE_S)
         finally:
             scheduler.close()

@@ -23,9 +23,9 @@ from .membership import (
     Phase,
     RecoveryTimer,
     RingLimits,
+    mismatched_until,
     returning_members,
     silent,
-    unlike_ends,
     unstopped,
     waiting_members,
     worn_out,
@@ -264,7 +264,7 @@ class Coordinator:
         members = self._seated_members()
         if all(member.done for member in members):
             return self._end_ring(Phase.DONE, "all members are done")
-        if why := unlike_ends(members, self.now_s - self._moved_s):
+        if why := mismatched_until(members, self.now_s - self._moved_s):
             return self._end_ring(Phase.LOST, why)
         if all(member.waiting for member in members) and self.now_s - self._moved_s > self.limits.stall_s:
             self._begin_recovery(f"no progress for {self.limits.stall_s:.0f} s while all wait for each other")
@@ -420,7 +420,7 @@ class Coordinator:
             self._send(member.number, wire.Resume(self.state.generation))
         elif self.state.phase is Phase.FORMING:
             member.ready, member.fresh, member.step, member.is_trying = True, False, ready.step, False
-            member.groups, member.ends = ready.groups, frozenset(ready.ends)
+            member.groups, member.endpoints = ready.groups, frozenset(ready.endpoints)
             self._moved_s = self.now_s
             self.recoveries[-1].copy_s = max(self.recoveries[-1].copy_s, ready.copy_s)
 

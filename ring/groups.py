@@ -70,7 +70,7 @@ class RingGroup(Protocol):
 
     rank: int  # of this member in the group
     size: int
-    ends: list[str]  # HOST:PORT of this member's ends of the group's sockets
+    endpoints: list[str]  # HOST:PORT of this member's ends of the group's sockets
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members, each of which has the same bits then."""
@@ -124,7 +124,7 @@ class GlooGroup:
         before = _sockets()
         self._epolls = set[int]()
         self._group: Any = None if self.size == 1 else self._meet(layout, name, rank, host)
-        self.ends = sorted(_sockets() - before)[:512]
+        self.endpoints = sorted(_sockets() - before)[:512]
 
     def _meet(self, layout: RingLayout, name: str, rank: int, host: str) -> ProcessGroupGloo:
         def make() -> ProcessGroupGloo:
@@ -380,7 +380,7 @@ class NcclGroup:
     def __init__(self, host_group: RingGroup, make: Callable[[], Communicator], client: MemberClient) -> None:
         self._host, self._client = host_group, client
         self.rank, self.size = host_group.rank, host_group.size
-        self.ends = host_group.ends  # of gloo's sockets; those of NCCL are unknown
+        self.endpoints = host_group.endpoints  # of gloo's sockets; those of NCCL are unknown
         self.broadcast, self.begin_broadcast = host_group.broadcast, host_group.begin_broadcast  # through host memory
         self._is_closed = False
         self._group = _connected(make, client)

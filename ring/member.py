@@ -416,7 +416,7 @@ class Formation:
         digest = self._copy(layout, group)
         client.ready(
             MemberReady(
-                client.member, layout.generation, client.step, digest, self._groups, group.ends,
+                client.member, layout.generation, client.step, digest, self._groups, group.endpoints,
                 formed_s - began_s, time.monotonic() - formed_s,
             )
         )  # fmt: skip

@@ -140,7 +140,7 @@ class MemberState:
     waiting: bool = False
     store: str = ""
     node: str = ""
-    ends: frozenset[str] = frozenset()
+    endpoints: frozenset[str] = frozenset()
     until: int = 0  # the first step that it will not take; 0 if unknown
     relieved_step: int = -1  # of the ring, when this member was relieved; -1 if unknown
     is_trying: bool = False  # its main thread may compute though it has no seat
@@ -274,7 +274,7 @@ class RingLimits:
 QUIET: Final = 0.3  # of the silence after which a member is declared gone
 MAX_PAIR_FAILURES: Final = 3  # of one pair of members, after which one of them is replaced
 FAILURE_COUNTS_S: Final = 600.0  # for which a failure of a pair counts
-UNLIKE_ENDS_S: Final = 5.0  # that members wait for one that is done
+MISMATCHED_UNTIL_S: Final = 5.0  # that members wait for one that is done
 
 
 def silent(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
@@ -308,7 +308,7 @@ def unstopped(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -
             yield member.number, f"its script did not end its step within {limits.arrive_s:.0f} s"
 
 
-def unlike_ends(seated: Collection[MemberState], quiet_s: float) -> str:
+def mismatched_until(seated: Collection[MemberState], quiet_s: float) -> str:
     """Return why a ring can never be done, "" if it can: some members are done, and others wait for them.
 
     A member that waits for the last step of all is a step behind, and does not count.
@@ -320,7 +320,7 @@ def unlike_ends(seated: Collection[MemberState], quiet_s: float) -> str:
     done = [member for member in seated if member.done]
     last = max((member.step for member in done), default=0)
     ahead = [member for member in seated if done and not member.done and member.waiting and member.step >= last]
-    if not ahead or quiet_s <= UNLIKE_ENDS_S:
+    if not ahead or quiet_s <= MISMATCHED_UNTIL_S:
         return ""
     first, other = done[0], ahead[0]
     return (
@@ -394,7 +394,7 @@ class Accusations:
         """Count a failed exchange for its two members, if the other one is known."""
         others = (member for member in seated if member.number != failure.member)
         peer = failure.peer
-        accused = next((other.number for other in others if peer and peer in (other.store, *other.ends)), None)
+        accused = next((other.number for other in others if peer and peer in (other.store, *other.endpoints)), None)
         if accused is not None:
             self.add(failure.member, accused, failure.generation, now_s)
 
@@ -440,7 +440,7 @@ class SlowMember(NamedTuple):
     others_s: float  # median of the others
 
 
-def far_longer(compute_s: Mapping[int, float]) -> list[SlowMember]:
+def slow_members(compute_s: Mapping[int, float]) -> list[SlowMember]:
     """Return those that compute far longer than the others.
 
     Args:
@@ -508,7 +508,7 @@ class Backups:
             if (time_s := usual_compute_s(member, self._limits.slow_steps)) is not None
         }  # fmt: skip
         step, cost_s = max(member.step for member in seated), state.cost_s or UNKNOWN_COST_S
-        longer = sorted(far_longer(usual_s), key=lambda slow: -slow.compute_s)
+        longer = sorted(slow_members(usual_s), key=lambda slow: -slow.compute_s)
         self.ratios = {slow.number: slow.compute_s / slow.others_s for slow in longer if slow.others_s > 0.0}
         left = max(max(member.until for member in seated) - step, 0)
         may_be = max(self._backups - len(state.relieved), 0)

@@ -126,7 +126,7 @@ class MemberReady:
     step: int
     digest: str = ""
     groups: int = 0  # that its process has formed
-    ends: list[str] = field(default_factory=list)  # HOST:PORT of its own ends of the group's sockets
+    endpoints: list[str] = field(default_factory=list)  # HOST:PORT of its own ends of the group's sockets
     group_s: float = 0.0
     copy_s: float = 0.0
 

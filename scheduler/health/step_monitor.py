@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError
 from ...cluster.model.placement import Placement
-from ...ring.membership import far_longer
+from ...ring.membership import slow_members
 from ..backends.protocol import Backend, StepLines
 from ..model.job_spec import OFF, Watching
 from .evidence import AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE
@@ -53,7 +53,7 @@ def straggling(times: Sequence[RankStepTimes], going: Collection[int]) -> list[S
         going: Ranks that report steps, and will report more.
     """
     computed = {rank: compute_s for rank in going if (compute_s := times[rank].compute_s) is not None}
-    return [Straggler(*each) for each in far_longer(computed)]
+    return [Straggler(*each) for each in slow_members(computed)]
 
 
 class Stragglers:

@@ -36,8 +36,8 @@ class Ring:
             self.send(wire.Stopped(number, message.generation, step, awaits_layout=True))
         elif isinstance(message, wire.RingLayout):
             step = self.steps[number] = self.steps.get(message.source, 0)
-            ends = [f"host:{number}"]
-            self.send(wire.MemberReady(number, message.generation, step, groups=self.groups, ends=ends))
+            endpoints = [f"host:{number}"]
+            self.send(wire.MemberReady(number, message.generation, step, groups=self.groups, endpoints=endpoints))
         elif isinstance(message, wire.Resume) and number not in self.idle:
             self.steps[number] = step + 1
             self.send(wire.FirstStep(number, message.generation, step + 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, Coordinator
-from longshore.ring.membership import MIN_EXCESS_S, SLOW_RATIO, Backups, Phase, RingLimits, far_longer
+from longshore.ring.membership import MIN_EXCESS_S, SLOW_RATIO, Backups, Phase, RingLimits, slow_members
 
 from .obedient_ring import Ring
 from .simulated_ring import copied
@@ -251,7 +251,7 @@ def test_a_restarted_coordinator_knows_what_a_change_costs(killed_at: int | None
 def test_a_member_computes_far_longer_if_it_takes_three_times_the_median_of_the_others(
     compute_s: dict[int, float],
 ) -> None:
-    found = {it.number: it for it in far_longer(compute_s)}
+    found = {it.number: it for it in slow_members(compute_s)}
     for number, time_s in compute_s.items():
         others = [it for other, it in compute_s.items() if other != number]
         others_s = statistics.median(others) if others else time_s

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, WORN_OUT, Coordinator
-from longshore.ring.membership import UNLIKE_ENDS_S, MemberState, Phase, RingLimits, unlike_ends
+from longshore.ring.membership import MISMATCHED_UNTIL_S, MemberState, Phase, RingLimits, mismatched_until
 from tests.ring.obedient_ring import Ring
 
 
@@ -317,7 +317,7 @@ def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_
 
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
-    st.sampled_from([0.0, UNLIKE_ENDS_S, UNLIKE_ENDS_S + 0.1]),
+    st.sampled_from([0.0, MISMATCHED_UNTIL_S, MISMATCHED_UNTIL_S + 0.1]),
 )
 def test_ends_are_unlike_only_if_a_member_waits_in_a_step_that_another_does_not_take(
     steps: list[tuple[bool, bool, int]], quiet_s: float
@@ -328,6 +328,6 @@ def test_ends_are_unlike_only_if_a_member_waits_in_a_step_that_another_does_not_
     ]
     last = max((step for done, _, step in steps if done), default=4)
     ahead = [number for number, (done, waits, step) in enumerate(steps) if not done and waits and step >= last]
-    found = unlike_ends(members, quiet_s)
-    assert bool(found) == (bool(ahead) and quiet_s > UNLIKE_ENDS_S)
+    found = mismatched_until(members, quiet_s)
+    assert bool(found) == (bool(ahead) and quiet_s > MISMATCHED_UNTIL_S)
     assert not found or f"member {ahead[0]} " in found

@@ -35,7 +35,7 @@ class ScriptedClient:
 class Host:
     """Records the calls over gloo."""
 
-    ends: list[str] = ["10.0.0.1:4000"]  # noqa: RUF012
+    endpoints: list[str] = ["10.0.0.1:4000"]  # noqa: RUF012
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -103,7 +103,7 @@ def test_what_is_on_gpus_goes_over_nccl_and_all_else_over_gloo(*, reports: bool)
     group.broadcast(torch.zeros(3), 0)
     group.begin_broadcast(torch.zeros(3), 0)
     assert (twin.begun, host.calls) == (1, ["sum", "broadcast", "begin_broadcast"])
-    assert group.ends == host.ends
+    assert group.endpoints == host.endpoints
 
 
 def test_an_exchange_that_ends_is_seen_to_move_and_one_under_way_to_wait() -> None:

@@ -20,7 +20,7 @@ from tests.states import same, trees
 class Sender:
     """Records what is broadcast."""
 
-    ends: list[str] = []  # noqa: RUF012
+    endpoints: list[str] = []  # noqa: RUF012
     rank, size = 0, 2
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ def instrument(ring_step: list[int]) -> None:
     )
 
     def getting_ready(control: MemberClient, message: wire.MemberReady) -> None:
-        Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
+        Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.endpoints))
         if any(it["at"] == "ready" and it["step"] == message.step for it in FAULTS):
             control._send(message)
         happen("ready", message.step)
