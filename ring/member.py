@@ -409,17 +409,12 @@ class Formation:
         client = self.client
         members = [assignment.member for assignment in layout.assignments]
         rank = members.index(client.member)
-        began_s = time.monotonic()
         group = self._make_group(layout, rank)
         self._groups += len(members) > 1
         formed_s = time.monotonic()
-        digest = self._copy(layout, group)
-        client.ready(
-            MemberReady(
-                client.member, layout.generation, client.step, digest, self._groups, group.endpoints,
-                formed_s - began_s, time.monotonic() - formed_s,
-            )
-        )  # fmt: skip
+        self._copy(layout, group)
+        copy_s = time.monotonic() - formed_s
+        client.ready(MemberReady(client.member, layout.generation, client.step, self._groups, group.endpoints, copy_s))
         self._group, self.rank, self.seats = group, rank, layout.seats
         self.seat, self.shards = layout.assignments[rank].seat, layout.assignments[rank].shards
 
@@ -430,8 +425,8 @@ class Formation:
             self._made.append(NcclGroup(self._made[0], partial(connect, layout, rank, self._device), self.client))
         return self._made[-1]
 
-    def _copy(self, layout: RingLayout, group: RingGroup) -> str:
-        """Send or receive the ring's state if the layout says so, and return its digest, else ""."""
+    def _copy(self, layout: RingLayout, group: RingGroup) -> None:
+        """Send or receive the ring's state if the layout requires it."""
         own, receivers = self.client.member, layout.receivers
         copying = [
             assignment for assignment in layout.assignments if assignment.member in (layout.source, *receivers)
@@ -440,7 +435,7 @@ class Formation:
         if self._problem is not None and own not in receivers:
             raise self._problem
         if not receivers or own not in members:
-            return ""
+            return
         if len(copying) < len(layout.assignments):  # in the ring's group the state would go to all others too
             rank = members.index(own)
             group = GlooGroup(replace(layout, assignments=copying), "copy", rank, self._host, self.client)
@@ -448,15 +443,15 @@ class Formation:
             self._groups += 1
         root = members.index(layout.source)
         if own == layout.source:
-            return send_state(self.state(), group, root)
-        state, digest = receive_state(group, root)
+            send_state(self.state(), group, root)
+            return
+        state = receive_state(group, root)
         if self._problem is not None and self._newest is not None and int(state["step"]) < self._newest.step:
             raise self._problem  # training would begin again beside what it has written
         self._problem = None
         self.client.begin_apply()
         self._load_state(state)
         self.client.end_apply(int(state["step"]))
-        return digest
 
     def _load_state(self, state: dict[str, Any]) -> None:
         load_model(self._model, state["model"])

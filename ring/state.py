@@ -100,8 +100,8 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
 # The copy
 
 
-def send_state(state: Any, group: RingGroup, root: int) -> str:
-    """Send a state to the other members of a group, and return its digest.
+def send_state(state: Any, group: RingGroup, root: int) -> None:
+    """Send a state to the other members of a group.
 
     Raises:
         InputError: If it holds something that cannot be copied.
@@ -119,18 +119,14 @@ def send_state(state: Any, group: RingGroup, root: int) -> str:
     for piece in _exchanged(_pieces(tensors, COPY_PIECE_BYTES), group, root):
         digest.update(piece.numpy().data)
     group.broadcast(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8), root)
-    return digest.hexdigest()
 
 
-def receive_state(group: RingGroup, root: int) -> tuple[Any, str]:
-    """Receive a state.
+def receive_state(group: RingGroup, root: int) -> Any:
+    """Receive a state, its tensors on the CPU.
 
     Args:
         group: The member that sends, and all that receive.
         root: Rank of the member that sends.
-
-    Returns:
-        The state, of tensors on the CPU, and its digest.
 
     Raises:
         AbortedError: If the ring is formed again.
@@ -149,7 +145,7 @@ def receive_state(group: RingGroup, root: int) -> tuple[Any, str]:
     group.broadcast(sent, root)
     if bytes(sent.numpy()) != digest.digest():
         raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(sent.numpy()).hex()} was sent")
-    return _filled(read_state(io.BytesIO(head.numpy().tobytes())), stream), digest.hexdigest()
+    return _filled(read_state(io.BytesIO(head.numpy().tobytes())), stream)
 
 
 def _exchanged(pieces: Iterator[Tensor], group: RingGroup, root: int) -> Iterator[Tensor]:

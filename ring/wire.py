@@ -124,10 +124,8 @@ class MemberReady:
     member: int
     generation: int
     step: int
-    digest: str = ""
     groups: int = 0  # that its process has formed
     endpoints: list[str] = field(default_factory=list)  # HOST:PORT of its own ends of the group's sockets
-    group_s: float = 0.0
     copy_s: float = 0.0
 
 
@@ -324,8 +322,6 @@ class MemberOffer:
     """A member is started for an empty seat, now or in a moment."""
 
     member: int  # -1 where its launcher will give it a number, and send `MemberStarting`
-    node: str = ""
-    gpu: int = -1
 
 
 @dataclass(frozen=True, slots=True)

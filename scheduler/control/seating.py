@@ -161,7 +161,7 @@ class Seating:
         want = ring.connection.want
         for row in self._unseen(ring, places):
             if want is not ring.reminded:
-                ring.connection.send(MemberOffer(-1, row.node, row.gpu))
+                ring.connection.send(MemberOffer(-1))
             call_backend(partial(backend.add_to_ring, ring.name, row.rank, row.node, row.gpu))
         ring.reminded = want
 
@@ -384,7 +384,7 @@ class Seating:
             cache.mirror.claim(job, chosen.gpu)
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
-        ring.connection.send(MemberOffer(-1, node, gpu))
+        ring.connection.send(MemberOffer(-1))
         call_backend(partial(backend.add_to_ring, ring.name, rank, node, gpu))
 
     def _refuse(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:

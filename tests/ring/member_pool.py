@@ -22,9 +22,9 @@ async def offer_members(trial: Trial, most: int, may_start: Callable[[], bool] =
         if want is not None and want.empty and want is not answered:
             missing = len(want.empty) - len(on_their_way(trial, want)) - (offered - started)
             if offered and missing < len(want.empty):  # a restarted coordinator does not know
-                scheduler.send(MemberOffer(-1, "pool", offered - 1))
+                scheduler.send(MemberOffer(-1))
             for _ in range(min(missing, most - offered)):
-                scheduler.send(MemberOffer(-1, "pool", offered))
+                scheduler.send(MemberOffer(-1))
                 offered += 1
                 missing -= 1
             if missing > 0:

@@ -52,7 +52,7 @@ def test_the_ring_waits_for_an_offered_member_and_gives_it_the_seat() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.scheduler_message(wire.MemberOffer(7, "node", 0), ring.now_s)
+    ring.coordinator.scheduler_message(wire.MemberOffer(7), ring.now_s)
     ring.wait(10.0)
     assert ring.coordinator.state.phase is Phase.STOPPING
     ring.join(7)
@@ -63,7 +63,7 @@ def test_the_ring_waits_for_a_member_offered_without_a_number_until_the_launcher
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.scheduler_message(wire.MemberOffer(-1, "node", 0), ring.now_s)
+    ring.coordinator.scheduler_message(wire.MemberOffer(-1), ring.now_s)
     ring.wait(10.0)
     assert ring.coordinator.state.phase is Phase.STOPPING
     ring.coordinator.launcher_message(wire.MemberStarting(4), ring.now_s)
@@ -233,7 +233,7 @@ def started(ring: Ring, number: int, how: str) -> None:
     """A member is started; its launcher reports that once or repeatedly, or it was offered before."""
     if how == "offered":
         ring.coordinator.scheduler_connected(ring.now_s)
-        ring.coordinator.scheduler_message(wire.MemberOffer(-1, "node", 0), ring.now_s)
+        ring.coordinator.scheduler_message(wire.MemberOffer(-1), ring.now_s)
     for _ in range(3 if how == "repeated" else 1):
         ring.launch(number)
         ring.wait(5.0)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
-from ..cluster.files.plugins import registered
 from ..cluster.model.workload import Workload
 from ..cluster.presets.drawn import hetero64
 from ..cluster.traces.read import TraceFormat
@@ -26,9 +25,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def check_trace_format(trace_format: TraceFormat, sample: Path) -> Workload:
     """Check a trace format by a small file that is in it, and return the jobs of the file.
 
-    `sniff` must know the file, and no other registered format may take it. `read` must give jobs that can be run, in
-    the order of their submission. It must refuse an empty file, and one that is no text, with an InputError. Of a file
-    that is cut off it may read what is whole, or refuse it.
+    `sniff` must know the file, and no other csv. `read` must give jobs that can be run, in the order of their
+    submission. It must refuse an empty file, and one that is no text, with an InputError. Of a file that is cut off it
+    may read what is whole, or refuse it.
 
     Args:
         trace_format: Its module, or any object with `sniff` and `read`.
@@ -48,14 +47,6 @@ def check_trace_format(trace_format: TraceFormat, sample: Path) -> Workload:
     for damage, spoil in DAMAGES.items():
         _check_damaged(trace_format, spoil(data), damage)
     return workload
-
-
-def others_that_take(sample: Path, name: str) -> list[str]:
-    """Return the registered formats but one that take a file for theirs: `longshore` could then not find its format."""
-    from ..cluster.traces.read import load_format
-
-    head = sample.read_bytes().decode("utf-8-sig")[:SNIFFED_CHARACTERS]
-    return [other for other in registered("traces") if other != name and load_format(other).sniff(head)]
 
 
 def _check_jobs(workload: Workload) -> None:
