@@ -82,7 +82,7 @@ class JobPlanRequest(ExactTypes):
         return data, pipeline, tensor
 
 
-def plan_request_of(file: YamlFile, data: Mapping[str, Any]) -> JobPlanRequest:
+def job_plan_request(file: YamlFile, data: Mapping[str, Any]) -> JobPlanRequest:
     """Return the request for a plan of a job file.
 
     Args:
@@ -149,7 +149,7 @@ def _steps(words: Sequence[str]) -> int:
 Cluster = Mapping[str, Any]  # what the API answers
 
 
-def questions(
+def plan_requests(
     request: JobPlanRequest,
     folder: Path,
     here: Cluster,
@@ -159,7 +159,7 @@ def questions(
     is_replicated: bool,
     spares: int,
 ) -> list[PlanRequest]:
-    """Return a question for each GPU type alone: of several types, a job would get any, in any order.
+    """Return a request for each GPU type alone: of several types, a job would get any, in any order.
 
     Args:
         request: Of the job file.
@@ -207,14 +207,14 @@ def _gpu_type(node_type: Mapping[str, Any]) -> GpuType:
     )  # fmt: skip
 
 
-def best(questions: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResult]:
+def best(plan_requests: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResult]:
     """Return the best of several answers: the one that meets the deadline with the fewest GPUs, or the fastest.
 
     Raises:
-        InputError: If none of the questions makes sense.
+        InputError: If none of the requests makes sense.
     """
     found, errors = [], []
-    for each in questions:
+    for each in plan_requests:
         try:
             found.append((each, find_plan(each)))
         except InputError as error:  # such as degrees that this type has too few GPUs for
@@ -225,10 +225,10 @@ def best(questions: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResult]:
 
 
 def _rank(answer: tuple[PlanRequest, SearchResult]) -> tuple[bool, bool, float, float]:
-    question, choice = answer
+    plan_request, choice = answer
     if choice.plan is None:
         return True, True, 0.0, 0.0
-    counts = choice.meets and question.deadline_s is not None
+    counts = choice.meets and plan_request.deadline_s is not None
     return False, not choice.meets, choice.plan.gpus if counts else 0.0, choice.plan.total_s
 
 
@@ -253,7 +253,7 @@ def plan_job(
     """
     if isinstance(data.get("plan"), dict) and "stages" in data["plan"]:
         return dict(data)  # it is planned already
-    request = plan_request_of(file, data)
+    request = job_plan_request(file, data)
     for name in DECIDED:
         if data.get(name) is not None:
             raise file.error((name,), "the plan decides this", "omit it; `plan: {gpus: 8}` bounds the GPUs")
@@ -264,20 +264,20 @@ def plan_job(
     rest["command"] = ["python", "-m", STAGE, "-", request.model] if is_ours else rest["command"]
     job = validated(file, JobFile, rest)  # before the model is profiled, which takes seconds
     is_plain, here = STAGE in job.command, cluster()
-    question, plan, words = _chosen(file, request, folder, here, job, is_plain=is_plain)
+    plan_request, plan, words = _chosen(file, request, folder, here, job, is_plain=is_plain)
     if is_ours:
         rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINT_FOLDER]
-    for line in (*words, *_lines(question, plan, is_plain=is_plain)):
+    for line in (*words, *_lines(plan_request, plan, is_plain=is_plain)):
         report(line)
-    planned = file_of(question, plan).model_copy(update={"iteration": _placed(question, plan, here)})
-    known, demands = _figures(question, plan, planned, here), _demands(question, plan, rest)
+    planned = file_of(plan_request, plan).model_copy(update={"iteration": _placed(plan_request, plan, here)})
+    known, demands = _figures(plan_request, plan, planned, here), _demands(plan_request, plan, rest)
     return {**known, **rest, **demands, "plan": planned.model_dump(mode="json", exclude_defaults=True)}
 
 
 def _chosen(
     file: YamlFile, request: JobPlanRequest, folder: Path, here: Cluster, job: JobFile, *, is_plain: bool
 ) -> tuple[PlanRequest, FoundPlan, list[str]]:
-    """Return the plan, its question, and the verdict in words.
+    """Return the plan, its request, and the verdict in words.
 
     Raises:
         InputError: If the model cannot be planned, or no plan fulfils the request.
@@ -287,54 +287,56 @@ def _chosen(
         problem = f"with `failover: switch` all ranks do the same, and those of {request.degrees} do not"
         raise file.error(("plan", "degrees"), problem, "write Dx1x1, or use `failover: restart`")
     try:
-        of_types = questions(request, folder, here, types, is_plain=is_plain, is_replicated=switches, spares=job.spares)
-        question, choice = best(of_types)
+        of_types = plan_requests(
+            request, folder, here, types, is_plain=is_plain, is_replicated=switches, spares=job.spares
+        )
+        plan_request, choice = best(of_types)
     except InputError as error:
         if not error.field.startswith("--"):
             raise
         raise file.error(("plan", error.field[2:]), error.problem, error.fix) from error  # no option here, but a field
-    words = list(verdict(question, choice))
+    words = list(verdict(plan_request, choice))
     if switches and choice.plan is None:
         words.append(
             "With `failover: switch` only data-parallel plans without ZeRO are considered; `restart` allows more."
         )
     if choice.plan is None or not choice.meets:
         raise file.error(("plan",), " ".join(words).removesuffix("."), "nothing was submitted")
-    return question, choice.plan, words
+    return plan_request, choice.plan, words
 
 
-def _lines(question: PlanRequest, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
+def _lines(plan_request: PlanRequest, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
     """Yield how the GPUs are used, in words."""
     layout = plan.layout
     yield (
-        f"{plan.kind}: {layout_words(plan)} of type {question.pool[0].name}, micro-batches of {layout.micro_batch}; "
-        f"an iteration takes {time_text(plan.step_s)}, and there are {plan.iterations:,}."
+        f"{plan.kind}: {layout_words(plan)} of type {plan_request.pool[0].name}, micro-batches of "
+        f"{layout.micro_batch}; an iteration takes {time_text(plan.step_s)}, and there are {plan.iterations:,}."
     )
-    if is_plain and not isinstance(question.hardware, HostProfile):
+    if is_plain and not isinstance(plan_request.hardware, HostProfile):
         yield f"Note: {STAGE} computes on CPUs, and the times are for GPUs."
 
 
-def _placed(question: PlanRequest, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
+def _placed(plan_request: PlanRequest, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
     """Return the figures by which the scheduler scores placements; None for a plan on CPUs, whose links are unknown."""
-    if isinstance(question.hardware, HostProfile):
+    if isinstance(plan_request.hardware, HostProfile):
         return None
-    gpu_type = question.pool[0]
+    gpu_type = plan_request.pool[0]
     speed = next(node_type["speed"] for node_type in here["node_types"] if node_type["name"] == gpu_type.name)
     iteration = iteration_of(plan, gpu_type, speed)
     figures = {name: getattr(iteration, name) for name in PlacedIteration.model_fields}
     return PlacedIteration(**{**figures, "compute_s": max(iteration.compute_s, FEWEST_S)})
 
 
-def _figures(question: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
+def _figures(plan_request: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
     """Return the name of the model and the figures that policies use, for fields that the job file omits.
 
     Times are for GPUs of speed 1.
     """
     types = {each["name"]: each["speed"] for each in here["node_types"]}
-    speed = types.get(question.pool[0].name, min(types.values()))
+    speed = types.get(plan_request.pool[0].name, min(types.values()))
     compute_s = (plan.step_s - plan.times.gradients_s) * speed
     found: dict[str, Any] = {
-        "model": "".join(each if " " <= each <= "~" else "?" for each in question.profile.name)[:200],
+        "model": "".join(each if " " <= each <= "~" else "?" for each in plan_request.profile.name)[:200],
         "estimate_s": min(max(plan.total_s * speed, MIN_JOB_ESTIMATE_S), YEAR_S),
         "compute_s": min(max(compute_s, MIN_COMPUTE_S), MAX_COMPUTE_S),
         "parameter_bytes": min(
@@ -345,11 +347,11 @@ def _figures(question: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cl
     return found | ({"iteration_flops": min(flops, 1e30)} if flops > 0.0 else {})
 
 
-def _demands(question: PlanRequest, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _demands(plan_request: PlanRequest, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the plan needs of nodes and of the environment."""
     found: dict[str, Any] = {"gpus": plan.gpus}
-    gpu_type, tensor = question.pool[0], plan.layout.tensor
-    if isinstance(question.hardware, HostProfile):
+    gpu_type, tensor = plan_request.pool[0], plan.layout.tensor
+    if isinstance(plan_request.hardware, HostProfile):
         # It was measured with ranks of one thread.
         return found | {"environment": {"OMP_NUM_THREADS": "1", **(rest.get("environment") or {})}}
     found["needs"] = {**(rest.get("needs") or {}), "gpu_types": [gpu_type.name]}
