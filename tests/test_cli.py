@@ -92,7 +92,7 @@ def test_the_same_command_writes_the_same_files_in_another_process(longshore: Co
         assert (places[0] / name).read_bytes() == (places[1] / name).read_bytes()
 
 
-def test_jobs_of_one_id_are_told_apart(longshore: Command, folder: Path) -> None:
+def test_jobs_of_one_id_are_distinguished(longshore: Command, folder: Path) -> None:
     done = longshore(*schedule("--cluster", HETERO64, "--trace", folder / "twins.csv", at=folder))
     assert "2 jobs have the id of an earlier one; such as 'a' is written as 'a#3'" in done.err
     assert [job["id"] for job in json.loads((folder / "jobs.json").read_text())] == ["a", "a#3", "a#2", "a#4"]
@@ -200,7 +200,7 @@ def test_rollouts_are_a_policy_like_any_other(longshore: Command, name: str) -> 
 
 
 @pytest.mark.parametrize(("options", "order"), [((), ["1", "3", "2"]), (("--estimates", "exact"), ["1", "2", "3"])])
-def test_estimates_are_the_traces_own_unless_others_are_asked_for(
+def test_estimates_are_the_traces_own_unless_others_are_chosen(
     longshore: Command, tmp_path: Path, options: tuple[str, ...], order: list[str]
 ) -> None:
     trace = tmp_path / "jobs.swf"  # each takes all GPUs; the second is shorter than the third, but asked for more time
@@ -217,7 +217,7 @@ def test_estimates_are_the_traces_own_unless_others_are_asked_for(
     assert [event["job"] for event in events if event["event"] == "start"] == order
 
 
-def test_generated_jobs_look_like_the_profile_and_arrive_as_asked(longshore: Command, tmp_path: Path) -> None:
+def test_generated_jobs_look_like_the_profile_and_arrive_as_chosen(longshore: Command, tmp_path: Path) -> None:
     def jobs(*options: str) -> list[dict[str, Any]]:
         done = longshore(*schedule("--cluster", HETERO64, "--jobs", 60, *options, at=tmp_path))
         assert done.status == 0, done.err
@@ -232,7 +232,7 @@ def test_generated_jobs_look_like_the_profile_and_arrive_as_asked(longshore: Com
     assert [job["work"] for job in jobs("--profile", "itp")] != [job["work"] for job in plain]
 
 
-def test_a_comparison_on_generated_jobs_says_what_they_look_like(longshore: Command, tmp_path: Path) -> None:
+def test_a_comparison_on_generated_jobs_describes_them(longshore: Command, tmp_path: Path) -> None:
     options = ("--cluster", SMALL, "--policy", "pack", "--no-heuristics", "--workloads", 1)
     written = tmp_path / "figures.json"
     done = longshore("evaluate", *options, "--profile", "itp-short", "--arrivals", "batch", "--json", written)

@@ -116,7 +116,7 @@ finally:
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_wish_to_end_is_told_by_the_status_and_without_a_traceback(number: int) -> None:
+def test_a_signal_to_end_shows_in_the_status_and_without_a_traceback(number: int) -> None:
     command = process("evaluate", "--workloads", 3000)
     with processes.start(command, stdout=processes.PIPE, stderr=processes.PIPE, text=True) as running:
         assert running.stderr is not None
@@ -177,7 +177,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
 
 
 @pytest.mark.full
-def test_compiling_is_told_only_when_it_happens(tmp_path: Path) -> None:
+def test_compiling_is_reported_only_when_it_happens(tmp_path: Path) -> None:
     code = """
 from longshore.commands.progress import reporting_compilation
 from kernels import double
@@ -204,7 +204,7 @@ def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Comman
     assert "..." not in done.out
 
 
-def test_what_takes_long_is_told_again_with_its_time_until_something_else_begins() -> None:
+def test_what_takes_long_is_reported_again_with_its_time_until_something_else_begins() -> None:
     printed, again = list[str](), threading.Event()
 
     def write(text: str) -> None:

@@ -27,7 +27,7 @@ def test_an_example_is_one_file_and_one_registration_and_passes_its_check(title:
     write_package(tmp_path, group.removeprefix("longshore."), points)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    # A stranger's kernel is compiled with all of ours, which takes minutes; as plain Python it does the same.
+    # The kernel of a plug-in is compiled with all of ours, which takes minutes; as plain Python it does the same.
     environment = os.environ | ({"NUMBA_DISABLE_JIT": "1"} if group in COMPILED else {})
     line = [sys.executable, check]
     done = processes.run(line, cwd=tmp_path, capture_output=True, check=False, env=environment)

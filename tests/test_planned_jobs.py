@@ -77,11 +77,11 @@ def test_a_request_that_cannot_be_used_is_one_line(
     monkeypatch.setenv("LONGSHORE_URL", "http://127.0.0.1:9")  # no scheduler is asked
     (folder / "job.yaml").write_text(text)
     done = longshore("submit", "job.yaml")
-    told = [line for line in done.err.splitlines() if line.startswith("longshore: ")]
+    printed = [line for line in done.err.splitlines() if line.startswith("longshore: ")]
     assert done.status == 2, done.err
     assert done.out == ""
-    assert len(told) == 1, done.err
-    assert says in told[0], told[0]
+    assert len(printed) == 1, done.err
+    assert says in printed[0], printed[0]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def dry_run(served: Served, folder: Path, text: str) -> tuple[dict[str, Any], st
 
 
 @pytest.mark.full
-def test_the_cluster_is_told_by_type(large: Served) -> None:
+def test_the_cluster_is_reported_by_type(large: Served) -> None:
     found = large.ask("/v1/cluster")
     assert {it["name"]: (it["nodes"], it["gpus_in_service"]) for it in found["node_types"]} == {
         "a100": (384, 3072), "h100": (128, 1024),
@@ -154,10 +154,10 @@ def test_what_cannot_be_planned_is_one_line_and_nothing_is_submitted(
 ) -> None:
     (folder / "job.yaml").write_text(text)
     done = large.call("submit", str(folder / "job.yaml"), check=False)
-    told = [line for line in done.stderr.splitlines() if line.startswith("longshore: ")]
+    printed = [line for line in done.stderr.splitlines() if line.startswith("longshore: ")]
     assert done.returncode == 2, done.stderr
-    assert len(told) == 1, done.stderr
-    assert says in told[0]
+    assert len(printed) == 1, done.stderr
+    assert says in printed[0]
     assert large.ask("/v1/jobs")["jobs"] == []
 
 
@@ -189,8 +189,8 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
     ranks = int(degrees[0]) * int(degrees[2])
 
     def found() -> dict[str, Any]:
-        told: dict[str, Any] = small.ask(f"/v1/jobs/{job}/sub-tasks")
-        return told
+        printed: dict[str, Any] = small.ask(f"/v1/jobs/{job}/sub-tasks")
+        return printed
 
     first = found()
     assert [it["rank"] for it in first["tasks"]] == list(range(ranks))
@@ -215,7 +215,7 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
 
 
 @pytest.mark.full
-def test_what_is_put_away_of_a_planned_job_is_told(small: Served) -> None:
+def test_what_is_offloaded_of_a_planned_job_is_reported(small: Served) -> None:
     wish = {"model": "gpt.py:build", "samples": 24000, "batch": 8, "hardware": "here.yaml", "degrees": "2x1x1"}
     command = ["python", "-m", "longshore.stage", "-", "gpt.py:build", "--steps", "3000", "--offload", "auto"]
     job_file = {"plan": wish, "command": command, "environment": variables()}
@@ -360,7 +360,7 @@ def test_a_plan_leaves_gpus_for_spares(small: Served) -> None:
 
 
 @pytest.mark.full
-def test_it_is_said_that_other_plans_may_fit_without_a_ring(large: Served, folder: Path) -> None:
+def test_it_is_reported_that_other_plans_may_fit_without_a_ring(large: Served, folder: Path) -> None:
     (folder / "layers.csv").write_text(LAYERS.replace("200e6", "2000e6"))
     (folder / "job.yaml").write_text(LONG + "failover: switch\n")
     done = large.call("submit", str(folder / "job.yaml"), check=False)

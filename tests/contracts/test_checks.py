@@ -1,4 +1,4 @@
-"""What every preflight check must do, whoever wrote it."""
+"""What every preflight check must do, ours and those of plug-ins."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.packages import install
 
 
 @pytest.mark.parametrize("name", registered("checks"))
-def test_a_check_keeps_its_limit_and_says_what_it_found(name: str) -> None:
+def test_a_check_keeps_its_limit_and_reports_its_findings(name: str) -> None:
     check_preflight_check(find_check(name))
 
 

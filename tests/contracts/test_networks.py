@@ -1,4 +1,4 @@
-"""What every network must do, whoever wrote it."""
+"""What every network must do, ours and those of plug-ins."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ BROKEN = {
     "has a width that it does not tell": (
         ("    def __init__", "    sized_by = 'nothing'\n\n    def __init__"), "no weight nothing",
     ),
-    "has actions that nobody has": (("    def __init__", "    actions = ('rack',)\n\n    def __init__"), "rack"),
+    "has actions that are unknown": (("    def __init__", "    actions = ('rack',)\n\n    def __init__"), "rack"),
     "has no actions": (("    def __init__", "    actions = ()\n\n    def __init__"), "can choose no action"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What every policy must do, whoever wrote it: heuristics, networks of random weights, a shipped one, and rollouts."""
+"""What every policy must do, ours and those of plug-ins: heuristics, networks of random weights, a shipped one, and rollouts."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_every_heuristic_is_registered() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_says_what_it_is(name: str) -> None:
+def test_a_policy_describes_itself(name: str) -> None:
     check_words(POLICIES[name])
     assert POLICIES[name].name == name
 

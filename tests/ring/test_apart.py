@@ -74,7 +74,7 @@ def test_of_two_nodes_that_cannot_reach_each_other_one_is_replaced(twin: Outcome
     assert found.declared[LOST] == f"exchanges between members [1, {LOST}] failed 3 times"
 
 
-def test_a_coordinator_that_is_cut_off_for_five_seconds_declares_nobody_gone(twin: Outcome, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_cut_off_for_five_seconds_declares_no_member_gone(twin: Outcome, tmp_path: Path) -> None:
     found, _ = play("manager cut for 5 s", tmp_path)
     assert (found.end.outcome, found.declared, found.generation()) == ("done", {}, 1)
     assert found.digests() == twin.digests()

@@ -229,7 +229,7 @@ def test_connections_at_the_end_leave_no_traceback_in_the_log(outcome: str, ring
     assert report.phase == outcome
 
 
-def test_the_last_report_of_a_ring_that_was_asked_to_end_is_the_one_before(ring: Process) -> None:
+def test_the_last_report_of_a_ring_that_its_launcher_ends_is_the_one_before(ring: Process) -> None:
     launcher = Peer(ring, "launcher")
     before, log = current_report(ring.folder), ring.log()
     launcher.send(wire.Terminating())

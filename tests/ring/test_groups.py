@@ -8,7 +8,7 @@ from pathlib import Path
 from longshore.ring.groups import use_edge_triggers
 
 
-def test_who_waits_for_sockets_is_calmed_hears_of_each_event_once_and_keeps_what_it_knows() -> None:
+def test_a_process_that_polls_sockets_receives_each_event_once_and_keeps_its_data() -> None:
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0))
     reads, writes = os.pipe()

@@ -182,7 +182,7 @@ def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbe
 
 
 @pytest.mark.full
-def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -> None:
+def test_a_member_with_another_secret_is_ignored(warm: Path, tmp_path: Path) -> None:
     async def come(trial: Trial) -> None:
         await trial.reached(2)
         reader, writer = await connect(trial)

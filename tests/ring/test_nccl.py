@@ -165,6 +165,6 @@ def test_members_that_cannot_meet_are_a_broken_link() -> None:
 
 
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
-def test_without_nccl_a_ring_that_wants_it_is_told_so() -> None:
+def test_without_nccl_a_ring_that_requires_it_is_refused() -> None:
     with pytest.raises(InputError, match="this PyTorch has no NCCL"):
         check_nccl(torch.device("cuda", 0))

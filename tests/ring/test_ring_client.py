@@ -78,7 +78,7 @@ def ring_at(folder: Path, listening: socket.socket) -> Path:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", [RING, STATE])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_whatever_lies_in_the_place_of_a_file_nobody_waits_for_it(
+def test_what_is_in_the_place_of_a_file_is_never_waited_for(
     tmp_path: Path, listening: socket.socket, name: str, kind: str
 ) -> None:
     ring = ring_at(tmp_path, listening)
@@ -147,7 +147,7 @@ ANSWERS: dict[str, Callable[[socket.socket], object]] = {
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_whoever_answers_nobody_waits_for_long(tmp_path: Path, listening: socket.socket, kind: str) -> None:
+def test_no_process_that_answers_is_waited_for_long(tmp_path: Path, listening: socket.socket, kind: str) -> None:
     answering(listening, ANSWERS[kind])
     ring = ring_at(tmp_path, listening)
     assert in_time(lambda: current_report(ring)) is None

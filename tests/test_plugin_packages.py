@@ -1,4 +1,4 @@
-"""What a stranger's package registers is used by the command line, as a user would."""
+"""What another package registers is used by the command line, as a user would."""
 
 import os
 import sys
@@ -47,14 +47,14 @@ def test_jobs_are_simulated_by_the_policy_of_a_plugin(packages: list[Path]) -> N
     assert "fewest free GPUs first" in listed.stdout
 
 
-def test_help_and_messages_name_what_a_stranger_adds(packages: list[Path]) -> None:
+def test_help_and_messages_name_what_a_plugin_adds(packages: list[Path]) -> None:
     shown = " ".join(call(packages, "train", "--help").stdout.split())
     assert "waste" in shown
     wrong = call(packages, "train", "--reward", "wast", "--steps", "1")
     assert "did you mean 'waste'" in wrong.stderr
 
 
-def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
+def test_a_broken_package_stops_no_user_of_other_packages(tmp_path: Path) -> None:
     folders = []
     for seam in ("policies", "rewards", "metrics", "networks", "traces"):
         write_package(tmp_path / seam, seam, {"broken": "nowhere:THING"})
@@ -68,7 +68,7 @@ def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_a_kernel_of_a_package_that_cannot_be_called_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
+def test_a_kernel_of_a_package_that_cannot_be_called_stops_no_user_of_other_packages(tmp_path: Path) -> None:
     text = (
         "from longshore.envs.rewards import Reward\n"
         "from longshore.cluster.kernels.compiled import kernel\n"
