@@ -189,8 +189,8 @@ def test_a_planned_job_runs_and_tells_of_its_sub_tasks(small: Served, degrees: s
     ranks = int(degrees[0]) * int(degrees[2])
 
     def found() -> dict[str, Any]:
-        printed: dict[str, Any] = small.ask(f"/v1/jobs/{job}/sub-tasks")
-        return printed
+        found: dict[str, Any] = small.ask(f"/v1/jobs/{job}/sub-tasks")
+        return found
 
     first = found()
     assert [it["rank"] for it in first["tasks"]] == list(range(ranks))

@@ -1,4 +1,4 @@
-"""What every policy must do, ours and those of plug-ins: heuristics, networks of random weights, a shipped one, and rollouts."""
+"""What every policy must do, ours and those of plug-ins: heuristics, random networks, a shipped one, and rollouts."""
 
 import numpy as np
 import pytest
