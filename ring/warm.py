@@ -64,7 +64,9 @@ def main() -> None:
 class ForkRequest(NamedTuple):
     """The member that a forked process becomes."""
 
-    command: dict[str, Any]  # `arguments` after the interpreter, `environment` and `folder`
+    arguments: list[str]  # after the interpreter
+    environment: dict[str, str]
+    folder: str
     output: int  # descriptor for what it writes
 
 
@@ -137,7 +139,7 @@ class WarmProcess:
                 listener.close()
                 connection.close()
                 self._selector.close()
-                return ForkRequest(command, outputs[0])
+                return ForkRequest(**command, output=outputs[0])
             self._members[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, pid)
             _send(connection, {"pid": pid})
@@ -176,7 +178,7 @@ def run(request: ForkRequest) -> None:
     """
     try:
         _become(request)
-        _run_script(request.command["arguments"])
+        _run_script(request.arguments)
     except BaseException:
         shown = sys.excepthook  # perhaps the script's own
 
@@ -197,16 +199,15 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _become(request: ForkRequest) -> None:
-    command, output = request
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for descriptor in (1, 2):
-        os.dup2(output, descriptor)
-    os.close(output)
+        os.dup2(request.output, descriptor)
+    os.close(request.output)
     os.environ.clear()
-    os.environ.update(command["environment"])
-    os.chdir(command["folder"])
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
     import numpy
     import torch
 
@@ -297,7 +298,7 @@ async def fork(
 
     Args:
         connection: To the warm process.
-        command: As in `ForkRequest`.
+        command: As in `ForkRequest`, without the output.
         output: Descriptor for what it writes.
 
     Returns:
