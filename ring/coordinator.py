@@ -33,7 +33,7 @@ from .membership import (
 from .wire import describe_exit
 
 LAUNCHERS, SCHEDULERS = -2, -3  # receivers of messages that are not for one member
-WORN_OUT: Final = "its process has formed as many groups as it may"
+WORN_OUT: Final = "its process has formed the most groups that it may"
 NOT_NEEDED: Final = "the ring was done before it connected"
 MAX_FUTILE_RECOVERIES: Final = 10  # in a row that lost no member and led to no step
 

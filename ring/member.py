@@ -103,7 +103,7 @@ class Ring:
 
     @property
     def seats(self) -> int:
-        """Seats of the ring, also of one that is short of members: a global batch has as many shards."""
+        """Seats of the ring, also of one that is short of members: a global batch has that number of shards."""
         return self._formation.seats
 
     @property

@@ -330,7 +330,7 @@ def mismatched_until(seated: Collection[MemberState], quiet_s: float) -> str:
 
 
 def worn_out(seated: Collection[MemberState], limits: RingLimits) -> int | None:
-    """Return the member whose process has formed as many groups as it may, and needs a restart, None if none has."""
+    """Return the member whose process has formed the most groups that it may, and needs a restart; None if none has."""
     found = [member for member in seated if member.groups >= limits.groups and not member.done]
     return max(found, key=lambda member: member.groups).number if found and len(seated) > 1 else None
 

@@ -237,7 +237,7 @@ class Evicted:
     """The receiver is no member of the ring, or no longer."""
 
     reason: str
-    restart: bool = False  # in place: its process has formed as many groups as it may
+    restart: bool = False  # in place: its process has formed the most groups that it may
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(100)]
 
 @pytest.fixture(scope="module")
 def twin(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A ring in which nothing goes wrong, for as many steps."""
+    """A ring in which nothing goes wrong, for the same number of steps."""
     return run_ring(tmp_path_factory.mktemp("twin"), warm, steps=STEPS, pause_s=0.0)
 
 

@@ -90,8 +90,8 @@ def test_a_user_of_a_launcher_that_fails_does_not_stop_it(tmp_path: Path) -> Non
         (77, {}, [-1], False),
         (77, {}, [4], True),
         (77, {"4": "its GPU is broken"}, [-1], False),
-        (77, {"4": "its process has formed as many groups as it may"}, [-1], True),
-        (-9, {"4": "its process has formed as many groups as it may"}, [-1], True),
+        (77, {"4": "its process has formed the most groups that it may"}, [-1], True),
+        (-9, {"4": "its process has formed the most groups that it may"}, [-1], True),
         (1, {}, [4], False),
     ],
 )

@@ -26,7 +26,7 @@ from .simulated import ROW, SimulatedBackend
 
 TWIN_WRITER = "twin"
 EVERY_EVENT = 1 << 40
-TWIN_RETRY = {"infra": 1000}  # of each job: a simulation has as many faults as it likes
+TWIN_RETRY = {"infra": 1000}  # of each job: a simulation may have any number of faults
 Start = tuple[float, int, tuple[int, ...]]  # time, job of the scenario and its GPUs, ascending
 
 
