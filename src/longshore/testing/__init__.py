@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backends import check_backend
     from .checks import check_preflight_check
-    from .models import check_reward, check_trace_format
     from .networks import check_network
     from .policies import check_policy
+    from .traces_and_rewards import check_reward, check_trace_format
 
 __all__ = [
     "check_backend",
@@ -23,10 +23,13 @@ __all__ = [
     "check_trace_format",
 ]
 _MODULES = {
-    "check_backend": "backends", "check_network": "networks",
-    "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "models",
-    "check_trace_format": "models",
-}  # fmt: skip
+    "check_backend": "backends",
+    "check_network": "networks",
+    "check_policy": "policies",
+    "check_preflight_check": "checks",
+    "check_reward": "traces_and_rewards",
+    "check_trace_format": "traces_and_rewards",
+}
 
 
 def __getattr__(name: str) -> Any:
