@@ -189,7 +189,7 @@ def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int
         host = Host(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
         make_ring(tmp_path / RING, 1)
         host._launcher = RingLauncher(tmp_path / RING)
-        host._launcher._exits.update(exits)
+        host._launcher.exits.update(exits)
         return host._status(RingEnd("lost", "made up"))
 
     assert asyncio.run(ended()) == status
