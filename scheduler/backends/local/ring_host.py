@@ -1,6 +1,6 @@
 """The host of a ring: the one rank of an attempt with seats, which runs all members and ends as they did.
 
-It has `ring/` in the attempt's folder (ring/coordinator_state.py), and there
+It has `ring/` in the attempt's folder (ring/coordinator_server.py), and there
 
 members.json   node, GPU and rank of each member
 places.json    node and GPU of each rank, whether it is used, whether it was left (its processes are proven gone), and
