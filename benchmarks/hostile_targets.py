@@ -37,7 +37,7 @@ from longshore.eval.comparison import run_all
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin, check_decision
 from longshore.scheduler.mirror.cluster_mirror import expected as expected_of
 from longshore.scheduler.model.job_spec import JobFile, stored_job
-from longshore.scheduler.policy_host.answer import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_of
+from longshore.scheduler.policy_host.messages import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_of
 from longshore.scheduler.service.service import site_of
 from longshore.scheduler.settings import SchedulerSettings
 from tests.cluster.traces import small_traces

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from longshore.scheduler.control.rings import MAX_MEASURED_CANDIDATES, pairs_around
+from longshore.scheduler.control.seat_choice import MAX_MEASURED_CANDIDATES, pairs_around
 from longshore.scheduler.health.link_probes import ROUND_S, LinkState, LinkTable, ProbePlace, Prober, probe
 from tests.support import processes
 

@@ -18,7 +18,7 @@ from longshore.cluster.model.problem import ORDERS, FaultProcess, Rules
 from longshore.cluster.model.topology import grid_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host import rollover
+from longshore.scheduler.policy_host import process as policy_process
 
 from .harness import Row, main, progress
 from .rogues import NAMES, install
@@ -101,7 +101,7 @@ def typical_us(policy: str | None) -> float:
 def measure() -> Iterator[Row]:
     """Yield the rows."""
     # Restarts are part of what is measured, and the rests between them are not.
-    rollover.FIRST_REST_S = rollover.LONGEST_REST_S = 0.0
+    policy_process.FIRST_REST_S = policy_process.LONGEST_REST_S = 0.0
     most_ms = 1000.0 * (DEADLINE_S + ALLOWED_S)
     with TemporaryDirectory() as folder:
         install(Path(folder))

@@ -27,7 +27,7 @@ from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching import FORMULAS
 from longshore.ring.wire import EmptySeat, SeatRequest
-from longshore.scheduler.control.rings import RingJob, ring_of
+from longshore.scheduler.control.seat_choice import RingJob, ring_of
 from longshore.scheduler.mirror.cluster_mirror import OF_JOBS, ClusterMirror, ClusterSite, MirrorSnapshot
 from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
 from longshore.scheduler.model.gpu_index import Layout

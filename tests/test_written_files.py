@@ -31,7 +31,7 @@ from longshore.ring.coordinator_server import RING, make_ring, read_settings
 from longshore.ring.state import read_state, write_state
 from longshore.scheduler.backends.local import ranks
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
-from longshore.scheduler.policy_host.answer import Failed, read_message
+from longshore.scheduler.policy_host.messages import Failed, read_message
 from longshore.training.config import TrainingConfig
 from longshore.training.validation import LATER, Later, write_later
 

@@ -52,8 +52,8 @@ def readyz(service: ServiceDep) -> ReadinessReply:
         missing = "the scheduler's loop is stalled"
     if missing:
         raise ProblemError("not-ready", missing, Retry_After="5")
-    policy = service.control.policy
-    return ReadinessReply(status="ok", policy=policy.decides, version=policy.version)
+    placer = service.control.placer
+    return ReadinessReply(status="ok", policy=placer.decides, version=placer.version)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Header, Query, Response
 
 from ...cluster.files.errors import BackendError
 from ..backends.protocol import NoLogError
-from ..control.attempt_driver import attempt_name
 from ..logs import tail_offset
 from ..model.job import JobRow
 from ..model.states import FINAL, AttemptState
@@ -166,7 +165,7 @@ def read_or_nothing(service: Service, attempt: AttemptRow, rank: int, offset: in
         BackendError: If it cannot be read at the moment.
     """
     try:
-        return service.backend.logs(attempt_name(attempt), rank, offset, most)
+        return service.backend.logs(attempt.name, rank, offset, most)
     except NoLogError:
         return b"", offset
 
@@ -230,7 +229,7 @@ def logs(
 
 def _of_one(service: Service, attempt: AttemptRow, rank: int, offset: int, tail: int | None) -> Response:
     def read(begin: int, most: int) -> tuple[bytes, int]:
-        return service.backend.logs(attempt_name(attempt), rank, begin, most)
+        return service.backend.logs(attempt.name, rank, begin, most)
 
     if tail is not None:
         offset = begin_of(service, attempt, rank, tail)

@@ -9,13 +9,13 @@ from sqlalchemy import Connection
 from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Placement
 from ..access.tokens import TokenRow
-from ..control.rehydrate import needs_of
-from ..control.unknown_attempts import UnknownAttempt
+from ..control.adoption import UnknownAttempt
+from ..control.state_cache import needs_of
 from ..model.job import JobRow
 from ..model.job_spec import JobFile, Shape, StoredJob, UnreadableSpecError, is_shaped, stored_job, stored_or_usual
 from ..model.states import Desired, JobState
 from ..policy_host.process import MISS_WORDS, Miss
-from ..rules.retry import rank_to_look_at
+from ..rules.attempts import rank_to_look_at
 from ..service.queue_now import Queue
 from ..store.attempts import AttemptRow, CheckpointRow, DecisionRow, last_decisions_of
 from ..store.events import EventRow

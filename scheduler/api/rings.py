@@ -6,7 +6,6 @@ Source: SPEC P1, P2, F2, F3.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 
 from ...ring.wire import Recovery, RingReport, from_json
 from ..backends.protocol import MemberPlace, call_backend
-from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow
 from ..model.job_spec import stored_or_usual
 from ..service.queue_now import PlacedTask, PlannedJob, SeatHolder, planned
@@ -123,10 +121,10 @@ def ring_page(job: str, service: Service) -> RingPage | None:
         return _kept_page(kept, given)
     if not service.backend.capabilities.runs_rings:
         return None
-    report = call_backend(partial(service.backend.ring_report, attempt_name(last)))
+    report = call_backend(service.backend.ring_report, last.name)
     if report is None:
         return None
-    places = call_backend(partial(service.backend.ring_places, attempt_name(last))) or ()
+    places = call_backend(service.backend.ring_places, last.name) or ()
     return _page(report, places, held, given)
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
@@ -21,6 +21,7 @@ from ..model.states import Status
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -418,14 +419,14 @@ def refuse_texts(attempt: Attempt) -> None:
             raise RefusedError(f"{attempt.name}: {key!r} cannot be the name of an environment variable")
 
 
-def call_backend(call: Callable[[], T]) -> T:
+def call_backend(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a method of a backend; an error there must not stop anything else.
 
     Raises:
         BackendError: If it does not answer, or by mistake raises something else.
     """
     try:
-        return call()
+        return call(*args, **kwargs)
     except BackendError:
         raise
     except Exception as error:

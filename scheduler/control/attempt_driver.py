@@ -1,6 +1,8 @@
 """Attempts, step by step: from reserved GPUs to processes, and back to GPUs that are proven free.
 
-Source: docs/nodes.md, Leases.
+`advance_attempts` is the loop over all attempts; the rules of their steps are those of rules/attempts.py.
+
+Source: SPEC K6, K10; docs/nodes.md, Leases.
 """
 
 import logging
@@ -14,7 +16,7 @@ from ...cluster.files.errors import BackendError, error_line
 from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, call_backend
 from ..health.monitor import is_gone
-from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, name_of
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
 from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
 from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status
 from ..rules.attempts import (
@@ -24,158 +26,35 @@ from ..rules.attempts import (
     HURRIED_S,
     REQUEST_CAUSE,
     SAVED,
+    AttemptOutcome,
     AttemptProgress,
     AttemptStep,
     AttemptView,
     Do,
-    PollEntry,
+    ExitClass,
     StopReason,
+    attempt_outcome,
     attempt_progress,
+    class_of,
     in_turns,
     is_over,
     next_step,
+    poll_turn,
 )
-from ..rules.jobs import Hold, hold_step, release_step
-from ..rules.retry import AttemptOutcome, ExitClass, class_of, outcome_of
+from ..rules.jobs import hold_step, release_step
 from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
 from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
-from .admission import move_to_place
 from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
 from .node_checks import NodeChecks
-from .rehydrate import needs_of, tries_of
-from .rings import goes_on_without, held_by, keep_ring
-from .state_cache import StateCache
+from .seating import goes_on_without, held_by, keep_ring
+from .state_cache import StateCache, needs_of, tries_of
 from .steps import check_step_times, read_last_report
-
-
-def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
-    """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
-
-    On a node whose lease has run out nothing of the attempt lives. The backend is asked to stop the rest. The attempt
-    is over once the agents of all other nodes report nothing of it either.
-    """
-    if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
-        return None
-    name, held = name_of(row.job_id, row.number), held_by(cache, row)
-    fenced = sorted({share.node for share in held} & cache.health.fenced)
-    if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
-        return None
-    reports, cancelled_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(name)
-    was_cancelled = cancelled_s is not None and name in cache.cancelled
-    gone = was_cancelled and is_gone(name, held, cache.health.fenced, reports, cancelled_s or 0.0)
-    if row.state is AttemptState.DRAINING and not gone:
-        return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
-    words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
-    return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
-
 
 log = logging.getLogger(__name__)
 
-
-def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
-    """Hold the jobs that failed three times in a row, and those that cannot be read; those that run, run on."""
-    for job, words in cache.errors.jobs_to_hold(now_s).items():
-        if job in cache.table.jobs:
-            with cache.isolated(job, now_s):
-                cause = f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}"
-                _hold(cache, cache.table.jobs[job], cause, now_s)
-    cache.write(now_s)
-    for job, why in cache.table.unreadable.items():
-        with cache.isolated(job, now_s):
-            _hold_unreadable(cache, job, f"its row in the store cannot be read: {why}", now_s)
-    cache.table.unreadable.clear()
-
-
-def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
-    row = cache.table.attempts.get(job.id)
-    # A request of its owner stands; else it is held until its owner releases it.
-    columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
-    step = hold_step(job, None if row is None else row.state)
-    if step is Hold.NOW:
-        cache.advance_mirror(now_s)
-        cache.withdraw(job.id)
-        cache.change_job(job, JobState.HELD, cause, now_s, **columns)
-    elif step is Hold.DRAIN and row is not None:
-        drain(cache, row, cause, now_s, AfterStop.HOLD, **columns)
-    else:
-        return
-    number = None if row is None else row.number
-    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause))
-
-
-def drain(
-    cache: StateCache, row: AttemptRow, cause: str, now_s: float, after: AfterStop | None, **columns: Unpack[JobColumns]
-) -> None:  # fmt: skip
-    """Drain an attempt and stop its job; `after` is what becomes of the job, None if that depends on its end."""
-    cache.change_attempt(row, AttemptState.DRAINING, cause, now_s)
-    columns["after_stop"] = after
-    cache.change_job(cache.table.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
-
-
-def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
-    """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
-    job = cache.table.jobs[row.job_id]
-    cache.is_incomplete = True  # the mirror still has it, until the store is read again
-    cache.table.outside.add(job.id)
-    columns = JobColumns(after_stop=None, cause_class=str(ExitClass.AMBIGUOUS), entered_s=now_s)
-    after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
-    if job.desired is Desired.RUN:
-        columns["desired"] = Desired.HOLD
-    cause = f"its end could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {cache.errors.last_error(job.id)}"
-    cache.change_attempt(
-        row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
-    )
-    cache.change_job(job, after, cause, now_s, **columns)
-    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause))
-
-
-def _hold_unreadable(cache: StateCache, job: str, cause: str, now_s: float) -> None:
-    event = NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job, cause=cause, fence=cache.fence)
-    if cache.parts.store.write(lambda tx: hold_unreadable(tx, event)):
-        log.error("job %s is held: %s", job, cause)
-
-
 ADVANCE_S = 5.0  # after which the lease is renewed before more attempts are advanced
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
-
-
-def attempt_name(row: AttemptRow) -> str:
-    """Return what a backend knows an attempt by."""
-    return name_of(row.job_id, row.number)
-
-
-def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], checks: NodeChecks) -> Attempt:
-    """Return what a backend is asked to start.
-
-    Args:
-        job: The job.
-        row: Its attempt.
-        begins_with: Environment variables besides those of the job file.
-        checks: Of the scheduler; they may go with the command.
-    """
-    spec = stored_job(job.spec)
-    limit_s = float("inf") if spec.limit_s is None else spec.limit_s
-    return Attempt(
-        attempt_name(row),
-        job.id,
-        row.number,
-        checks.command_of(spec),
-        spec.folder,
-        {
-            **spec.environment,
-            **begins_with,
-            **checks.environment_of(spec, attempt_name(row)),
-            **({} if spec.plan is None else {PLAN_VARIABLE: plan_text(spec.plan)}),
-        },
-        spec.grace_s,
-        limit_s,
-        spec.image,
-        is_external=spec.external is not None,
-        seats=spec.seats,
-        backups=spec.backups,
-        visible_gpus=spec.visible_gpus,
-    )
 
 
 def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | None = None) -> None:
@@ -193,7 +72,7 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
         jobs: Whose attempts; by default all.
     """
     wanted = cache.table.attempts if jobs is None else jobs
-    names = {job: attempt_name(cache.table.attempts[job]) for job in wanted if not cache.errors.is_resting(job, now_s)}
+    names = {job: cache.table.attempts[job].name for job in wanted if not cache.errors.is_resting(job, now_s)}
     statuses = _statuses(cache, names)
     for row in list(cache.table.earlier) if jobs is None else ():
         _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
@@ -202,9 +81,8 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
     faulty, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
     stops = {} if jobs is not None else check_step_times(cache, names, statuses, cut_off, now_s)
     owned = {job: cache.table.jobs[job] for job in names if job in cache.table.jobs}
-    entries = [PollEntry(job, row.owner, row.priority, row.submit_seq) for job, row in owned.items()]
     # Those without an open job are only to be closed, and go last.
-    active = [*in_turns(entries, cache.polled), *(job for job in names if job not in owned)]
+    active = [*in_turns(owned.values(), cache.polled), *(job for job in names if job not in owned)]
     reached = set[str]()
     while active:
         again = []
@@ -217,15 +95,37 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
             if at and time.monotonic() > until:
                 break  # the next cycle begins with the rest, after the renewal of the lease
             reached.add(job)
-            has_fault = job in faulty and not goes_on_without(cache, row, names[job])
+            has_fault = job in faulty and not goes_on_without(cache, row)
             if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=stops.get(job)):
                 again.append(job)
         cache.write(now_s)
         active = again
     if jobs is None:
         is_whole = reached | cache.polled.keys() >= names.keys()
-        now_polled = {entry.job: entry.whose for entry in entries if entry.job in reached}
+        now_polled = {job: poll_turn(row) for job, row in owned.items() if job in reached}
         cache.polled = {} if is_whole else cache.polled | now_polled
+
+
+def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
+    """Return the backend's status of attempts, by name; each alone if one of them makes the backend fail.
+
+    An error only means that an attempt cannot be reached, and is no fault of its job.
+    """
+    backend = cache.parts.backend
+    try:
+        return backend.statuses(tuple(names.values()))
+    except BackendError as error:
+        log.warning("attempts cannot be polled: %s", error)
+        return {}
+    except Exception as error:
+        log.warning("attempts cannot be polled together: %s", error_line(error))
+    statuses = {}
+    for name in names.values():
+        try:
+            statuses[name] = call_backend(backend.status, name)
+        except BackendError as error:
+            statuses[name] = Status(Run.UNREACHABLE, words=str(error))
+    return statuses
 
 
 def _try(
@@ -247,57 +147,8 @@ def _try(
                 cache.errors.note_success(row.job_id)
             return goes_on
         except BackendError as error:
-            log.warning("attempt %s: %s", attempt_name(row), error)
+            log.warning("attempt %s: %s", row.name, error)
     return False
-
-
-def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
-    """Return whether an attempt does not run, or is not to: one that runs is left alone whatever fails."""
-    is_over_or_unwanted = status.run in ENDED_RUNS or cache.table.jobs[row.job_id].desired is not Desired.RUN
-    return row.state is not AttemptState.RUNNING or is_over_or_unwanted
-
-
-def _end_failing(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> bool:
-    """End an attempt of a job that keeps failing, by the shortest way; return whether another step may follow at once.
-
-    One that ran is drained first, and then handled as usual. If that fails too, its GPUs are freed on proof.
-    """
-    name, backend = attempt_name(row), cache.parts.backend
-    if row.state is AttemptState.RUNNING:
-        desired = cache.table.jobs[row.job_id].desired
-        cause = REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1]
-        drain(cache, row, cause, now_s, AFTER_REQUEST.get(desired))
-        return True
-    if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
-        return False
-    if is_over(status.run, is_cancelled=name in cache.cancelled) and call_backend(partial(backend.released, name)):
-        give_up(cache, row, now_s)
-        return True
-    call_backend(partial(backend.cancel, name, cache.table.jobs[row.job_id].cause))
-    cache.cancelled.add(name)
-    return False
-
-
-def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
-    """Return the backend's status of attempts, by name; each is asked for alone if one of them makes the backend fail.
-
-    An error only means that an attempt cannot be reached, and is no fault of its job.
-    """
-    backend = cache.parts.backend
-    try:
-        return backend.statuses(tuple(names.values()))
-    except BackendError as error:
-        log.warning("attempts cannot be polled: %s", error)
-        return {}
-    except Exception as error:
-        log.warning("attempts cannot be polled together: %s", error_line(error))
-    statuses = {}
-    for name in names.values():
-        try:
-            statuses[name] = call_backend(partial(backend.status, name))
-        except BackendError as error:
-            statuses[name] = Status(Run.UNREACHABLE, words=str(error))
-    return statuses
 
 
 def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -> bool:
@@ -315,10 +166,10 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         cache.parts.checks.begin(row._replace(placement=held_by(cache, row)), cache.table.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
-        first = attempt_name(row) not in cache.cancelled
-        call_backend(partial(cache.parts.backend.cancel, attempt_name(row), cache.table.jobs[row.job_id].cause))
-        cache.cancelled.add(attempt_name(row))
-        cache.cancelled_s.setdefault(attempt_name(row), time.monotonic())
+        first = row.name not in cache.cancelled
+        call_backend(cache.parts.backend.cancel, row.name, cache.table.jobs[row.job_id].cause)
+        cache.cancelled.add(row.name)
+        cache.cancelled_s.setdefault(row.name, time.monotonic())
         return first and view.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
         return _close(cache, row, now_s)
@@ -327,7 +178,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
     else:
         _change_both(cache, row, step, now_s)
         if view.verdict is not None and step.after is view.verdict.after:  # and for no other reason
-            log.warning("attempt %s: %s", attempt_name(row), step.cause)
+            log.warning("attempt %s: %s", row.name, step.cause)
             cache.batch.add_event(view.verdict.event, view.verdict.out_of_service)
     return True
 
@@ -342,39 +193,87 @@ def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
         state=row.state,
         opened_s=max(row.opened_s, checked.passed_s),
         status=status,
-        is_gone=is_lost or (drains and call_backend(partial(cache.parts.backend.released, attempt_name(row)))),
-        is_cancelled=attempt_name(row) in cache.cancelled,
+        is_gone=is_lost or (drains and call_backend(cache.parts.backend.released, row.name)),
+        is_cancelled=row.name in cache.cancelled,
         has_fault=False,
         checks=checked.checks,
         found=checked.found,
-        launch_error=cache.launches.words(attempt_name(row)),
+        launch_error=cache.launches.words(row.name),
     )
 
 
+def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
+    """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
+
+    Nothing of the attempt lives on a node whose lease has run out. The backend has to stop the rest. The attempt is
+    over once the agents of all other nodes report nothing of it either.
+    """
+    if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
+        return None
+    held = held_by(cache, row)
+    fenced = sorted({share.node for share in held} & cache.health.fenced)
+    if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
+        return None
+    reports, cancelled_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(row.name)
+    was_cancelled = cancelled_s is not None and row.name in cache.cancelled
+    gone = was_cancelled and is_gone(row.name, held, cache.health.fenced, reports, cancelled_s or 0.0)
+    if row.state is AttemptState.DRAINING and not gone:
+        return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
+    words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
+    return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
+
+
 def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
-    """Ask the backend to start an attempt; one that it will never start is stopped, and others are tried again."""
-    name = attempt_name(row)
-    if not cache.launches.is_due(name, now_s):
+    """Let the backend start an attempt; one that it will never start is stopped, and others are tried again."""
+    if not cache.launches.is_due(row.name, now_s):
         return False
     try:
         attempt = attempt_of(cache.table.jobs[row.job_id], row, _begins_with(cache, row), cache.parts.checks)
         if attempt.seats and not cache.parts.backend.capabilities.runs_rings:
             raise RefusedError(f"the backend {cache.parts.backend_name} has no rings: write `failover: restart`")
-        call_backend(partial(cache.parts.backend.launch, attempt, row.placement))
+        call_backend(cache.parts.backend.launch, attempt, row.placement)
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
-        _change_both(cache, row, AttemptStep(Do.STOP, str(error), after), now_s)
+        drain(cache, row, str(error), now_s, after)
         return True
     except BackendError as error:
-        if cache.launches.fail(name, str(error), now_s):
+        if cache.launches.fail(row.name, str(error), now_s):
             words = f"not launched yet: {error}"
             cache.batch.add_event(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words))
         raise
-    cache.launches.end(name)
+    cache.launches.end(row.name)
     if row.state is AttemptState.RESERVED:
         cache.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
+
+
+def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], checks: NodeChecks) -> Attempt:
+    """Return what a backend is to start.
+
+    Args:
+        job: The job.
+        row: Its attempt.
+        begins_with: Environment variables besides those of the job file.
+        checks: Of the scheduler; they may travel with the command.
+    """
+    spec = stored_job(job.spec)
+    plan = {} if spec.plan is None else {PLAN_VARIABLE: plan_text(spec.plan)}
+    return Attempt(
+        row.name,
+        job.id,
+        row.number,
+        checks.command_of(spec),
+        spec.folder,
+        {**spec.environment, **begins_with, **checks.environment_of(spec, row.name), **plan},
+        spec.grace_s,
+        float("inf") if spec.limit_s is None else spec.limit_s,
+        spec.image,
+        is_external=spec.external is not None,
+        seats=spec.seats,
+        backups=spec.backups,
+        visible_gpus=spec.visible_gpus,
+    )
 
 
 def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
@@ -396,47 +295,41 @@ def _change_both(cache: StateCache, row: AttemptRow, step: AttemptStep, now_s: f
         drain(cache, row, step.cause, now_s, step.after)
 
 
-def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
-    """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
-    name = attempt_name(row)
-    if now_s < cache.close_after_s.get(name, now_s):
-        return False
-    try:
-        call_backend(partial(cache.parts.backend.forget, name))
-    except BackendError as error:
-        cache.close_after_s[name] = now_s + CLOSE_AGAIN_S
-        if row.cleanup_error:  # reported once, whatever the next error is
-            raise
-        cache.note_cleanup(row, str(error), now_s)
-        return False
-    cache.cancelled.discard(name)
-    cache.cancelled_s.pop(name, None)
-    cache.close_after_s.pop(name, None)
-    cache.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
-    return False
+def drain(
+    cache: StateCache, row: AttemptRow, cause: str, now_s: float, after: AfterStop | None, **columns: Unpack[JobColumns]
+) -> None:  # fmt: skip
+    """Drain an attempt and stop its job; `after` is what becomes of the job, None if that depends on its end."""
+    cache.change_attempt(row, AttemptState.DRAINING, cause, now_s)
+    columns["after_stop"] = after
+    cache.change_job(cache.table.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
 
 
 def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> None:
     """Free an attempt's GPUs, and decide the next state of its job."""
     job = cache.table.jobs[row.job_id]
     kept_s = status.progress.get(SAVED)
-    look = read_last_report(cache, row, attempt_name(row), now_s)
+    report = read_last_report(cache, row, now_s)
     started_s = _started_s(row, status, now_s)
-    came = attempt_progress(look, status.progress, job.reached_step, _ran_s(row, status, now_s))
+    came = attempt_progress(report, status.progress, job.reached_step, _ran_s(row, status, now_s))
     cache.advance_mirror(now_s)
     cache.gpus_freed = True
-    cache.launches.end(attempt_name(row))
-    keep_ring(cache, row, attempt_name(row), now_s)
+    cache.launches.end(row.name)
+    keep_ring(cache, row, now_s)
     outcome = _outcome(cache, job, row, status, came, now_s)
     outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.wait_s(row)))
-    release = release_step(job, outcome)
-    columns = _columns(outcome, now_s) | JobColumns(reached_step=came.step)
-    if release.now in (JobState.QUEUED, JobState.HELD):
+    now, desired, stays = release_step(job, outcome)
+    used = outcome.used
+    columns = JobColumns(
+        cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
+        not_before_s=now_s + outcome.wait_s, stops_infra=used.infra, stops_resource=used.resource,
+        stops_user=used.user, stops_asked=used.asked, stops_ambiguous=used.ambiguous, reached_step=came.step,
+    )  # fmt: skip
+    if now in (JobState.QUEUED, JobState.HELD):
         columns |= cache.requeue(job.id, kept_s)
-        if release.desired is not None:
-            columns["desired"] = release.desired
-        # A cluster file that was changed while it ran may have no room for it: admission says so.
-        if not release.stays or job.gpus > cache.parts.layout.gpus_for(needs_of(job)):
+        if desired is not None:
+            columns["desired"] = desired
+        # A cluster file that was changed while it ran may have no room for it: admission reports that.
+        if not stays or job.gpus > cache.parts.layout.gpus_for(needs_of(job)):
             cache.withdraw(job.id)
     else:
         cache.finish(job.id)
@@ -444,10 +337,38 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
         row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), started_s=started_s,
         ended_s=now_s, ends=status.ends,
     )  # fmt: skip
-    cache.change_job(job, release.now, outcome.cause, now_s, **columns)
+    cache.change_job(job, now, outcome.cause, now_s, **columns)
     cache.parts.checks.end(row)
     if cache.mirror.has(job.id):
-        move_to_place(cache.mirror, cache.table.jobs, job.id)
+        cache.move_to_place(job.id)
+
+
+def _outcome(
+    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: AttemptProgress, now_s: float
+) -> AttemptOutcome:
+    retry = stored_or_usual(job.spec).retry
+    share = float(uniform(job.submit_seq, row.number, 0))
+    if row.started_s is not None:  # A lost attempt may no longer report that it ran.
+        status = replace(status, started_s=row.started_s)
+    used = tries_of(job) if _is_hurried(cache, row, now_s) else came.left_of(tries_of(job))
+    found = attempt_outcome(
+        status, job.after_stop, retry.tries(), used, job.no_progress,
+        progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
+    )  # fmt: skip
+    # The reason for which it was stopped counts for more than how the ranks ended.
+    retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
+    retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
+    stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
+    return replace(found, cause=job.cause) if stopped else found
+
+
+def _is_hurried(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
+    """Return whether a job has begun so often of late that it is more likely to be broken than to come further."""
+    if row.number < HURRIED:
+        return False
+    with cache.parts.store.read() as tx:
+        earlier = get_attempt(tx, row.job_id, row.number - HURRIED + 1)
+    return earlier is not None and now_s - earlier.opened_s < HURRIED_S
 
 
 def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
@@ -468,38 +389,99 @@ def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
     return min(max(ended_s - status.started_s, 0.0), now_s - row.opened_s) if status.started_s else 0.0
 
 
-def _columns(outcome: AttemptOutcome, now_s: float) -> JobColumns:
-    used = outcome.used
-    return JobColumns(
-        cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
-        not_before_s=now_s + outcome.wait_s, stops_infra=used.infra, stops_resource=used.resource,
-        stops_user=used.user, stops_asked=used.asked, stops_ambiguous=used.ambiguous,
-    )  # fmt: skip
-
-
-def _outcome(
-    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: AttemptProgress, now_s: float
-) -> AttemptOutcome:
-    retry = stored_or_usual(job.spec).retry
-    share = float(uniform(job.submit_seq, row.number, 0))
-    if row.started_s is not None:  # A lost attempt may no longer report that it ran.
-        status = replace(status, started_s=row.started_s)
-    used = tries_of(job) if _is_hurried(cache, row, now_s) else came.left_of(tries_of(job))
-    found = outcome_of(
-        status, job.after_stop, retry.tries(), used, job.no_progress,
-        progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
-    )  # fmt: skip
-    # Who stopped it knows more of why than how the ranks took it.
-    retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
-    retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
-    stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
-    return replace(found, cause=job.cause) if stopped else found
-
-
-def _is_hurried(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
-    """Return whether a job has begun so often of late that it is more likely to be broken than to come further."""
-    if row.number < HURRIED:
+def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
+    """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
+    if now_s < cache.close_after_s.get(row.name, now_s):
         return False
-    with cache.parts.store.read() as tx:
-        earlier = get_attempt(tx, row.job_id, row.number - HURRIED + 1)
-    return earlier is not None and now_s - earlier.opened_s < HURRIED_S
+    try:
+        call_backend(cache.parts.backend.forget, row.name)
+    except BackendError as error:
+        cache.close_after_s[row.name] = now_s + CLOSE_AGAIN_S
+        if row.cleanup_error:  # reported once, whatever the next error is
+            raise
+        cache.note_cleanup(row, str(error), now_s)
+        return False
+    cache.cancelled.discard(row.name)
+    cache.cancelled_s.pop(row.name, None)
+    cache.close_after_s.pop(row.name, None)
+    cache.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
+    return False
+
+
+def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
+    """Hold the jobs that failed three times in a row, and those that cannot be read; those that run go on."""
+    for job, words in cache.errors.jobs_to_hold(now_s).items():
+        if job in cache.table.jobs:
+            with cache.isolated(job, now_s):
+                cause = f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}"
+                _hold(cache, cache.table.jobs[job], cause, now_s)
+    cache.write(now_s)
+    for job, why in cache.table.unreadable.items():
+        with cache.isolated(job, now_s):
+            cause = f"its row in the store cannot be read: {why}"
+            event = NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job, cause=cause, fence=cache.fence)
+            if cache.parts.store.write(partial(hold_unreadable, event=event)):
+                log.error("job %s is held: %s", job, cause)
+    cache.table.unreadable.clear()
+
+
+def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
+    row = cache.table.attempts.get(job.id)
+    # A request of its owner remains; else it is held until its owner releases it.
+    columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
+    state = hold_step(job, None if row is None else row.state)
+    if state is JobState.HELD:
+        cache.advance_mirror(now_s)
+        cache.withdraw(job.id)
+        cache.change_job(job, state, cause, now_s, **columns)
+    elif state is JobState.STOPPING and row is not None:
+        drain(cache, row, cause, now_s, AfterStop.HOLD, **columns)
+    else:
+        return
+    number = None if row is None else row.number
+    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause))
+
+
+def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
+    """Return whether an attempt does not run, or is not to: one that runs is left alone whatever fails."""
+    is_over_or_unwanted = status.run in ENDED_RUNS or cache.table.jobs[row.job_id].desired is not Desired.RUN
+    return row.state is not AttemptState.RUNNING or is_over_or_unwanted
+
+
+def _end_failing(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> bool:
+    """End an attempt of a job that keeps failing, by the shortest way; return whether another step may follow at once.
+
+    One that ran is drained first, and then handled as usual. If that fails too, its GPUs are freed on proof.
+    """
+    backend = cache.parts.backend
+    if row.state is AttemptState.RUNNING:
+        desired = cache.table.jobs[row.job_id].desired
+        cause = REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1]
+        drain(cache, row, cause, now_s, AFTER_REQUEST.get(desired))
+        return True
+    if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
+        return False
+    over = is_over(status.run, is_cancelled=row.name in cache.cancelled)
+    if over and call_backend(backend.released, row.name):
+        give_up(cache, row, now_s)
+        return True
+    call_backend(backend.cancel, row.name, cache.table.jobs[row.job_id].cause)
+    cache.cancelled.add(row.name)
+    return False
+
+
+def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
+    """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
+    job = cache.table.jobs[row.job_id]
+    cache.is_incomplete = True  # the mirror still has it, until the store is read again
+    cache.table.outside.add(job.id)
+    columns = JobColumns(after_stop=None, cause_class=str(ExitClass.AMBIGUOUS), entered_s=now_s)
+    after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
+    if job.desired is Desired.RUN:
+        columns["desired"] = Desired.HOLD
+    cause = f"its end could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {cache.errors.last_error(job.id)}"
+    cache.change_attempt(
+        row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
+    )
+    cache.change_job(job, after, cause, now_s, **columns)
+    cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, row.number, cause=cause))

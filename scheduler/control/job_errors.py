@@ -8,7 +8,7 @@ If many jobs fail at the same step within a short time, the jobs are hardly at f
 poll of a job that succeeds ends the count.
 
 On a small or quiet cluster two jobs are many. So an error is charged to its job all the same if, since the job's error
-before, another job that has not failed took the very step at which this one fails; jobs that only wait or run on say
+before, another job that has not failed took the very step at which this one fails; jobs that only wait or run on prove
 nothing about a step that they do not take. If no other job takes the step, even two jobs alone are held, but only
 after MAX_ERRORS_OF_TWO errors, so that a fault repaired meanwhile holds no job. Three or more jobs more likely share
 the fault. A store or backend that does not answer is not counted at all.

@@ -2,7 +2,7 @@
 
 All of this is in memory alone: the next scheduler begins the checks again. Findings are in the store.
 
-Source: SPEC C1, C4 to C7, C4; docs/preflight.md.
+Source: SPEC C1, C4 to C7; docs/preflight.md.
 """
 
 import logging
@@ -34,7 +34,7 @@ from ...preflight.travelling import SCRATCH, wrapped
 from ..health.monitor import ClusterHealth
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
-from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, name_of
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
 from ..model.job_spec import StoredJob, checked_job_of, stored_or_usual
 from ..model.states import AttemptState, JobState, Run
 from ..rules.attempts import ENDED_RUNS, UNFIT, Checks
@@ -124,6 +124,7 @@ class CheckStatus(NamedTuple):
     checks: Checks = Checks.NONE
     found: str = ""  # if they failed
     passed_s: float = 0.0  # Unix time; 0 if they have not passed
+    wait_s: float = 0.0  # if they failed, before the job is tried again
 
 
 _NOT_PASSED = {When.START: UNFIT, When.SEAT: "the checks before its seat did not pass"}
@@ -141,20 +142,13 @@ class _BegunRound(NamedTuple):
     of_job: frozenset[str] = frozenset()  # checks that run a program of the job
 
 
-class _Unfit(NamedTuple):
-    """An attempt whose nodes are not fit."""
-
-    found: str
-    wait_s: float  # before the job is tried again
-
-
 class NodeChecks:
     """The checks of a scheduler. One thread uses it.
 
     Args:
         rounds: Runs them beside the scheduler; None where it cannot, and they travel with jobs.
         jobs: "auto" to check jobs whose files do not decide it, else "off".
-        slots: Whether slots stand for GPUs.
+        slots: Whether slots take the place of GPUs.
         link_bytes_per_s: That is promised between nodes, 0 for nothing.
         scratch: Folder on each node in which a job that is checked has one of its own; None for none.
 
@@ -171,8 +165,7 @@ class NodeChecks:
         self.checked: frozenset[str] = frozenset()
         self._fence: int | None = None
         self._begun: dict[str, _BegunRound] = {}  # by the name of the round
-        self._passed: dict[str, float] = {}  # when, by the name of the attempt
-        self._unfit: dict[str, _Unfit] = {}  # likewise
+        self._ended: dict[str, CheckStatus] = {}  # of the checks before a start, by the name of the attempt
         self._seats: dict[tuple[str, str], CheckStatus] = {}  # by job, and name of the round
         self._rests_until_s: dict[str, float] = {}  # jobs whose rings get no GPU until then, by `time.monotonic`
         self._clean: set[str] = set()  # names of attempts that have been cleaned up after
@@ -217,18 +210,16 @@ class NodeChecks:
             job: Its job; None if that has ended.
             run: How the backend sees it.
         """
-        name = name_of(row.job_id, row.number)
+        name = row.name
         if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
             return CheckStatus()
         if not row.placement or not self.are_wanted(stored_or_usual(job.spec)):  # where a torn one lies is not known
             return CheckStatus()
+        ended = self._ended.get(name, CheckStatus(Checks.RUN))
         if row.state is AttemptState.RESERVED:
-            if name in self._unfit:
-                return CheckStatus(Checks.FAILED, self._unfit[name].found)
-            passed_s = self._passed.get(name)
-            return CheckStatus(Checks.RUN) if passed_s is None else CheckStatus(passed_s=passed_s)
+            return ended
         # One that never ran may have had its GPUs set for it, and its scratch folder made.
-        is_dirty = (run in ENDED_RUNS or name in self._passed) and name not in self._clean
+        is_dirty = (run in ENDED_RUNS or ended.checks is Checks.NONE) and name not in self._clean
         return CheckStatus(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
 
     def _is_checked(self, attempt: str) -> bool:
@@ -237,7 +228,7 @@ class NodeChecks:
 
     def begin(self, row: AttemptRow, job: JobRow) -> None:
         """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
-        name, is_start = name_of(row.job_id, row.number), row.state is AttemptState.RESERVED
+        name, is_start = row.name, row.state is AttemptState.RESERVED
         if not is_start and self._is_checked(name):
             return
         if is_start:
@@ -255,7 +246,7 @@ class NodeChecks:
             job: Its job.
             share: The GPU. Its result is returned once.
         """
-        name = name_of(row.job_id, row.number)
+        name = row.name
         round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
         if (found := self._seats.pop((row.job_id, round_name), None)) is not None:
             return found
@@ -288,14 +279,12 @@ class NodeChecks:
 
     def wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
-        unfit = self._unfit.get(name_of(row.job_id, row.number))
-        return 0.0 if unfit is None else unfit.wait_s
+        return self._ended.get(row.name, CheckStatus()).wait_s
 
     def end(self, row: AttemptRow) -> None:
         """Forget an attempt: it has been released."""
-        name = name_of(row.job_id, row.number)
-        self._passed.pop(name, None)
-        self._unfit.pop(name, None)
+        name = row.name
+        self._ended.pop(name, None)
         self._clean.discard(name)
         self.checked -= {row.job_id}
 
@@ -327,7 +316,7 @@ class NodeChecks:
     def _reset(self, fence: int) -> None:
         """Forget what was known under another lease: another scheduler may have handled the jobs meanwhile."""
         self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
-        for known in (self._passed, self._unfit, self._clean, self._seats, self._rests_until_s):
+        for known in (self._ended, self._clean, self._seats, self._rests_until_s):
             known.clear()
 
     def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
@@ -380,43 +369,40 @@ class NodeChecks:
         if begun.when is When.END:
             self._clean.add(begun.attempt)
             return
-        unfit = self._judge(begun, ended)
-        if unfit is not None:
-            log.warning("attempt %s: %s", begun.attempt, unfit.found)
+        status = self._judge(begun, ended)
+        if status.checks is Checks.FAILED:
+            log.warning("attempt %s: %s", begun.attempt, status.found)
         if begun.when is When.SEAT:
-            self._seats[begun.job, name] = (
-                CheckStatus(passed_s=ended.ended_s) if unfit is None else CheckStatus(Checks.FAILED, unfit.found)
-            )
-            self._rests_until_s[begun.job] = time.monotonic() + (0.0 if unfit is None else unfit.wait_s)
-            return
-        self.checked -= {begun.job}
-        if unfit is None:
-            self._passed[begun.attempt] = ended.ended_s
+            self._seats[begun.job, name] = status
+            self._rests_until_s[begun.job] = time.monotonic() + status.wait_s
         else:
-            self._unfit[begun.attempt] = unfit
+            self.checked -= {begun.job}
+            self._ended[begun.attempt] = status
 
-    def _judge(self, begun: _BegunRound, ended: FinishedRound) -> _Unfit | None:
-        """Return why the nodes of a round are not fit, and how long the job waits then; None if they are fit."""
+    def _judge(self, begun: _BegunRound, ended: FinishedRound) -> CheckStatus:
+        """Return whether the nodes of a round are fit, and if not, how long the job waits."""
         if ended.report is None:
             return self._give_up(begun, (ended.problem,))
         tried = self._tried.get(begun.job, PlacementTries(time.monotonic()))
         if ended.report.passed:
             self._tried.pop(begun.job, None)
             self._waited.pop(begun.job, None)
-            return None
+            return CheckStatus(passed_s=ended.ended_s)
         tries = tried.after(ended.report)
         if tries.are_used_up(time.monotonic()):
             return self._give_up(begun, tries.diagnostics)
         self._tried[begun.job] = tries
         cause = f"{_NOT_PASSED[begun.when]} ({tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
-        return _Unfit(cause + "; ".join(lines_of(ended.report)), 0.0)
+        return CheckStatus(Checks.FAILED, cause + "; ".join(lines_of(ended.report)))
 
-    def _give_up(self, begun: _BegunRound, diagnostics: Sequence[str]) -> _Unfit:
+    def _give_up(self, begun: _BegunRound, diagnostics: Sequence[str]) -> CheckStatus:
         """Let a job wait after its tries are used up, with all findings."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
         wait_s = min(LONGEST_RETRY_WAIT_S, FIRST_RETRY_WAIT_S * 2.0 ** min(times - 1, 10))
-        return _Unfit(f"{_NOT_PASSED[begun.when]}: {'; '.join(map(short, diagnostics))}", wait_s)
+        return CheckStatus(
+            Checks.FAILED, f"{_NOT_PASSED[begun.when]}: {'; '.join(map(short, diagnostics))}", wait_s=wait_s
+        )
 
 
 def _round_name(attempt: str, when: str) -> str:

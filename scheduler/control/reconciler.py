@@ -1,31 +1,46 @@
 """The page of the live scheduler: `Reconciler.tick` takes the lease, and `Reconciler._cycle` schedules.
 
-Observed state and requested state come closer with each cycle, until they are the same.
+Observed state and requested state come closer with each cycle, until they are the same. Admission to the queue follows
+the rules of rules/jobs.py, and its order is that of `queue_key` over the rows of the store: after any change it is the
+same as if the store were read again.
 
-Source: SPEC K6, K7, R8, R10; docs/scheduler.md.
+`RunningScheduler` is what the API and the dashboard see of it.
+
+Source: SPEC K6 to K8, R8, R10; docs/scheduler.md.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from sqlalchemy import Connection
 
 from ...cluster.files.processes import is_proven_dead
+from ...cluster.model.topology import Cluster
+from ..health.evidence import AgentReport, NodeReport, PortState
+from ..health.fault_report import FaultReport, fault_report, learned_from, read_fault_history
+from ..health.monitor import NO_LEASE, Granted, Monitor
+from ..health.quarantining import QuarantineOutcome, quarantine
+from ..health.step_monitor import StepFigures
 from ..mirror.vacant_seats import fitted
-from ..placement.placer import Decision
-from ..policy_host.answer import StoredRecord, record_of
+from ..model.gpu_index import QuarantineFinding
+from ..model.job import JobRow, name_of
+from ..model.states import JobState
+from ..placement.placer import Decision, Placer
+from ..policy_host.messages import StoredRecord, record_of
+from ..rules.attempts import ExitClass
+from ..rules.jobs import JobDo, JobStep, Quota, next_job_step
 from ..store.attempts import NewAttempt, NewDecision, held_gpus
 from ..store.database import FencedError, StaleWriteError, TakenError
 from ..store.events import NO_LEASE_ROW, SCHEDULER_LEASE, LeaseRow, acquire, clock, give_up, lease_row, renew
-from .admission import DISCARD_S, ExternalJobs, admit, reorder_queue
+from ..store.jobs import JobColumns
+from .adoption import DISCARD_S, LIST_AGAIN_S, ExternalJobs, UnknownAttempts
 from .attempt_driver import advance_attempts, hold_failing_jobs
 from .job_errors import JobErrors, SpoiledError
 from .seating import Seating
-from .state_cache import Parts, StateCache
-from .unknown_attempts import CHECK_UNKNOWN_S, LIST_AGAIN_S, UnknownAttempts
+from .state_cache import Parts, StateCache, goes_first, needs_of, queue_key, rank_of, request_of, waiting_progress
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +48,7 @@ LEASE_S, RENEW_S = 15.0, 5.0
 MAX_CYCLES = 10  # of one tick, besides one for each job that failed in the cycle before and rests now
 MAX_CYCLES_S = 5.0  # after which the next tick continues; the lease lasts longer
 MEASURING = "a ring is to have a GPU, and the links to it are being measured"  # for a second at most
+RELEASE_SPACING_S = 1e-6  # between jobs that are released in one cycle, so that their order is that of the queue
 PLACE_S = 0.5  # after which the jobs that were placed are launched before more are placed
 
 
@@ -44,7 +60,6 @@ class ReconcilerTiming:
     store_s: Callable[[Connection], float] = clock  # Unix time, by the store's machine
     place_s: float = PLACE_S
     discard_s: float = DISCARD_S
-    check_unknown_s: float = CHECK_UNKNOWN_S
     list_again_s: float = LIST_AGAIN_S
 
 
@@ -69,9 +84,7 @@ class Reconciler:
         self._external_jobs = ExternalJobs(parts, discard_s=timing.discard_s)
         self.errors = JobErrors()
         self._seating = Seating(parts)
-        self.unknown_attempts = UnknownAttempts(
-            parts, check_s=timing.check_unknown_s, list_again_s=timing.list_again_s
-        )  # fmt: skip
+        self.unknown_attempts = UnknownAttempts(parts, list_again_s=timing.list_again_s)
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self._gpus_freed = False  # since the last decision, at its very moment
         self.held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
@@ -317,7 +330,7 @@ class Reconciler:
             **_behaviour(decision, placer.policy, placer.sample_temperature),
         }  # fmt: skip
         return NewDecision(
-            decision.job, number, now_s, placer.policy or placer.fallback.name, decision.version, placer.mode,
+            decision.job, number, now_s, placer.decides, decision.version, placer.mode,
             layout.placement(decision.gpus) if decision.gpus else None,
             layout.placement(decision.fallback_proposal.gpus) if decision.fallback_proposal.gpus else None, explanation,
             None if record is None else record.observation, None if record is None else record.mask,
@@ -343,3 +356,221 @@ def _probability(record: StoredRecord | None) -> dict[str, object]:
     whole = record_of(record)
     logs = whole.log_probabilities[np.arange(whole.actions.size), whole.actions]
     return {"probability": float(np.exp(logs.sum())), "options": int(whole.masks[0].sum())}
+
+
+def reorder_queue(cache: StateCache, now_s: float) -> None:
+    """Move jobs to the places of their new priorities; jobs that are admitted later rely on this order."""
+    table = cache.table
+    moved = table.reprioritised & table.jobs.keys() - table.outside
+    ranked = sorted((table.jobs[job] for job in moved), key=queue_key)
+    if ranked:
+        cache.advance_mirror(now_s)
+    for row in ranked:  # to the end first, so that none is in the way of another
+        with cache.isolated(row.id, now_s, spoils=True):
+            cache.mirror.give_place(row.id, rank_of(row), None)
+    last = None
+    for row in ranked:
+        if row.state is JobState.QUEUED:
+            with cache.isolated(row.id, now_s, spoils=True):
+                cache.move_to_place(row.id, last)
+                last = row.id
+    cache.table.reprioritised.clear()
+
+
+def admit(cache: StateCache, now_s: float) -> None:
+    """Withdraw jobs that are not to run any more from the queue, and admit those that may start."""
+    _withdraw(cache, now_s)
+    _enqueue(cache, _admissible(cache, now_s), now_s)
+    cache.write(now_s)
+
+
+def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
+    needs = needs_of(row)
+    return next_job_step(
+        row, now_s, is_in_queue=row.id not in cache.table.outside, cluster_gpus=cache.parts.layout.gpus_for(needs),
+        is_kept_out=row.id in cache.table.unfit or cache.errors.is_resting(row.id, now_s), needs=needs.words,
+    )  # fmt: skip
+
+
+def _withdraw(cache: StateCache, now_s: float) -> None:
+    for row in [cache.table.jobs[job] for job in cache.table.to_withdraw if job in cache.table.jobs]:
+        leaves = False
+        with cache.isolated(row.id, now_s):
+            leaves = _step_of(cache, row, now_s).do is JobDo.LEAVE
+        if leaves:
+            cache.advance_mirror(now_s)
+            with cache.isolated(row.id, now_s):
+                cache.withdraw(row.id)
+    cache.table.to_withdraw.clear()
+
+
+def _admissible(cache: StateCache, now_s: float) -> list[JobRow]:
+    """Change the state of jobs outside the queue if it has to; return the jobs to admit, in order."""
+    table = cache.table
+    quota = Quota(cache.parts.gpus_per_user, (row for row in table.jobs.values() if row.id not in table.outside))
+    admitted = []
+    outside = sorted((table.jobs[job] for job in table.outside), key=queue_key)
+    for place, row in enumerate(outside):
+        with cache.isolated(row.id, now_s):
+            step = _step_of(cache, row, now_s)
+            if step.do is JobDo.CHANGE:
+                _change(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
+            elif step.do is JobDo.ENTER and quota.take(row):
+                admitted.append(row)
+    return admitted
+
+
+def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered_s: float) -> None:
+    assert step.now is not None
+    columns = JobColumns()
+    if step.is_released:
+        columns = JobColumns(no_progress=0, entered_s=entered_s, not_before_s=0.0)
+    elif step.now is JobState.FAILED:
+        columns = JobColumns(cause_class=str(ExitClass.USER))
+    cache.change_job(row, step.now, step.cause, now_s, **columns)
+
+
+def _enqueue(cache: StateCache, admitted: list[JobRow], now_s: float) -> None:
+    """Put admitted jobs into the queue, each at its place."""
+    if admitted:
+        cache.advance_mirror(now_s)
+    behind = [row for row in admitted if not goes_first(row)]
+    back = [row for row in reversed(admitted) if goes_first(row)]  # each goes before all others, or nearly so
+    last = None
+    for row in behind:
+        with cache.isolated(row.id, now_s, spoils=True):
+            was_held = row.entered_s != row.submitted_s  # before it ever ran; its wait counts from its release
+            if row.attempt or row.id in cache.table.kept_wait or was_held:
+                cache.mirror.rejoin(request_of(row, cache.parts.layout), waiting_progress(row))
+            else:
+                cache.mirror.submit(request_of(row, cache.parts.layout))
+            cache.move_to_place(row.id, last)
+            last = row.id
+    for row in back:
+        with cache.isolated(row.id, now_s, spoils=True):
+            cache.mirror.come_back(request_of(row, cache.parts.layout), waiting_progress(row))
+            cache.move_to_place(row.id)
+    for jobs in (cache.table.outside, cache.table.kept_wait):
+        jobs.difference_update(row.id for row in admitted)
+
+
+class RunningScheduler:
+    """A running scheduler as pages and routes see it, which know nothing of its loop. Any thread may use it.
+
+    Args:
+        reconciler: The scheduler's loop.
+    """
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
+
+    def now_s(self) -> float:
+        """Return the present as Unix time."""
+        return self._reconciler.parts.now_s()
+
+    def leads(self) -> bool:
+        """Return whether this scheduler leads."""
+        return self._reconciler.cache is not None
+
+    @property
+    def placer(self) -> Placer:
+        """What decides at the moment: a policy or the heuristic."""
+        return self._reconciler.parts.placer
+
+    @property
+    def held_back(self) -> str:
+        """Why no job may start at the moment, "" if jobs may."""
+        return self._reconciler.held_back
+
+    @property
+    def errors(self) -> JobErrors:
+        """Errors that the scheduler met while it handled single jobs."""
+        return self._reconciler.errors
+
+    @property
+    def checked(self) -> frozenset[str]:
+        """Jobs whose nodes are being checked before they start."""
+        return self._reconciler.parts.checks.checked
+
+    def why_not_launched(self, job: str) -> str:
+        """Return why the backend has not started a job yet, "" if it was not asked or did not refuse."""
+        cache = self._reconciler.cache
+        return "" if cache is None else cache.launches.why_not(job)
+
+    @property
+    def unknown_attempts(self) -> UnknownAttempts:
+        """The attempts that the backend has and the store does not."""
+        return self._reconciler.unknown_attempts
+
+    @property
+    def monitor(self) -> Monitor:
+        """What is known of nodes, of their agents, and of the steps of jobs."""
+        return self._reconciler.parts.monitor
+
+    def last_reports(self) -> Mapping[str, AgentReport]:
+        """Return the last report of each node's agent."""
+        return self._reconciler.parts.monitor.reports.last()
+
+    def take_report(self, node: str, report: NodeReport, address: str = "") -> Granted:
+        """Take the report of a node's agent, with where it came from, and return what it is answered."""
+        monitor, reconciler = self._reconciler.parts.monitor, self._reconciler
+        monitor.reports.take(node, report, self.now_s(), address, time.monotonic())
+        if monitor.leases is None or report.attempts is None:
+            return NO_LEASE
+        token = reconciler.token
+        if token is None:
+            return NO_LEASE
+        granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
+        return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
+
+    def reached_by(self) -> Mapping[str, Sequence[str]]:
+        """Return who reached the agent of each node: nodes, and "" for this scheduler."""
+        return self._reconciler.parts.monitor.witnesses.reached_by()
+
+    def record_port_probes(self, node: str, results: Mapping[str, PortState]) -> None:
+        """Take the results of an agent's probes, by the id of each order."""
+        for order, result in results.items():
+            self._reconciler.parts.monitor.witnesses.record_result(node, order, result)
+
+    def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
+        """Return those of some attempts that hold no GPU of a node."""
+        with self._reconciler.parts.store.read() as tx:
+            held = {name_of(gpu.job_id, gpu.number) for gpu in held_gpus(tx) if gpu.node == node}
+        return tuple(name for name in attempts if name not in held)
+
+    def fenced_nodes(self) -> frozenset[str]:
+        """Return the nodes whose leases have run out, as this scheduler knows them."""
+        return self._reconciler.parts.monitor.health.fenced
+
+    def quarantine(self, finding: QuarantineFinding, writer: str) -> QuarantineOutcome:
+        """Put what was found to be broken into quarantine, unless the rules are against it.
+
+        Raises:
+            InputError: If the cluster has no such node or GPU.
+        """
+        parts, now_s = self._reconciler.parts, self.now_s()
+        return parts.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, finding, now_s, writer=writer))
+
+    def fault_report(self) -> FaultReport:
+        """Return the fault history in the store, and the fault rates that policies estimate from it."""
+        parts = self._reconciler.parts
+        with parts.store.read() as tx:
+            past = read_fault_history(tx, self.now_s())
+        beliefs = learned_from(parts.site, parts.layout, past)
+        return fault_report(past, beliefs, parts.layout, parts.monitor.fleet.types)
+
+    def cluster(self) -> Cluster:
+        """Return the cluster of the cluster file."""
+        return self._reconciler.parts.site.cluster
+
+    def step_figures(self) -> Mapping[str, StepFigures]:
+        """Return what is known of the steps of each job that runs."""
+        return self._reconciler.parts.monitor.steps.figures
+
+    def average_iteration_s(self, job: str) -> float | None:
+        """Return the mean of the last step times of a job's slowest node, None before there are any.
+
+        Source: SPEC F3.
+        """
+        figures = self.step_figures().get(job)
+        return None if figures is None or figures.average is None else figures.average.iteration_s

@@ -1,11 +1,14 @@
-"""Empty seats of rings are filled from the free GPUs, and GPUs that rings have left are freed.
+"""Rings that run: their empty seats are filled from the free GPUs, and GPUs that they have left are freed.
 
-The leader has a connection to the coordinator of each ring that runs. A ring that is short of members gets a free GPU
-before any job that waits. A GPU is reserved before the backend starts a member on it, and freed after the backend has
-proven that the member is gone: wherever a scheduler is killed, the next one finds which GPUs a ring holds.
+`Seating.fill_seats` does it in each cycle of the scheduler. The leader has a connection to the coordinator of each ring
+that runs. A ring that is short of members gets a free GPU before any job that waits. A GPU is reserved before the
+backend starts a member on it, and freed after the backend has proven that the member is gone: wherever a scheduler is
+killed, the next one finds which GPUs a ring holds.
 
 If the nodes of its job are checked before use, a GPU is reserved, then checked, and only then assigned. A GPU that is
-reserved, but neither assigned nor being checked, is freed. Source: SPEC F5 to F10; docs/decisions/0015.
+reserved, but neither assigned nor being checked, is freed.
+
+Source: SPEC F5 to F10; docs/decisions/0015.
 """
 
 import logging
@@ -14,11 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from ...cluster.files.errors import BackendError
-from ...cluster.model.placement import Share
-from ...ring.wire import MemberOffer, NoMemberOffer, SeatRequest
-from ..backends.protocol import Backend, MemberPlace, call_backend
+from ...cluster.model.placement import Placement, Share
+from ...ring.wire import MemberOffer, NoMemberOffer, SeatRequest, as_json
+from ..backends.protocol import MemberPlace, call_backend
 from ..mirror.vacant_seats import warm_up
-from ..model.job import SCHEDULER_WRITER, NewEvent, ReservationRow, name_of
+from ..model.job import SCHEDULER_WRITER, NewEvent, ReservationRow
 from ..model.job_spec import StoredJob, is_switching, stored_or_usual
 from ..model.states import AttemptState
 from ..rules.attempts import Checks
@@ -31,6 +34,7 @@ from ..store.rings import (
     FOUND,
     HINT,
     LEFT,
+    RING_ENDED,
     RING_EVENT,
     SEAT_EVENT,
     SLOW,
@@ -43,13 +47,23 @@ from ..store.rings import (
     replacements_of,
     take_back,
 )
-from . import seat_choice
-from .rings import BANDWIDTHS, ChosenGpu, LiveRing, PendingCheck, chosen_of
-from .seat_choice import MIN_GPUS_PER_HOUR, choose_gpu, formula_of
+from .seat_choice import (
+    BANDWIDTHS,
+    MIN_GPUS_PER_HOUR,
+    ChosenGpu,
+    LiveRing,
+    choose_backup,
+    choose_gpu,
+    chosen_of,
+    formula_of,
+    members_to_back_up,
+    relieved,
+)
 from .state_cache import Parts, StateCache
 
 log = logging.getLogger(__name__)
 
+FAULTY = "its GPU is out of service"
 ANOTHERS = "its GPU is another job's"
 CHECKED_S = 1.0  # that a ring waits for its links to be measured and a GPU to be checked, before it goes on without
 CHECKS_UNFINISHED = "its checks were not brought to an end"
@@ -64,14 +78,14 @@ class Seating:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._backend = parts.backend if parts.backend.capabilities.runs_rings else None
+        self._backend, self._runs_rings = parts.backend, parts.backend.capabilities.runs_rings
         self._rings: dict[str, LiveRing] = {}  # by job
         self._cache: StateCache | None = None
         self.is_measuring = False  # links of a ring were being measured in the last cycle, and GPUs wait for that
 
     def warm_up(self) -> None:
         """Let what a choice needs be compiled before there is a fault: a ring waits for it."""
-        if self._backend is not None:
+        if self._runs_rings:
             warm_up(self._parts.site.cluster)
 
     def fill_seats(self, cache: StateCache, against: str, now_s: float) -> None:
@@ -86,15 +100,17 @@ class Seating:
             FencedError: If another scheduler has taken over.
             StaleWriteError: If the copy of the store is old; so is it with a TakenError.
         """
-        if self._backend is None:
+        if not self._runs_rings:
             return
         if cache is not self._cache:  # what was noted here may not have been stored
             self._cache = cache
             for ring in self._rings.values():
                 ring.given = None
-        self._connect(cache, self._backend)
+        self._connect(cache)
         self.is_measuring = False
-        in_turn = sorted(self._rings, key=lambda it: (-cache.table.jobs[it].priority, cache.table.jobs[it].submit_seq))
+        in_turn = sorted(
+            self._rings, key=lambda job: (-cache.table.jobs[job].priority, cache.table.jobs[job].submit_seq)
+        )
         # Rings that stand still come before those that go on, and these before those that have all their members.
         for step in (self._refill, self._grow, self._add_backup):
             for job in in_turn:
@@ -102,7 +118,7 @@ class Seating:
                     continue
                 with cache.isolated(job, now_s, spoils=True, what="seating"):
                     try:
-                        step(cache, self._rings[job], self._backend, against, now_s)
+                        step(cache, self._rings[job], against, now_s)
                     except BackendError as error:
                         log.warning("ring of job %s: %s", job, error)
 
@@ -112,7 +128,7 @@ class Seating:
             ring.connection.close()
         self._rings.clear()
 
-    def _connect(self, cache: StateCache, backend: Backend) -> None:
+    def _connect(self, cache: StateCache) -> None:
         """Connect to each ring that runs, and to no other."""
         running = {job: row for job, row in cache.table.attempts.items() if self._is_ring(cache, row)}
         for job, ring in list(self._rings.items()):
@@ -120,55 +136,53 @@ class Seating:
                 self._rings.pop(job).connection.close()
         for job, row in running.items():
             if job not in self._rings:
-                name = name_of(row.job_id, row.number)
                 try:
                     self._rings[job] = LiveRing(
-                        row, call_backend(partial(backend.connect_to_ring, name, self._parts.wake))
+                        row, call_backend(self._backend.connect_to_ring, row.name, self._parts.wake)
                     )
                 except BackendError as error:
                     log.warning("ring of job %s: %s", job, error)
 
     def _is_ring(self, cache: StateCache, row: AttemptRow) -> bool:
-        job = cache.table.jobs.get(row.job_id)
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
-        return runs and job is not None and cache.mirror.has(job.id) and is_switching(job.spec)
+        return runs and _has_ring(cache, row) and cache.mirror.has(row.job_id)
 
-    def _refill(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+    def _refill(self, cache: StateCache, ring: LiveRing, against: str, now_s: float) -> None:
         """Free the GPUs that a ring has left, assign those that passed their checks, and fill its empty seats."""
-        places = call_backend(partial(backend.ring_places, ring.name))
+        places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
         is_new = ring.given is None
         if ring.given is None:
             with self._parts.store.read() as tx:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
-        self._remind(ring, backend, places)
+        self._remind(ring, places)
         self._free_left(cache, ring, places, now_s)
         for words in ring.connection.hints():
             event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING_EVENT)
             log.warning("ring of job %s: %s", ring.row.job_id, words)
             self._parts.store.write(partial(note, event=event))
         if is_new:
-            self._adopt(cache, ring, backend, places, now_s)
+            self._adopt(cache, ring, places, now_s)
         if against:
             return
         for gpu in list(ring.checked):
-            self._ask_checks(cache, ring, backend, places, gpu, now_s)
-        self._fill(cache, ring, backend, now_s, grows=False)
+            self._assign_checked(cache, ring, places, gpu, now_s)
+        self._fill(cache, ring, now_s, grows=False)
 
-    def _remind(self, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace]) -> None:
+    def _remind(self, ring: LiveRing, places: Sequence[MemberPlace]) -> None:
         """Repeat which members are starting: scheduler or coordinator may have been replaced since."""
         want = ring.connection.want
         for row in self._unseen(ring, places):
             if want is not ring.reminded:
                 ring.connection.send(MemberOffer(-1))
-            call_backend(partial(backend.add_to_ring, ring.name, row.rank, row.node, row.gpu))
+            call_backend(self._backend.add_to_ring, ring.row.name, row.rank, row.node, row.gpu)
         ring.reminded = want
 
-    def _grow(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+    def _grow(self, cache: StateCache, ring: LiveRing, against: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
         if ring.short and ring.given is not None and not against and not self.is_measuring:
-            self._fill(cache, ring, backend, now_s, grows=True)
+            self._fill(cache, ring, now_s, grows=True)
 
     def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
         """Return what is reserved for a ring and not yet seen there."""
@@ -182,7 +196,11 @@ class Seating:
         is_left = {(place.node, place.gpu): place.is_left for place in places}
         is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
         is_left |= {layout.place(gpu): False for gpu in ring.checked}
-        gone = [it for it in sorted(is_left) if is_left[it] and layout.has(*it) and layout.number(*it) in held]
+        gone = [
+            place
+            for place in sorted(is_left)
+            if is_left[place] and layout.has(*place) and layout.number(*place) in held
+        ]
         if gone:
             words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
             event = self._event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
@@ -209,55 +227,53 @@ class Seating:
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
         self._free(cache, ring, [place], self._event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
 
-    def _adopt(
-        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], now_s: float
-    ) -> None:
+    def _adopt(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
         """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store.
 
-        The ring's word is its job's word too. So it gets no more than a ring can have, and none for a rank that the
+        What a ring reports comes from its job. So it gets no more than a ring can have, and none for a rank that the
         store knows to be elsewhere.
         """
         layout, held = self._parts.layout, cache.mirror.picks(ring.row.job_id)
         spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
         left = spec.all_gpus + max(spec.seats, MIN_GPUS_PER_HOUR) - len(held)
         known = {row.rank for row in ring.given or ()}
-        for rank, it in enumerate(places):
-            if it.is_left or not layout.has(it.node, it.gpu) or layout.number(it.node, it.gpu) in held:
+        for rank, place in enumerate(places):
+            node, gpu = place.node, place.gpu
+            if place.is_left or not layout.has(node, gpu) or layout.number(node, gpu) in held:
                 continue
             if rank in known or left <= 0:
-                log.error("ring of job %s: rank %d cannot be on GPU %d of %s", ring.row.job_id, rank, it.gpu, it.node)
+                log.error("ring of job %s: rank %d cannot be on GPU %d of %s", ring.row.job_id, rank, gpu, node)
                 continue
             left -= 1
-            row = ReplacementRow(ring.row.job_id, ring.row.number, rank, it.node, it.gpu, now_s, {})
-            event = self._event(cache, ring, FOUND, f"runs on GPU {it.gpu} of {it.node} too", now_s)
+            row = ReplacementRow(ring.row.job_id, ring.row.number, rank, node, gpu, now_s, {})
+            event = self._event(cache, ring, FOUND, f"runs on GPU {gpu} of {node} too", now_s)
             try:
                 self._parts.store.write(partial(give, row=row, event=event))
             except TakenError:
-                log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, it.gpu, it.node)
-                call_backend(partial(backend.retire_members, ring.name, [(it.node, it.gpu)], ANOTHERS))
+                log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, gpu, node)
+                call_backend(self._backend.retire_members, ring.row.name, [(node, gpu)], ANOTHERS)
             else:
                 cache.is_incomplete = True  # the store is read anew
 
-    def _ask_checks(
-        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], gpu: int, now_s: float
+    def _assign_checked(
+        self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], gpu: int, now_s: float
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
         job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.place(gpu)
         found = self._parts.checks.seat_status(ring.row, job, Share(node, (index,)))
         if found.checks is Checks.RUN:
             return
-        chosen, why = ring.checked.pop(gpu).chosen, found.found
+        chosen, why = ring.checked.pop(gpu), found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
         spec, want = stored_or_usual(job.spec), ring.connection.want
-        if self._missing(ring, want, spec, places) + len(seat_choice.members_to_back_up(want, spec)) <= len(
-            ring.checked
-        ):
+        lacking = self._missing(ring, want, spec, places) + len(members_to_back_up(want, spec))
+        if lacking <= len(ring.checked):
             why = why or "the seat is filled"
         if why:
             self._strike_off(cache, ring, gpu, why, now_s)
         else:
-            self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
+            self._give(cache, ring, places, chosen, now_s, is_held=True)
 
     def _missing(
         self, ring: LiveRing, want: SeatRequest | None, spec: StoredJob, places: Sequence[MemberPlace]
@@ -267,15 +283,14 @@ class Seating:
         It must be compared with figures of the same request: another one may arrive at any moment.
         """
         has = sum(place.is_used for place in places) + len(self._unseen(ring, places))
-        return spec.seats + seat_choice.relieved(want, spec) - has
+        return spec.seats + relieved(want, spec) - has
 
-    def _fill(self, cache: StateCache, ring: LiveRing, backend: Backend, now_s: float, *, grows: bool) -> None:
+    def _fill(self, cache: StateCache, ring: LiveRing, now_s: float, *, grows: bool) -> None:
         """Assign free GPUs to a ring, one after the other, or report that there are none.
 
         Args:
             cache: What the scheduler knows.
             ring: The ring.
-            backend: Of it.
             now_s: The present.
             grows: Whether for the seats that it goes on without; else for those that have become empty since.
         """
@@ -283,7 +298,7 @@ class Seating:
         if want is None or not want.empty:
             ring.short = ring.short if want is None else 0  # without a request nothing has changed
             return
-        places = call_backend(partial(backend.ring_places, ring.name))
+        places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
         spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
@@ -303,39 +318,37 @@ class Seating:
                 self.is_measuring, ring.waits_since_s = True, ring.waits_since_s or began_s
                 break
             began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
-            if found.why:
+            if isinstance(found, str):
                 ring.short = missing
-                self._refuse(cache, ring, want, found.why, now_s)
+                self._refuse(cache, ring, want, found, now_s)
                 return
-            took_s = time.monotonic() - began_s
-            chosen = chosen_of(found.choice, found.links, want, formula_of(cache), self._parts.layout, took_s)
-            self._give_or_check(cache, ring, backend, places, chosen, now_s)
+            choice, links = found
+            chosen = chosen_of(choice, links, want, formula_of(cache), self._parts.layout, began_s)
+            self._give_or_check(cache, ring, places, chosen, now_s)
             missing, want = missing - 1, ring.connection.want
             ring.short = min(ring.short, missing)
-        if (
-            any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values())
-            and want
-            and ring.connection.want
-        ):
+        is_late = any(time.monotonic() - checked.began_s > CHECKED_S for checked in ring.checked.values())
+        if is_late and want and ring.connection.want:
             self._refuse(cache, ring, want, "a GPU is checked first", now_s)
 
-    def _add_backup(self, cache: StateCache, ring: LiveRing, backend: Backend, against: str, now_s: float) -> None:
+    def _add_backup(self, cache: StateCache, ring: LiveRing, against: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
         want, spec = ring.connection.want, stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
-        slow = seat_choice.members_to_back_up(want, spec)
+        slow = members_to_back_up(want, spec)
         if against or want is None or want.empty or not slow or ring.given is None:
             return
-        places = call_backend(partial(backend.ring_places, ring.name))
+        places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
-        if not 0 < (lacking := self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)) <= len(slow):
+        lacking = self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)
+        if not 0 < lacking <= len(slow):
             return
-        found = seat_choice.choose(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
+        found = choose_backup(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
         if found is None or self.is_measuring:
             self.is_measuring = True
         elif isinstance(found, ChosenGpu):
-            self._give_or_check(cache, ring, backend, places, found, now_s)
-        elif ring.reported_slow != (members := tuple(it.member for it in slow)):
+            self._give_or_check(cache, ring, places, found, now_s)
+        elif ring.reported_slow != (members := tuple(seat.member for seat in slow)):
             ring.reported_slow, member = members, slow[-lacking].member
             node = want.nodes.get(str(member), "?")
             cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
@@ -343,13 +356,13 @@ class Seating:
             self._parts.store.write(partial(note, event=event))
 
     def _give_or_check(
-        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,
+        self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float,
     ) -> None:  # fmt: skip
         if self._parts.checks.are_wanted(stored_or_usual(cache.table.jobs[ring.row.job_id].spec)):
             self._check(cache, ring, chosen, now_s)
         else:
-            self._give(cache, ring, backend, places, chosen, now_s)
+            self._give(cache, ring, places, chosen, now_s)
 
     def _check(self, cache: StateCache, ring: LiveRing, chosen: ChosenGpu, now_s: float) -> None:
         """Reserve a GPU that is to be checked before the ring gets it."""
@@ -361,11 +374,11 @@ class Seating:
         self._parts.store.write(lambda tx: hold(tx, row, event))
         cache.advance_mirror(now_s)
         cache.mirror.claim(job, chosen.gpu)
-        ring.checked[chosen.gpu] = PendingCheck(chosen, time.monotonic() - chosen.took_s)
+        ring.checked[chosen.gpu] = chosen
         self._parts.checks.seat_status(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
 
     def _give(
-        self, cache: StateCache, ring: LiveRing, backend: Backend, places: Sequence[MemberPlace], chosen: ChosenGpu,
+        self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float, *, is_held: bool = False,
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
@@ -374,7 +387,8 @@ class Seating:
         rank = len(places) + len(self._unseen(ring, places))
         row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
         cause = f"GPU {gpu} of {node} {_use(chosen)}: {chosen.words}"
-        data = {"rank": rank, "node": node, "gpu": gpu, **{it: chosen.choice[it] for it in ("formula", "average_s")}}
+        data = {"rank": rank, "node": node, "gpu": gpu}
+        data |= {name: chosen.choice[name] for name in ("formula", "average_s")}
         data |= {name: chosen.choice["candidates"][0][name] for name in BANDWIDTHS}
         now = BACKUP if "backup_for" in chosen.choice else TAKEN
         event = self._event(cache, ring, now, cause, now_s)._replace(data=data)
@@ -385,7 +399,7 @@ class Seating:
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
         ring.connection.send(MemberOffer(-1))
-        call_backend(partial(backend.add_to_ring, ring.name, rank, node, gpu))
+        call_backend(self._backend.add_to_ring, ring.row.name, rank, node, gpu)
 
     def _refuse(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:
         """Let a ring shrink at once, and report it."""
@@ -411,3 +425,65 @@ def _use(chosen: ChosenGpu) -> str:
     """Return what a GPU is for, for people."""
     member = chosen.choice.get("backup_for")
     return "takes an empty seat" if member is None else f"is the backup of member {member}, which all others wait for"
+
+
+def held_by(cache: StateCache, row: AttemptRow) -> Placement:
+    """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
+    held = cache.mirror.picks(row.job_id) if cache.mirror.has(row.job_id) else ()
+    return cache.parts.layout.placement(held) or row.placement
+
+
+def _has_ring(cache: StateCache, row: AttemptRow) -> bool:
+    """Return whether an attempt is a ring, and the backend runs rings."""
+    job = cache.table.jobs.get(row.job_id)
+    return job is not None and is_switching(job.spec) and cache.parts.backend.capabilities.runs_rings
+
+
+def later_nodes(cache: StateCache, row: AttemptRow) -> tuple[str, ...]:
+    """Return the nodes of the ranks that joined the ring of an attempt while it ran; none if that is not known."""
+    if not _has_ring(cache, row):
+        return ()
+    try:
+        places = call_backend(cache.parts.backend.ring_places, row.name) or ()
+    except BackendError:
+        return ()
+    first = sum(len(share.gpus) for share in row.placement)
+    return tuple(place.node for place in places[first:])
+
+
+def keep_ring(cache: StateCache, row: AttemptRow, now_s: float) -> None:
+    """Store the last state of the ring of an attempt that ended, and its GPUs: the backend forgets it."""
+    if not _has_ring(cache, row):
+        return
+    backend = cache.parts.backend
+    try:
+        report = call_backend(backend.ring_report, row.name)
+        places = call_backend(backend.ring_places, row.name)
+    except BackendError as error:
+        log.warning("attempt %s: how its ring ended is not known: %s", row.name, error)
+        return
+    if report is None:
+        return
+    filled, recoveries = sum(member >= 0 for member in report.order), len(report.recoveries) - 1
+    words = f"{filled} of {report.seats} seats, step {report.step}, {recoveries} recoveries"
+    held = [[share.node, gpu] for share in held_by(cache, row) for gpu in share.gpus]
+    data = {"report": as_json(report), "places": [list(place) for place in places or ()], "gpus": held}
+    cache.batch.add_event(
+        NewEvent(RING_EVENT, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=RING_ENDED, cause=words, data=data)
+    )
+
+
+def goes_on_without(cache: StateCache, row: AttemptRow) -> bool:
+    """Let the members on faulty GPUs leave the ring of an attempt; return whether it goes on without them, or may."""
+    if row.state is not AttemptState.RUNNING or not _has_ring(cache, row):
+        return False
+    if not stored_or_usual(cache.table.jobs[row.job_id].spec).seats:
+        return False
+    faulty, layout = set(cache.health.faulty), cache.parts.layout
+    places = [layout.place(gpu) for gpu in layout.numbers(held_by(cache, row)) if gpu in faulty]
+    try:
+        return call_backend(cache.parts.backend.retire_members, row.name, places, FAULTY)
+    except BackendError as error:
+        # Like an attempt that cannot be reached: it runs on, and is polled again in the next cycle.
+        log.warning("attempt %s: %s", row.name, error)
+        return True

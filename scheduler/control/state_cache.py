@@ -4,29 +4,44 @@
 - `ClusterMirror` (mirror/cluster_mirror.py): the same cluster as arrays, which policies read.
 - `WriteBatch`: the changes that go to the store in the next transaction.
 
-`StateCache` keeps the three consistent: each of its methods changes all that an event changes.
+`StateCache` keeps the three consistent: each of its methods changes all that an event changes. `origin_of` makes the
+mirror of the rows: a scheduler begins with it, and goes back to it after an error. Policies calculate with its numbers,
+and one that is not finite would stay with them for ever. So whatever the rows hold, the results are finite.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import error_line
+from ...cluster.model.needs import ANYTHING, NodeNeeds
+from ...cluster.model.placement import Share
 from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import ClusterHealth, Monitor
-from ..mirror.cluster_mirror import ClusterMirror, ClusterSite, MirrorOrigin
+from ..mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spread
 from ..mirror.vacant_seats import PlacementShape
 from ..model.gpu_index import Layout
-from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, ReservationRow
-from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
+from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent, ReservationRow, Tries
+from ..model.job_spec import (
+    MIN_JOB_ESTIMATE_S,
+    StoredJob,
+    has_needs,
+    is_shaped,
+    is_switching,
+    stored_job,
+    stored_or_usual,
+)
+from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
-from ..rules.attempts import Whose
+from ..rules.attempts import PollTurn
+from ..rules.jobs import Quota, may_enter
 from ..store.attempts import AttemptColumns, AttemptRow, NewAttempt, held_gpus
 from ..store.database import Store, StoreRefusesError
 from ..store.events import changed_by_others, last_complete_seq
@@ -49,11 +64,15 @@ from ..store.transitions import (
 )
 from .job_errors import OF_NO_JOB, FailedLaunches, JobErrors, SpoiledError
 from .node_checks import NodeChecks
-from .rehydrate import as_held, estimate_of, origin_of, shape_of
 
 log = logging.getLogger(__name__)
 
 PartT = TypeVar("PartT")
+
+MAX_TIME_S = 1e12  # of any time, far beyond all that are meant
+MAX_SAVED_S, MAX_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
+MAX_SLOWDOWN = 1e60  # as in cluster/placing.py
+MAX_RANK = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +90,6 @@ class Parts:
     monitor: Monitor
     gpus_per_user: int | None = None  # that one user may hold or queue for; None for no limit
     why_no_starts: Callable[[], str] = lambda: ""  # why no job may start now, "" if jobs may
-    # Runs the checks that may clear a node, or one of its GPUs, of quarantine: passed, and evidence. None without
-    # checks.
-    check_place: Callable[[str, int | None], tuple[bool, str]] | None = None
     checks: NodeChecks = field(default_factory=NodeChecks)  # of nodes, before jobs start and after they end
     wake: Callable[[], None] = lambda: None  # makes the next tick begin at once; any thread may call it
 
@@ -256,10 +272,10 @@ class StateCache:
         is_incomplete: The mirror lacks what the store has; the state is read again after this cycle.
         gpus_freed: GPUs were freed since this was last reset.
         launches: Attempts whose last launch failed.
-        cancelled: Attempts that the backend was asked to stop, by name.
-        cancelled_s: When it first was, by a monotonic clock.
+        cancelled: Names of the attempts that the backend was to stop.
+        cancelled_s: When it first was to, by a monotonic clock.
         close_after_s: When the cleanup of an attempt is tried again, by name.
-        polled: Jobs whose attempts were polled since there last was time for all of them, with whose turn that was.
+        polled: Jobs whose attempts were polled since there last was time for all of them, with their turns.
     """
 
     def __init__(self, parts: Parts, fence: int, errors: JobErrors) -> None:
@@ -293,7 +309,7 @@ class StateCache:
         self.cancelled: set[str] = set()
         self.cancelled_s: dict[str, float] = {}
         self.close_after_s: dict[str, float] = {}
-        self.polled: dict[str, Whose] = {}
+        self.polled: dict[str, PollTurn] = {}
         self._moment_s = now_s - 1.0
         parts.placer.begin(self.mirror)
 
@@ -441,9 +457,187 @@ class StateCache:
         for jobs in (self.table.unfit, self.table.kept_wait):
             jobs.add(job)
 
+    def move_to_place(self, job: str, last: str | None = None) -> None:
+        """Move a waiting job to its place in the queue; other jobs are at theirs, or behind it at the end of the queue.
+
+        Args:
+            job: The job, which is in the queue of the mirror.
+            last: A job at its place, before that of this one. The search for the place of this one begins there, so
+                that many jobs that move far pass over the queue once together.
+        """
+        rows, mirror = self.table.jobs, self.mirror
+        key, rank = queue_key(rows[job]), rank_of(rows[job])
+        before, after = beside = mirror.beside(job)
+        if last is not None and before is not None and queue_key(rows[before]) > key:
+            before, after = last, mirror.beside(last)[1]
+        while before is not None and queue_key(rows[before]) > key:
+            before, after = mirror.beside(before)[0], before
+        while after is not None and queue_key(rows[after]) < key:
+            after = mirror.beside(after)[1]
+        if (rank, after) != (mirror.request(job).rank, beside[1]):
+            mirror.give_place(job, rank, after)
+
     def read_requests(self) -> None:
         """Read what other writers stored: new jobs, and requests to cancel, hold, release or reprioritise old ones."""
         with self.parts.store.read() as tx:
             changed, self._seq = changed_by_others(tx, self._seq)
             rows, unreadable = jobs_apart(tx, changed)
         self.table.take_requests(rows, unreadable)
+
+
+def _within(value: object, least: float, most: float, otherwise: float) -> float:
+    """Return a number, or another one in place of what is beyond bounds or no number."""
+    return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
+
+
+def request_of(row: JobRow, layout: Layout) -> JobRequest:
+    """Return what a job requests of a cluster."""
+    spec = stored_or_usual(row.spec)
+    submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.wants)
+    request = JobRequest(
+        row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types,
+        user=row.owner,
+    )  # fmt: skip
+    plan = spec.plan
+    if plan is None or plan.iteration is None or plan.ranks != spec.gpus:
+        return request
+    step = plan.iteration  # placements are scored by what an iteration does by the plan
+    spread = Spread(plan.pipeline, plan.tensor, step.fixed_s, step.edge_bytes, step.tensor_bytes)
+    return replace(request, compute_s=step.compute_s, parameter_bytes=step.gradient_bytes, spread=spread)
+
+
+def rank_of(row: JobRow) -> int:
+    """Return the rank of a job in the queue: those of a lower rank go before those of a higher."""
+    return -int(_within(row.priority, -MAX_RANK, MAX_RANK, 0))
+
+
+def estimate_of(row: JobRow) -> float:
+    """Return how long a job is expected to run on the reference placement, in seconds."""
+    return _within(row.estimate_s, MIN_JOB_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
+
+
+def shape_of(row: JobRow) -> PlacementShape | None:
+    """Return how a job's GPUs must lie on nodes, None if it takes any GPUs."""
+    if not is_shaped(row.spec):
+        return None
+    spec = stored_job(row.spec)
+    return None if spec.shape is None else PlacementShape(spec.shape.nodes, spec.external is not None)
+
+
+def needs_of(row: JobRow) -> NodeNeeds:
+    """Return what a job needs of the nodes that it runs on."""
+    return stored_or_usual(row.spec).wants if has_needs(row.spec) else ANYTHING
+
+
+def tries_of(row: JobRow) -> Tries:
+    """Return how often a job was tried again."""
+    return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_asked, row.stops_ambiguous)
+
+
+def waiting_progress(row: JobRow) -> JobRecord:
+    """Return the progress of a job that waits."""
+    guess_s, entered_s, saved_s = _times(row)
+    return JobRecord(
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
+        first_start_s=_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
+        came_back=goes_first(row),
+    )  # fmt: skip
+
+
+def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRecord:
+    """Return the progress of a job that holds GPUs."""
+    opened_s = _within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
+    guess_s, entered_s, saved_s = _times(row)
+    return JobRecord(
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MAX_TIME_S, MAX_TIME_S,
+        0.0),
+        stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
+        overhead_s=_within(attempt.overhead_s, 0.0, MAX_SLOWDOWN, 0.0),
+        slowdown=_within(attempt.slowdown, 1.0 / MAX_SLOWDOWN, MAX_SLOWDOWN, 1.0),
+        gpus=layout.numbers(attempt.placement),
+    )  # fmt: skip
+
+
+def _times(row: JobRow) -> tuple[float, float, float]:
+    """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
+    return (
+        _within(row.guess_s, MIN_JOB_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
+        _within(row.entered_s, 0.0, MAX_TIME_S, 0.0),
+        _within(row.saved_s, 0.0, MAX_SAVED_S, 0.0),
+    )
+
+
+def queue_key(row: JobRow) -> tuple[int, int, float, int]:
+    """Return what puts waiting jobs into the order of the queue: stopped ones first, the last to come back first.
+
+    The others are ordered by when they came into the queue.
+    """
+    entered_s, not_before_s = (_within(at_s, 0.0, MAX_TIME_S, 0.0) for at_s in (row.entered_s, row.not_before_s))
+    if goes_first(row):
+        return rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
+    return rank_of(row), 1, entered_s, row.submit_seq
+
+
+def goes_first(row: JobRow) -> bool:
+    """Return whether a waiting job goes before others of its priority, as it was stopped and is tried again.
+
+    A job that its owner held or retried does not: else a user could get to the head of the queue that way.
+    """
+    return row.not_before_s > 0.0
+
+
+def as_held(
+    jobs: Sequence[JobRow], attempts: Mapping[str, AttemptRow], held: Iterable[ReservationRow]
+) -> dict[str, AttemptRow]:
+    """Return attempts with the GPUs that they hold now: a ring gives some up and gets others while it runs.
+
+    Args:
+        jobs: Whose attempts.
+        attempts: By job, with the GPUs that they began with.
+        held: All GPUs that are reserved.
+    """
+    rings = {row.id for row in jobs if is_switching(row.spec)} & attempts.keys()
+    gpus: dict[str, dict[str, list[int]]] = {job: {} for job in rings}
+    for gpu in held:  # by node and index
+        if gpu.job_id in rings and gpu.number == attempts[gpu.job_id].number:
+            gpus[gpu.job_id].setdefault(gpu.node, []).append(gpu.gpu)
+    shares = {job: tuple(Share(node, tuple(its)) for node, its in nodes.items()) for job, nodes in gpus.items()}
+    return {job: row._replace(placement=shares[job]) if shares.get(job) else row for job, row in attempts.items()}
+
+
+def origin_of(
+    jobs: Sequence[JobRow],
+    attempts: Mapping[str, AttemptRow],
+    layout: Layout,
+    down: Sequence[int],
+    now_s: float,
+    gpus_per_user: int | None = None,
+    isolated: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
+    turns: Mapping[tuple[str, int], UserTurn] = MappingProxyType({}),
+) -> MirrorOrigin:
+    """Return the state of a cluster by the rows of the store.
+
+    Args:
+        jobs: All that are in no final state, in the order of submission.
+        attempts: Those that hold GPUs, by job.
+        layout: Of the cluster.
+        down: GPUs out of service.
+        now_s: The present.
+        gpus_per_user: Most that one user may have; None for no limit.
+        isolated: Isolates what is done about one job; a job with an error is omitted.
+        turns: That users had, by owner and priority.
+    """
+    holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
+    quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
+    records, waiting = dict[str, tuple[JobRequest, JobRecord]](), list[tuple[tuple[int, int, float, int], JobRow]]()
+    for row in jobs:
+        with isolated(row.id):
+            if row.id in holding:
+                records[row.id] = request_of(row, layout), running_progress(row, holding[row.id], layout)
+            elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus_for(needs_of(row)):
+                records[row.id] = request_of(row, layout), waiting_progress(row)
+                waiting.append((queue_key(row), row))
+    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
+    inside = [record for job, record in records.items() if job in holding or job in queued]
+    had = [QueueTurn(user, -priority, *turn[2:]) for (user, priority), turn in turns.items()]
+    return MirrorOrigin(now_s, inside, list(queued), down, turns=had)

@@ -22,9 +22,8 @@ from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
 from ..store.events import append_all, check_fence, last_such_s
 from ..store.nodes import list_nodes, put_records, records_of
 from .job_errors import OF_NO_JOB, SpoiledError
-from .rehydrate import goes_first
-from .rings import later_nodes
-from .state_cache import StateCache
+from .seating import later_nodes
+from .state_cache import StateCache, goes_first
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ def check_step_times(
 
     Args:
         cache: What the scheduler knows.
-        names: What the backend knows each job's attempt by.
-        statuses: Their status there.
+        names: Of each job's attempt at the backend, by job.
+        statuses: Of the attempts there, by name.
         cut_off: Jobs with a node that is down.
         now_s: The present.
 
@@ -75,7 +74,7 @@ def check_step_times(
     if not steps.reads_steps:
         return {}
     running = [
-        _as_running(cache, cache.table.attempts[job], name, frozenset(end.rank for end in statuses[name].ends))
+        _as_running(cache, cache.table.attempts[job], frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
         if job not in cut_off and _runs(cache, cache.table.attempts[job], statuses.get(name))
     ]
@@ -114,24 +113,24 @@ def _record(cache: StateCache, now_s: float) -> None:
             known = {
                 record.kind: Computed(record.iterations, record.mean_s, record.last_s) for record in records_of(tx, job)
             }
-            put_records(tx, job, {kind: known.get(kind, NO_TIMES).with_more(it) for kind, it in by_type.items()})
+            put_records(tx, job, {kind: known.get(kind, NO_TIMES).with_more(times) for kind, times in by_type.items()})
 
     cache.parts.store.write(put)
     steps.recorded()
 
 
-def read_last_report(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> LastReport:
+def read_last_report(cache: StateCache, row: AttemptRow, now_s: float) -> LastReport:
     """Read the last steps and checkpoints that an ended attempt reported, and return how far it came.
 
     Raises:
         StoreError: If the store cannot be written.
     """
-    end = cache.parts.monitor.steps.end(_as_running(cache, row, name, frozenset()))
+    end = cache.parts.monitor.steps.end(_as_running(cache, row, frozenset()))
     _write(cache, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
     with cache.parts.store.read() as tx:
         kept = checkpoints_of(tx, row.job_id)
-    mine = max((it.step for it in kept if it.number == row.number), default=-1)
-    before = [it.step for it in kept if it.number < row.number]  # the first is what it began with
+    mine = max((saved.step for saved in kept if saved.number == row.number), default=-1)
+    before = [saved.step for saved in kept if saved.number < row.number]  # the first is what it began with
     return LastReport(
         came_further=end.came_further or mine > max(before[:1], default=-1),
         saved_more=mine > max(before, default=-1),
@@ -142,12 +141,12 @@ def read_last_report(cache: StateCache, row: AttemptRow, name: str, now_s: float
 
 def _runs(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
     reached = row.state is AttemptState.RUNNING and row.contact is Contact.OK
-    is_told = status is not None and status.run is Run.RUNNING and row.backend == cache.parts.backend_name
-    return reached and is_told and not cache.errors.is_failing(row.job_id)
+    runs = status is not None and status.run is Run.RUNNING and row.backend == cache.parts.backend_name
+    return reached and runs and not cache.errors.is_failing(row.job_id)
 
 
-def _as_running(cache: StateCache, row: AttemptRow, name: str, ended: frozenset[int]) -> RunningAttempt:
-    return RunningAttempt(row.job_id, name, row.placement, ended, later_nodes(cache, row, name))
+def _as_running(cache: StateCache, row: AttemptRow, ended: frozenset[int]) -> RunningAttempt:
+    return RunningAttempt(row.job_id, row.name, row.placement, ended, later_nodes(cache, row))
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:
@@ -155,7 +154,7 @@ def _watching_of(cache: StateCache, job: str) -> Watching:
 
 
 def _rows(row: AttemptRow, saved: Sequence[SavedCheckpoint], now_s: float) -> list[CheckpointRow]:
-    return [CheckpointRow(row.job_id, row.number, it.step, it.path, it.digest, now_s) for it in saved]
+    return [CheckpointRow(row.job_id, row.number, each.step, each.path, each.digest, now_s) for each in saved]
 
 
 def _judge_slow(
@@ -205,10 +204,9 @@ def _against_moving(
         return "nothing better came in time"
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
-    waiting = (
-        job for job in cache.table.jobs.values() if job.state is JobState.QUEUED and job.id not in cache.table.outside
-    )
-    if any((it.priority, goes_first(it)) >= (job.priority, True) for it in waiting):
+    queued = (other for other in cache.table.jobs.values() if other.state is JobState.QUEUED)
+    waiting = (other for other in queued if other.id not in cache.table.outside)
+    if any((other.priority, goes_first(other)) >= (job.priority, True) for other in waiting):
         return "a job that goes before it waits"
     if any(verdict.after is AfterStop.RELOCATE for verdict in verdicts.values()):
         return "another job moves"
@@ -223,12 +221,12 @@ def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: 
     if step_s > GAIN * slow.present_s:
         return "no other GPUs would do better"
     with cache.parts.store.read() as tx:
-        kept_s = [it.at_s for it in checkpoints_of(tx, row.job_id, 1) if it.number == row.number]
-    standing = mirror.progress(row.job_id)
-    ran_s = now_s - standing.start_s
+        kept_s = [saved.at_s for saved in checkpoints_of(tx, row.job_id, 1) if saved.number == row.number]
+    progress = mirror.progress(row.job_id)
+    ran_s = now_s - progress.start_s
     # A job that has outlived its estimate is expected to run for as long again.
-    left_s = max(standing.guess_s * standing.slowdown - ran_s, 0.0) or ran_s
-    lost_s = now_s - max([standing.start_s, *kept_s])
+    left_s = max(progress.guess_s * progress.slowdown - ran_s, 0.0) or ran_s
+    lost_s = now_s - max([progress.start_s, *kept_s])
     return "it would lose more than it gains" if lost_s >= (1.0 - step_s / slow.present_s) * left_s else ""
 
 
@@ -245,7 +243,7 @@ def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slowness, n
 
 
 def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
-    """Write down what was found; what comes of a verdict is written with the stop, if it is taken."""
+    """Write what was found; what follows from a verdict is written with the stop, if it is taken."""
     if not (notes.events or notes.saved):
         return
     for event in notes.events:

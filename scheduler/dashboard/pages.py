@@ -19,7 +19,6 @@ from ..api.jobs import find_job
 from ..api.rings import planned_job
 from ..api.submitting import API_WRITER
 from ..backends.protocol import NoLogError
-from ..control.attempt_driver import attempt_name
 from ..model.job import JobRow, is_job_id
 from ..model.states import FINAL, Desired, JobState
 from ..service.service import Service
@@ -154,7 +153,7 @@ def _add_job(router: APIRouter, service: Service) -> None:
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
         now_s, control = service.now_s(), service.control
-        times_s = control.monitor.steps.train_s(attempt_name(view.attempts[-1])) if view.attempts else ()
+        times_s = control.monitor.steps.train_s(view.attempts[-1].name) if view.attempts else ()
         return {
             "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
             "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),
@@ -226,7 +225,7 @@ def _log(
     mine = [row for row in attempts if number in (None, row.number)]
     if not mine:
         return OutputPart("", 0), None if number is None else NoLogError(f"There is no attempt {number}.")
-    name = attempt_name(mine[-1])
+    name = mine[-1].name
     try:
         part = tail(lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL)
     except BackendError as error:
@@ -247,7 +246,7 @@ def _add_logs(router: APIRouter, service: Service) -> None:
             mine = [each for each in attempts_of(tx, job) if each.number == attempt] if row is not None else []
         if row is None or not mine:
             return no_part()
-        name, over = attempt_name(mine[0]), row.state in FINAL or row.attempt > attempt
+        name, over = mine[0].name, row.state in FINAL or row.attempt > attempt
         try:
             part = part_after(lambda begin, most: service.backend.logs(name, rank, begin, most), offset, is_over=over)
         except BackendError:
@@ -265,17 +264,17 @@ POLICY_ROWS = 50  # of them that are listed
 
 def _add_policy(router: APIRouter, service: Service) -> None:
     def page(template: str, seen: str) -> Response:
-        policy = service.control.policy
+        placer = service.control.placer
         with service.store.read() as tx:
-            now = f"{last_decision_seq(tx)}-{policy.version}"[:64]
+            now = f"{last_decision_seq(tx)}-{placer.version}"[:64]
             if now == seen:
                 return nothing_new()
             rows = last_decisions(tx, MAX_DECISIONS)
             jobs = {row.job_id: get_job(tx, row.job_id) for row in rows[:POLICY_ROWS]}
         names = {job: "" if row is None else row.name for job, row in jobs.items()}
         return draw(
-            service, "policy", template, view=policy_view(rows, policy.deadline_s), names=names,
-            shown=rows[:POLICY_ROWS], version=policy.version, seen=now,
+            service, "policy", template, view=policy_view(rows, placer.deadline_s), names=names,
+            shown=rows[:POLICY_ROWS], version=placer.version, seen=now,
         )  # fmt: skip
 
     @router.get("/policy")

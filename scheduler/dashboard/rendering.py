@@ -105,10 +105,10 @@ def draw(service: Service, page: str, template: str, status_code: int = 200, /, 
         status_code: Of the answer.
         values: What else it shows.
     """
-    policy = service.control.policy
+    placer = service.control.placer
     return render(
-        template, status_code, page=page, now_s=service.now_s(), leads=service.leads(), mode=policy.mode,
-        policy=policy.name, fallback=policy.fallback, deadline_s=policy.deadline_s,
+        template, status_code, page=page, now_s=service.now_s(), leads=service.leads(), mode=placer.mode,
+        policy=placer.policy, fallback=placer.fallback.name, deadline_s=placer.deadline_s,
         asks_for_tokens=not service.is_open, **values,
     )  # fmt: skip
 

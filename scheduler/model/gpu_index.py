@@ -1,8 +1,7 @@
-"""Names of nodes and GPUs as the numbers that a simulation counts with, and what stands in quarantine.
+"""Names of nodes and GPUs as the numbers that a simulation counts with, and quarantines of this hardware.
 
-What stands in quarantine: a GPU, a node, or a link, because a check found it broken.
-
-A job that the scheduler cannot handle is another matter (control/quarantine.py): no hardware is at fault.
+In quarantine is a GPU, a node, or a link, because a check found it broken. A job that the scheduler cannot handle is
+another matter (control/job_errors.py): no hardware is at fault.
 
 Source: SPEC C4.
 """
@@ -121,7 +120,7 @@ class Layout:
 
 
 def _some(names: Sequence[str], what: str) -> str:
-    """Return names in words, the first of many."""
+    """Return the first names of many, for people."""
     more = f" and {len(names) - MAX_NAMED_PLACES} more" if len(names) > MAX_NAMED_PLACES else ""
     return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_PLACES])}{more}"
 
@@ -188,7 +187,7 @@ class QuarantineFinding(NamedTuple):
 
     place: HardwarePlace
     check: str  # name of the check, as `xid.recent`
-    cause: str  # what is wrong, in the same few words each time: how often it came is counted by them
+    cause: str  # what is wrong, in the same few words each time: repetitions are counted by them
     evidence: str  # what was seen: figures, lines of a log
     action: str  # what mends it, for people
     clears: Clears
@@ -212,5 +211,5 @@ class QuarantineEntry(NamedTuple):
     boot_id: str  # of the node at that time, "" if unknown
     not_before_s: float  # Unix time before which checks alone do not end it
     checked: str = ""  # how the last checks ended that were to clear it
-    cleared_s: float | None = None  # None while it stands
-    cleared_by: str = ""  # `checks` or who cleared it
+    cleared_s: float | None = None  # None while it lasts
+    cleared_by: str = ""  # `checks`, or the operator

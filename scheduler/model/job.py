@@ -92,7 +92,7 @@ class Tries(NamedTuple):
     infra: int = 0
     resource: int = 0
     user: int = 0
-    asked: int = 0  # the program asked to be run again
+    asked: int = 0  # the program requested another run
     ambiguous: int = 0
 
 

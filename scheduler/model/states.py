@@ -17,7 +17,7 @@ class Desired(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """State of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -30,14 +30,14 @@ class JobState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """Where one try to run a job stands."""
+    """State of an attempt: one try to run a job."""
 
     RESERVED = "reserved"  # its GPUs are held
-    LAUNCHED = "launched"  # the backend was asked to start it
+    LAUNCHED = "launched"  # the backend took it
     RUNNING = "running"  # all ranks were seen
     DRAINING = "draining"  # on its way out; its GPUs are still held
-    RELEASED = "released"  # all its processes are proven gone and its GPUs are free
-    CLOSED = "closed"  # what it left at the backend is gone too
+    RELEASED = "released"  # all its processes are proven ended, and its GPUs are free
+    CLOSED = "closed"  # what it left at the backend is removed too
 
 
 class Contact(StrEnum):
@@ -152,10 +152,10 @@ class RankEnd:
 
 
 class EndedBy(StrEnum):
-    """Who ended an attempt. The values are what supervisors and launchers write into their records."""
+    """What ended an attempt. The values are what supervisors and launchers write into their records."""
 
     NONE = ""  # its ranks ended by themselves, or it is not known
-    CANCEL = "cancelled"  # the scheduler asked for it
+    CANCEL = "cancelled"  # on request of the scheduler
     TIME_LIMIT = "time limit"
     RANK_FAILED = "rank failed"  # one of its ranks did, and the others were stopped
     OUT_OF_MEMORY = "out of memory"  # a rank was killed for memory, and the others were stopped
@@ -176,16 +176,16 @@ class Status:
 
     @property
     def reason(self) -> str:
-        """Who ended it and what was seen, as `reason_of` writes it."""
+        """What ended it and what was seen, as `reason_of` writes it."""
         return reason_of(self.by, self.words)
 
 
 def reason_of(by: EndedBy, words: str) -> str:
-    """Return who ended an attempt and what was seen in one line, such as "node fault: Ray lost node d"."""
+    """Return what ended an attempt and what was seen in one line, such as "node fault: Ray lost node d"."""
     return ": ".join(part for part in (by.value, words) if part)
 
 
 def read_reason(text: str) -> tuple[EndedBy, str]:
-    """Return who ended an attempt and what was seen, from a line as `reason_of` writes it."""
+    """Return what ended an attempt and what was seen, from a line as `reason_of` writes it."""
     by, _, words = text.partition(": ")
     return (EndedBy(by), words) if by in set(EndedBy) else (EndedBy.NONE, text)

@@ -1,1 +1,1 @@
-"""Decisions: a policy is asked, checked, and replaced by a heuristic where it fails."""
+"""Decisions: of a policy, checked, or of a heuristic where the policy fails."""

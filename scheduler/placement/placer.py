@@ -27,9 +27,8 @@ from ..mirror.cluster_mirror import (
 from ..mirror.journal import encode, encode_opening
 from ..mirror.rehearsal import rehearse
 from ..mirror.vacant_seats import PlacementShape, fitted
-from ..policy_host.answer import RecordParts, StoredRecord, stored_of
-from ..policy_host.process import Miss, MissError
-from ..policy_host.rollover import Breaker, Rollover
+from ..policy_host.messages import RecordParts, StoredRecord, stored_of
+from ..policy_host.process import Breaker, Miss, MissError, Rollover
 
 MAX_UNSTORED_CALLS = 1000  # mirror calls between two recorded decisions
 MAX_UNDECIDED_CALLS = 10_000  # mirror calls without a decision that could record them
@@ -64,17 +63,17 @@ class Decision(NamedTuple):
     started: bool  # False where it waits, or would have broken a reservation
     by: str  # name of the policy or heuristic that decided
     version: str  # of the policy
-    proposal: Proposal | None  # of the policy, None without a usable answer
-    proposal_expected: ExpectedStart | None  # of the policy's proposal, None without one or if it waits
-    expected: ExpectedStart | None  # of what is done, None where it waits
     fallback_proposal: Proposal  # of the heuristic
-    fallback_expected: ExpectedStart | None
-    rests: bool  # all jobs wait
     took_s: float
-    kind: Miss | None  # why there is no usable answer of the policy, None if there is
-    reason: str  # the same in words
-    record: StoredRecord | None  # what the policy saw, if it reports that
-    past: bytes  # journal record of the decision, empty if it is not recorded
+    rests: bool = False  # all jobs wait
+    expected: ExpectedStart | None = None  # of what is done, None where it waits
+    fallback_expected: ExpectedStart | None = None
+    proposal: Proposal | None = None  # of the policy, None without a usable answer
+    proposal_expected: ExpectedStart | None = None  # of the policy's proposal, None without one or if it waits
+    kind: Miss | None = None  # why there is no usable answer of the policy, None if there is
+    reason: str = ""  # the same, for people
+    record: StoredRecord | None = None  # what the policy saw, if it reports that
+    past: bytes = b""  # journal record of the decision, empty if it is not recorded
 
 
 class PlacementAdvice(NamedTuple):
@@ -98,10 +97,6 @@ class PastLimits:
 PAST_LIMITS = PastLimits()
 
 
-def _any_shape(_: str) -> PlacementShape | None:
-    return None
-
-
 class Placer:
     """Decides with a policy under a deadline, and with a heuristic where that gives no usable answer.
 
@@ -111,7 +106,7 @@ class Placer:
         deadline_s: For one decision of the policy.
         mode: What the policy's answer counts for.
         limits: Of the journal that is recorded with decisions.
-        breaker: Says when the policy rests after misses; by default one of its own.
+        breaker: Decides when the policy rests after misses; by default one of its own.
         sample_temperature: At which the policy samples its action; None if it takes the best one.
     """
 
@@ -166,6 +161,11 @@ class Placer:
             self.rollover.end()
 
     @property
+    def decides(self) -> str:
+        """Name of the policy, or of the heuristic where there is none."""
+        return self.policy or self.fallback.name
+
+    @property
     def version(self) -> str:
         """Version of the policy that decides."""
         return self._release if self.rollover is None else self.rollover.version
@@ -176,7 +176,7 @@ class Placer:
             self.rollover.reload()
 
     def wait_until_ready(self, wait_s: float) -> None:
-        """Wait until the policy can be asked.
+        """Wait until the policy can decide.
 
         Raises:
             PluginError: If it cannot be loaded, or not in time.
@@ -185,10 +185,12 @@ class Placer:
             self.rollover.load(wait_s)
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Return whether the policy can be asked, or there is none."""
+        """Return whether the policy can decide, or there is none."""
         return self.rollover is None or self.rollover.is_ready(wait_s)
 
-    def decide(self, mirror: ClusterMirror, shape_of: Callable[[str], PlacementShape | None] = _any_shape) -> Decision:
+    def decide(
+        self, mirror: ClusterMirror, shape_of: Callable[[str], PlacementShape | None] = lambda _job: None
+    ) -> Decision:
         """Decide about the job that is due, and carry the decision out in the mirror.
 
         1. Pass over the job if no free GPUs of its shape exist.
@@ -219,11 +221,11 @@ class Placer:
         if suited is None:
             return self._pass_over(mirror, due, began)
         chosen = suited
-        expected = _expected(mirror, chosen)
-        fallback_expected = expected if chosen.agrees(fallback_proposal) else _expected(mirror, fallback_proposal)
-        proposal_expected = (
-            None if proposal is None else expected if proposal.agrees(chosen) else _expected(mirror, proposal)
-        )
+        expected = expected_of(mirror, chosen)
+        fallback_expected = expected if chosen.agrees(fallback_proposal) else expected_of(mirror, fallback_proposal)
+        proposal_expected = None
+        if proposal is not None:
+            proposal_expected = expected if proposal.agrees(chosen) else expected_of(mirror, proposal)
         started = _carry_out(mirror, chosen)
         self._unstored += self._new_calls(mirror)
         # Jobs that a heuristic lets wait are not worth a record, and a full cluster has many of them. But the calls of
@@ -232,8 +234,8 @@ class Placer:
         past = self._record() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(
-            chosen.job, chosen.gpus, started, by, policy_version, proposal, proposal_expected, expected,
-            fallback_proposal, fallback_expected, chosen.rests, took_s, None if miss is None else miss.kind,
+            chosen.job, chosen.gpus, started, by, policy_version, fallback_proposal, took_s, chosen.rests, expected,
+            fallback_expected, proposal, proposal_expected, None if miss is None else miss.kind,
             "" if miss is None else str(miss), record, past,
         )  # fmt: skip
 
@@ -242,10 +244,10 @@ class Placer:
         self._unstored += self._new_calls(mirror)
         mirror.pass_over()
         nothing = Proposal(job, (), rests=False)
+        took_s = time.perf_counter() - began
         return Decision(
-            job, (), started=False, by=self.fallback.name, version=self.version, proposal=None, proposal_expected=None,
-            expected=None, fallback_proposal=nothing, fallback_expected=None, rests=False,
-            took_s=time.perf_counter() - began, kind=None, reason="", record=None, past=b"",
+            job, (), started=False, by=self.fallback.name, version=self.version, fallback_proposal=nothing,
+            took_s=took_s,
         )  # fmt: skip
 
     def _record(self) -> bytes:
@@ -255,7 +257,7 @@ class Placer:
         return past
 
     def consult(self, mirror: ClusterMirror) -> PlacementAdvice:
-        """Return what to do with the job that is due, without doing it; the heuristic is asked only if need be."""
+        """Return what to do with the job that is due, without doing it; the heuristic decides only if need be."""
         self._new_calls(mirror)
         miss = self._ask(mirror)
         proposal, _, miss = self._receive(mirror) if miss is None else (None, None, miss)
@@ -264,7 +266,7 @@ class Placer:
         return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "" if miss is None else str(miss))
 
     def consult_fallback(self, mirror: ClusterMirror) -> PlacementAdvice:
-        """Return what the heuristic would do with the job that is due, without doing it or asking the policy."""
+        """Return what the heuristic would do with the job that is due, without doing it, and without the policy."""
         self._new_calls(mirror)
         return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "")
 
@@ -276,7 +278,7 @@ class Placer:
         return calls
 
     def _ask(self, mirror: ClusterMirror) -> MissError | None:
-        """Ask the policy, and return why it cannot be asked if so."""
+        """Send the question to the policy; return why that is not possible if so."""
         try:
             if self.rollover is not None:
                 self.rollover.request(mirror)
@@ -342,7 +344,8 @@ def _suited(
     return proposal._replace(gpus=gpus) if gpus else None
 
 
-def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
+def expected_of(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
+    """Return what is expected of a proposal, None if it is to wait."""
     return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 

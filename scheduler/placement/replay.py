@@ -15,13 +15,13 @@ from typing import Any
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
-from ..mirror.cluster_mirror import ROW, ClusterMirror, ExpectedStart, MirrorCall, expected
+from ..mirror.cluster_mirror import ROW, ClusterMirror, ExpectedStart, MirrorCall
 from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
-from ..policy_host.answer import StoredRecord
+from ..policy_host.messages import StoredRecord
 from ..policy_host.worker import sampling
 from ..store.attempts import DecisionRow, WholeDecision, decisions_after
 from ..store.database import Store
-from .placer import Proposal
+from .placer import Proposal, expected_of
 
 MAX_DECISIONS_READ = 500  # decisions that are read at once
 BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are skipped
@@ -34,7 +34,7 @@ class Compared:
 
     seq: int
     at_s: float
-    by: str  # who was obeyed
+    by: str  # policy or heuristic whose decision it was
     agrees: bool
     job: str
     gpus: tuple[int, ...]  # none to wait
@@ -184,12 +184,12 @@ def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall,
     other, expected, error = was, None, ""
     try:
         other = _decide(mirror, policy)
-        expected = _expected(mirror, other)
+        expected = expected_of(mirror, other)
     except Exception as raised:  # a plug-in's policy may fail in any way
         error = f"{type(raised).__name__}: {raised}"
     return Compared(
         int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),
-        was.job, was.gpus, other.job, other.gpus, _expected(mirror, was), expected, error,
+        was.job, was.gpus, other.job, other.gpus, expected_of(mirror, was), expected, error,
     )  # fmt: skip
 
 
@@ -216,10 +216,6 @@ def _proposal_of(mirror: ClusterMirror, decision: MirrorCall) -> Proposal:
     job, gpus = decision.arguments
     assert isinstance(gpus, tuple)
     return Proposal(str(job), gpus, rests=False)
-
-
-def _expected(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
-    return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 
 def as_line(compared: Compared) -> str:

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from ...agents.learned.schema import USERS, remark_on, use_of
 from ...agents.protocol import Observing, Policy
-from ...agents.registry import ROLLOUT, find_policy
+from ...agents.registry import ROLLOUT, checkpoint_in, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.problem import ORDERS
@@ -34,7 +34,7 @@ from ..mirror.cluster_mirror import (
     MirrorSnapshot,
 )
 from ..mirror.rehearsal import rehearse
-from .answer import (
+from .messages import (
     MAX_REMARK,
     Channel,
     Edition,
@@ -43,9 +43,7 @@ from .answer import (
     Message,
     PolicyAnswer,
     Ready,
-    Refused,
     base_of,
-    checkpoint_of,
     parts_of,
 )
 
@@ -113,7 +111,7 @@ def serve(channel: Channel) -> None:
         return
     except Exception as error:
         reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
-        channel.send(Refused(reason=reason).model_dump_json().encode())
+        channel.send(Failed(reason=reason).model_dump_json().encode())
         return
     channel.send(ready.model_dump_json().encode())
     with suppress(EOFError):
@@ -135,7 +133,7 @@ def _answer_all(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoRe
 
 def load(edition: Edition) -> Policy:
     """Return a policy, from the bytes of its checkpoint if it has one."""
-    path = checkpoint_of(edition.name)
+    path = checkpoint_in(edition.name)
     if path is None or edition.content is None:
         return find_policy(edition.name)
     with tempfile.TemporaryDirectory(prefix="longshore-") as folder:

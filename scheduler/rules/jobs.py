@@ -17,8 +17,7 @@ from typing import NamedTuple
 from ...cluster.model.orders import OrderRegime
 from ..model.job import JobRow
 from ..model.states import FINAL, AfterStop, AttemptState, Desired, JobState
-from .attempts import REQUEST_CAUSE
-from .retry import AttemptOutcome
+from .attempts import REQUEST_CAUSE, AttemptOutcome
 
 AFTER: dict[AfterStop, JobState] = {
     AfterStop.RETRY: JobState.QUEUED,
@@ -47,24 +46,26 @@ class JobStep(NamedTuple):
     is_released: bool = False  # it was held: what it waited before does not count
 
 
-class QueueFacts(NamedTuple):
-    """What a step depends on beside the job itself."""
+def next_job_step(
+    job: JobRow, now_s: float, *, is_in_queue: bool, cluster_gpus: int, is_kept_out: bool = False, needs: str = ""
+) -> JobStep:
+    """Return the next step of a job that is queued or held.
 
-    is_in_queue: bool  # of the cluster
-    cluster_gpus: int  # of the nodes that suit the job
-    is_kept_out: bool = False  # no GPUs in service could hold it, or it rests after an error
-    needs: str = ""  # what it needs of them, in words
-
-
-def next_job_step(job: JobRow, around: QueueFacts, now_s: float) -> JobStep:
-    """Return the next step of a job that is queued or held."""
-    if around.is_in_queue:
+    Args:
+        job: The job.
+        now_s: Unix time.
+        is_in_queue: Whether it is in the queue of the cluster.
+        cluster_gpus: GPUs of the nodes that suit it.
+        is_kept_out: Whether no GPUs in service could hold it, or it rests after an error.
+        needs: What it needs of nodes, for people.
+    """
+    if is_in_queue:
         is_unwanted = job.state is JobState.QUEUED and job.desired is not Desired.RUN
         return JobStep(JobDo.LEAVE if is_unwanted else JobDo.NOTHING)
-    change = _change_outside(job, around)
+    change = _change_outside(job, cluster_gpus, needs)
     if change is not None:
         return change
-    return JobStep(JobDo.ENTER if may_enter(job, now_s) and not around.is_kept_out else JobDo.NOTHING)
+    return JobStep(JobDo.ENTER if may_enter(job, now_s) and not is_kept_out else JobDo.NOTHING)
 
 
 def may_enter(job: JobRow, now_s: float) -> bool:
@@ -72,8 +73,8 @@ def may_enter(job: JobRow, now_s: float) -> bool:
     return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
 
 
-def _change_outside(job: JobRow, around: QueueFacts) -> JobStep | None:
-    """Return how a job outside of the queue comes into the state that is wanted of it, None if it is in that state."""
+def _change_outside(job: JobRow, cluster_gpus: int, needs: str) -> JobStep | None:
+    """Return how a job outside the queue gets into its desired state, None if it is in that state."""
     if job.desired is Desired.CANCEL:
         return JobStep(JobDo.CHANGE, JobState.CANCELLED, REQUEST_CAUSE[Desired.CANCEL])
     if job.state is JobState.HELD:
@@ -83,29 +84,26 @@ def _change_outside(job: JobRow, around: QueueFacts) -> JobStep | None:
         )
     if job.desired is Desired.HOLD:
         return JobStep(JobDo.CHANGE, JobState.HELD, REQUEST_CAUSE[Desired.HOLD])
-    if not 1 <= job.gpus <= around.cluster_gpus:
-        asks, such = (f" {around.needs}", " of these") if around.needs else ("", "")
-        cause = f"it asks for {job.gpus} GPUs{asks}, and the cluster has {around.cluster_gpus}{such}"
+    if not 1 <= job.gpus <= cluster_gpus:
+        asks, such = (f" {needs}", " of these") if needs else ("", "")
+        cause = f"it asks for {job.gpus} GPUs{asks}, and the cluster has {cluster_gpus}{such}"
         return JobStep(JobDo.CHANGE, JobState.FAILED, cause)
     return None
 
 
-class Release(NamedTuple):
-    """What becomes of a job whose attempt has been released."""
+def release_step(job: JobRow, outcome: AttemptOutcome) -> tuple[JobState, Desired | None, bool]:
+    """Return what becomes of a job whose attempt has been released.
 
-    now: JobState
-    desired: Desired | None  # what is wanted of it from now on, None for what was
-    stays: bool  # in the queue of the cluster
-
-
-def release_step(job: JobRow, outcome: AttemptOutcome) -> Release:
-    """Return what becomes of a job after an attempt."""
+    Returns:
+        Its state, what is requested of it from here on (None for what was), and whether it stays in the queue of the
+        cluster.
+    """
     now = AFTER[outcome.after]
-    is_wanted = job.desired is Desired.RUN  # it may be wanted otherwise since it was being stopped
+    is_wanted = job.desired is Desired.RUN  # its owner may have requested otherwise while it was stopped
     by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
     # A rule holds the job, not a request: it stays held until its owner releases it.
     desired = Desired.HOLD if by_rule and is_wanted else None
-    return Release(now, desired, stays=now is JobState.QUEUED and outcome.wait_s <= 0.0 and is_wanted)
+    return now, desired, now is JobState.QUEUED and outcome.wait_s <= 0.0 and is_wanted
 
 
 class RetryStep(StrEnum):
@@ -126,24 +124,20 @@ def retry_step(job: JobRow) -> RetryStep:
     return RetryStep.RELEASE if job.desired is Desired.HOLD else RetryStep.NOTHING
 
 
-class Hold(StrEnum):
-    """How a job that cannot be handled is held."""
-
-    NOW = "now"  # it waits, and is held at once
-    DRAIN = "drain"  # it is about to start: its attempt drains, and it is held then
-    NOTHING = "nothing"  # it runs, and has lost nothing yet; or it is on its way out
-
-
-def hold_step(job: JobRow, attempt: AttemptState | None) -> Hold:
-    """Return how a job is held that cannot be handled.
+def hold_step(job: JobRow, attempt: AttemptState | None) -> JobState | None:
+    """Return the state by which a job is held that cannot be handled.
 
     Args:
         job: The job.
         attempt: State of its attempt, None without one.
+
+    Returns:
+        HELD if it waits; STOPPING if it is about to start, so that its attempt drains and it is held then; None if it
+        runs, and has lost nothing yet, or is on its way out.
     """
     if job.state is JobState.QUEUED:
-        return Hold.NOW
-    return Hold.DRAIN if attempt in (AttemptState.RESERVED, AttemptState.LAUNCHED) else Hold.NOTHING
+        return JobState.HELD
+    return JobState.STOPPING if attempt in (AttemptState.RESERVED, AttemptState.LAUNCHED) else None
 
 
 class WaitingJob(NamedTuple):
@@ -182,7 +176,7 @@ def in_order(
         order: Order regime of docs/simulator.md.
         ageing_s: Time after which no job overtakes a job.
         now_s: Unix time.
-        in_service: GPUs that are not out of service; a job that asks for more does not age.
+        in_service: GPUs that are not out of service; a job that requests more does not age.
         turns: That users have had to lead; None where they take no turns. Each is then shown to lead in turn, one job
             of each user in a round.
     """
@@ -260,7 +254,7 @@ def places(line: Sequence[WaitingJob]) -> dict[str, int]:
 
 
 def _place(it: WaitingJob) -> tuple[int, int, float, int]:
-    """Return what puts jobs into the order of the queue: as `recall.queue_key`."""
+    """Return what puts jobs into the order of the queue: as `state_cache.queue_key`."""
     if it.not_before_s > 0.0:
         return -it.priority, 0, -max(it.entered_s, it.not_before_s), -it.submit_seq
     return -it.priority, 1, it.entered_s, it.submit_seq

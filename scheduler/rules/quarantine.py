@@ -100,7 +100,7 @@ def closed_gpus(places: Iterable[HardwarePlace], sizes: Mapping[str, int]) -> se
     """Return node and index of the GPUs that no job may have.
 
     Of a link one end is closed, so that no job gets both. That end is the one with most bad links; of equal ones the
-    last, since the first GPUs of a node are those that are asked for first.
+    last, since the first GPUs of a node are those that jobs take first.
     """
     places = list(places)
     closed = {place for place in places if place.scope is not Scope.LINK}

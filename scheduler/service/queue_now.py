@@ -23,8 +23,8 @@ from sqlalchemy import Connection
 
 from ...cluster.model.orders import ORDER_REGIMES
 from ...cluster.model.training_plan import PlanFile, StagePlan
-from ..control.facade import RunningScheduler
 from ..control.job_errors import JobErrors
+from ..control.reconciler import RunningScheduler
 from ..health.step_monitor import StepFigures
 from ..model.gpu_index import Layout
 from ..rules.jobs import Led, Turns, WaitingJob, in_order, in_turn, places

@@ -20,8 +20,7 @@ from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_clus
 from ..access.tokens import Role, agents_without_node, first_token, has_valid_tokens
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
-from ..control.facade import RunningScheduler
-from ..control.reconciler import Reconciler
+from ..control.reconciler import Reconciler, RunningScheduler
 from ..control.state_cache import Parts
 from ..health.evidence import Usage, sample_of
 from ..health.monitor import Leases, Monitor
@@ -135,11 +134,11 @@ class Service:
             store=self.store, backend=self.backend, backend_name=full_name(kind.name, self.backend), site=site,
             layout=self.layout, placer=placer, now_s=time.time, owner=this_process(), monitor=monitor,
             gpus_per_user=settings.limits.gpus, why_no_starts=self.room.against_starts,
-            check_place=self.checks.place, checks=self.checks.of_jobs, wake=self.wake,
+            checks=self.checks.of_jobs, wake=self.wake,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = RunningScheduler(self.reconciler)
-        self.clearing = Clearing(self.store, parts.check_place, monitor.fleet, parts.now_s, self.checks.can)
+        self.clearing = Clearing(self.store, self.checks.place, monitor.fleet, parts.now_s, self.checks.can)
         self.metrics = SchedulerMetrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,

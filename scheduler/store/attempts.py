@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ...cluster.model.placement import Placement
-from ..model.job import NewEvent, ReservationRow
+from ..model.job import NewEvent, ReservationRow, name_of
 from ..model.states import OPEN_ATTEMPTS, AttemptState, Contact, RankEnd
 from .database import OlderAttemptError, TakenError
 from .events import EventRow, append
@@ -52,6 +52,11 @@ class AttemptRow(NamedTuple):
     cause: str
     ends: tuple[RankEnd, ...]
     cleanup_error: str
+
+    @property
+    def name(self) -> str:
+        """Its name at the backend."""
+        return name_of(self.job_id, self.number)
 
 
 class AttemptColumns(TypedDict, total=False):

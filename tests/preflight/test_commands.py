@@ -12,7 +12,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.processes import free_port
 from longshore.preflight.check import CheckedJob
 from longshore.preflight.travelling import NOT_FIT, rank_of, wrapped
-from longshore.scheduler.rules.retry import TEMPFAIL
+from longshore.scheduler.rules.attempts import TEMPFAIL
 from tests.command_line import Command
 from tests.preflight.gpus import gpu
 from tests.support import processes

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.control.facade import RunningScheduler
-from longshore.scheduler.control.reconciler import Reconciler
+from longshore.scheduler.control.reconciler import Reconciler, RunningScheduler
 from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.health.monitor import Leases, Monitor
 from longshore.scheduler.model.states import JobState, Run, Status

@@ -1,4 +1,4 @@
-"""Random histories of attempts under `next_step` and `outcome_of`, with crashes at each call, in a plain world.
+"""Random histories of attempts under `next_step` and `attempt_outcome`, with crashes at each call, in a plain world.
 
 The world is one backend and the rows of a store, as small as can be: what the scheduler does with steps is written here
 once more, from the definition, so that hundreds of thousands of histories take seconds.
@@ -21,9 +21,8 @@ from longshore.scheduler.model.states import (
     Run,
     Status,
 )
-from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptStep, AttemptView, Do, next_step
+from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptStep, AttemptView, Do, attempt_outcome, next_step
 from longshore.scheduler.rules.jobs import AFTER
-from longshore.scheduler.rules.retry import outcome_of
 
 GPUS = 2  # of the cluster
 ALLOWED = Tries(infra=3, resource=1, user=0, asked=2, ambiguous=1)
@@ -182,7 +181,7 @@ class World:
     def release(self, attempt: Attempt, status: Status) -> None:
         job = attempt.job
         assert not attempt.lives, "its GPUs are freed while it lives"
-        found = outcome_of(
+        found = attempt_outcome(
             status, job.after, ALLOWED, job.used, job.no_progress, progressed=self.rng.random() < 0.5, wait_share=0.0
         )  # fmt: skip
         if found.after is AfterStop.SUCCEED:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend
-from longshore.scheduler.control.unknown_attempts import UNKNOWN_EVENT
+from longshore.scheduler.control.adoption import UNKNOWN_EVENT
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.database import open_store
 from tests.scheduler.backends.attempts import end_all

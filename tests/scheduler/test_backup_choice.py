@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longshore.cluster.files.errors import BackendError
 from longshore.ring.wire import EmptySeat, MemberOffer, NoMemberOffer, SeatRequest, SlowSeat
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace
@@ -17,6 +18,7 @@ from longshore.scheduler.control import seat_choice
 from longshore.scheduler.health.evidence import AgentReport, GpuReport, NodeReport
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import StoredJob
+from longshore.scheduler.model.states import JobState
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.ring_trials import RingWay
 from tests.scheduler.trials import Trial
@@ -81,6 +83,25 @@ def test_a_request_that_changes_in_the_midst_of_a_look_brings_one_backup(after: 
         trial.tick(12)
         seats = [it.now for it in trial.events(job) if it.kind == "seat"]
         assert (seats, len(trial.held())) == (["backup"], 3)
+
+
+def test_a_ring_goes_on_while_its_backend_cannot_retire_the_members_on_faulty_gpus(tmp_path: Path) -> None:
+    ring, calls = Restless({"a": 2}, 0), list[str]()
+
+    def fail(call: str) -> None:
+        calls.append(call)
+        if call == "retire_members":
+            raise BackendError("status 500")
+
+    with closing(Trial(tmp_path, ring.nodes, lambda: ring, "obedient")) as trial:
+        way = trial.way = RingWay(cast("LocalBackend", ring))
+        trial.scheduler = trial.another()
+        job = trial.submit("true", 2, failover="switch")
+        trial.runs(job)
+        way.before, way.broken = fail, {("a", 0)}
+        trial.wait(30.0)
+        assert "retire_members" in calls
+        assert trial.job(job).state is JobState.RUNNING
 
 
 MEMBERS = st.integers(-3, 6)

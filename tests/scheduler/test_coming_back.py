@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.rehydrate import origin_of, waiting_progress
+from longshore.scheduler.control.state_cache import origin_of, running_progress, waiting_progress
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.store.attempts import unclosed_attempts
 from longshore.scheduler.store.database import open_store
@@ -35,6 +35,9 @@ def assert_a_restart_would_change_nothing(case: Case) -> None:
             assert (here.saved_s, here.guess_s, here.wait_s, here.entered_s, here.stops) == pytest.approx(
                 (there.saved_s, there.guess_s, there.wait_s, there.entered_s, there.stops)
             )
+        if row.id in attempts and row.state is JobState.RUNNING:
+            here, there = cache.mirror.progress(row.id), running_progress(row, attempts[row.id], parts.layout)
+            assert here.stops == there.stops
 
 
 def test_a_job_that_comes_back_from_a_hold_has_all_that_it_had(case: Case) -> None:

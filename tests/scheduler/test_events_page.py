@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from longshore.scheduler.api.models import EventPage
-from longshore.scheduler.control import job_errors, node_checks, unknown_attempts
+from longshore.scheduler.control import adoption, job_errors, node_checks
 from longshore.scheduler.health import step_monitor
 from longshore.scheduler.store import attempts, jobs, nodes, rings
 from longshore.scheduler.store.events import EventRow
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.DESIRED, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
-    step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR_EVENT, unknown_attempts.UNKNOWN_EVENT, nodes.QUARANTINE,
+    step_monitor.HEALTH, attempts.SAVED, job_errors.ERROR_EVENT, adoption.UNKNOWN_EVENT, nodes.QUARANTINE,
     node_checks.PREFLIGHT_EVENT, rings.SEAT_EVENT, rings.RING_EVENT, nodes.CHANGE,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.model.job import DEFAULT_TRIES, NO_PROGRESS, Tries
 from longshore.scheduler.model.states import AfterStop, EndedBy, RankEnd, Run, Status, read_reason, reason_of
-from longshore.scheduler.rules.retry import AttemptOutcome, ExitClass, class_of, outcome_of, rank_to_look_at
+from longshore.scheduler.rules.attempts import AttemptOutcome, ExitClass, attempt_outcome, class_of, rank_to_look_at
 
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 
@@ -17,10 +17,10 @@ def ended(*ends: tuple[int, int, float], by: EndedBy = EndedBy.NONE) -> Status:
 
 
 def outcome(
-    status: Status, asked: AfterStop | None = None, used: Tries = DEFAULT_TRIES, stuck: int = 0
+    status: Status, stopped_for: AfterStop | None = None, used: Tries = DEFAULT_TRIES, stuck: int = 0
 ) -> AttemptOutcome:
     """Return what becomes of a job, of which no tries are left unless they are given."""
-    return outcome_of(status, asked, DEFAULT_TRIES, used, stuck, progressed=False, wait_share=0.5)
+    return attempt_outcome(status, stopped_for, DEFAULT_TRIES, used, stuck, progressed=False, wait_share=0.5)
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_a_rank_that_failed_long_before_the_others_explains_them_whatever_they_s
 
 @given(st.sampled_from([None, *AfterStop]), st.integers(0, 9))
 def test_a_job_whose_ranks_all_ended_with_0_has_succeeded_whatever_was_asked(
-    asked: AfterStop | None, stuck: int
+    stopped_for: AfterStop | None, stuck: int
 ) -> None:
-    assert outcome(ended((0, 0, 1.0)), asked, stuck=stuck).after is AfterStop.SUCCEED
+    assert outcome(ended((0, 0, 1.0)), stopped_for, stuck=stuck).after is AfterStop.SUCCEED
 
 
 @given(st.sampled_from(sorted(set(AfterStop) - RETRIED)))
-def test_what_was_asked_for_comes_true_and_costs_no_try(asked: AfterStop) -> None:
-    found = outcome(ended((0, 15, 1.0), by=EndedBy.CANCEL), asked)
+def test_what_was_asked_for_comes_true_and_costs_no_try(stopped_for: AfterStop) -> None:
+    found = outcome(ended((0, 15, 1.0), by=EndedBy.CANCEL), stopped_for)
 
-    assert (found.after, found.used) == (asked, DEFAULT_TRIES)
+    assert (found.after, found.used) == (stopped_for, DEFAULT_TRIES)
 
 
 def test_a_try_is_used_up_and_the_next_one_waits_longer() -> None:
     status = ended((75, 0, 1.0))
 
-    first = outcome_of(status, None, DEFAULT_TRIES, Tries(), 0, progressed=True, wait_share=0.5)
-    second = outcome_of(status, None, DEFAULT_TRIES, first.used, 0, progressed=True, wait_share=0.5)
+    first = attempt_outcome(status, None, DEFAULT_TRIES, Tries(), 0, progressed=True, wait_share=0.5)
+    second = attempt_outcome(status, None, DEFAULT_TRIES, first.used, 0, progressed=True, wait_share=0.5)
 
     assert (first.after, first.used.asked, first.wait_s) == (AfterStop.RETRY, 1, 2.5)
     assert (second.after, second.used.asked, second.wait_s) == (AfterStop.RETRY, 2, 5.0)
@@ -137,13 +137,13 @@ def test_faults_without_end_fail_the_job() -> None:
 
 
 def test_a_job_that_was_cancelled_before_any_rank_began_is_cancelled_and_did_not_succeed() -> None:
-    assert outcome(ended(by=EndedBy.CANCEL), asked=AfterStop.CANCEL).after is AfterStop.CANCEL
+    assert outcome(ended(by=EndedBy.CANCEL), stopped_for=AfterStop.CANCEL).after is AfterStop.CANCEL
 
 
-@pytest.mark.parametrize("asked", sorted(set(AfterStop) - {AfterStop.SUCCEED}))
-def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded(asked: AfterStop) -> None:
-    found = outcome(ended((0, 0, 1.0), by=EndedBy.CANCEL), asked, used=Tries())
-    assert found.after is (AfterStop.RETRY if asked in RETRIED else asked)
+@pytest.mark.parametrize("stopped_for", sorted(set(AfterStop) - {AfterStop.SUCCEED}))
+def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded(stopped_for: AfterStop) -> None:
+    found = outcome(ended((0, 0, 1.0), by=EndedBy.CANCEL), stopped_for, used=Tries())
+    assert found.after is (AfterStop.RETRY if stopped_for in RETRIED else stopped_for)
 
 
 @given(st.sampled_from(EndedBy), st.text())

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.control import attempt_driver
-from longshore.scheduler.model.job import new_job_id
+from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
-from longshore.scheduler.model.states import JobState
-from longshore.scheduler.rules.attempts import PollEntry, in_turns
+from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.rules.attempts import in_turns, poll_turn
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
@@ -21,9 +21,16 @@ NODES = {f"n{node}": 8 for node in range(40)}
 CLAIMS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 2)), max_size=40)
 
 
+def job_of(name: str, owner: str, priority: int, place: int) -> JobRow:
+    return JobRow(
+        place, name, name, owner, {}, Desired.RUN, JobState.RUNNING, priority, 1, 60.0, 0.0, 0.0, 1, 1, 0, 0, 0, 0, 0,
+        0, 0.0, 60.0, 0.0, 0.0, None, "", "", None, None,
+    )  # fmt: skip
+
+
 def test_one_attempt_of_a_user_stands_behind_one_of_each_other_and_not_behind_thousands() -> None:
-    many = [PollEntry(f"ada-{place}", "ada", 0, place) for place in range(5000)]
-    order = in_turns([*many, PollEntry("bob", "bob", 0, 9000), PollEntry("eve", "eve", 5, 9001)], {})
+    many = [job_of(f"ada-{place}", "ada", 0, place) for place in range(5000)]
+    order = in_turns([*many, job_of("bob", "bob", 0, 9000), job_of("eve", "eve", 5, 9001)], {})
     assert order[:4] == ["eve", "ada-0", "bob", "ada-1"]
     assert len(order) == 5002
 
@@ -33,24 +40,24 @@ def test_the_order_is_by_whose_turn_it_is_then_priority_then_users_by_turns(
     reported: list[tuple[str, int, int]],
 ) -> None:
     """Of each three claims, those of mark 1 had their turn, and those of mark 2 as well but are over."""
-    every = [PollEntry(f"{place}", *it[:2], place) for place, it in enumerate(reported)]
-    had = {it.job: it.whose for it, (_, _, mark) in zip(every, reported, strict=True) if mark}
-    claims = {it.job: it for it, (_, _, mark) in zip(every, reported, strict=True) if mark < 2}
+    every = [job_of(f"{place}", *it[:2], place) for place, it in enumerate(reported)]
+    had = {it.id: poll_turn(it) for it, (_, _, mark) in zip(every, reported, strict=True) if mark}
+    claims = {it.id: it for it, (_, _, mark) in zip(every, reported, strict=True) if mark < 2}
     order = [claims[job] for job in in_turns(reversed(claims.values()), had)]
     assert sorted(order) == sorted(claims.values())
-    keys = [(it.job in had, -it.priority) for it in order]
+    keys = [(it.id in had, -it.priority) for it in order]
     assert keys == sorted(keys)
     for key in set(keys):
-        group = [it for it in order if (it.job in had, -it.priority) == key]
+        group = [it for it in order if (it.id in had, -it.priority) == key]
         seen = Counter() if key[0] else Counter(user for priority, user in had.values() if priority == -key[1])
-        left = Counter(it.user for it in group)
+        left = Counter(it.owner for it in group)
         for it in group:
             # Nobody who had more turns goes before another one who still waits.
-            assert all(seen[it.user] <= seen[user] for user in left if left[user])
-            seen[it.user] += 1
-            left[it.user] -= 1
+            assert all(seen[it.owner] <= seen[user] for user in left if left[user])
+            seen[it.owner] += 1
+            left[it.owner] -= 1
         for user in left:
-            places = [it.place for it in group if it.user == user]
+            places = [it.submit_seq for it in group if it.owner == user]
             assert places == sorted(places)
 
 

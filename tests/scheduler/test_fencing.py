@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.facade import RunningScheduler
+from longshore.scheduler.control.reconciler import RunningScheduler
 from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.health.monitor import FENCED
 from longshore.scheduler.model.states import AttemptState, Run, Status

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from longshore.scheduler.control import admission, attempt_driver
-from longshore.scheduler.control import rehydrate as recall
+from longshore.scheduler.control import attempt_driver
+from longshore.scheduler.control import reconciler as loop
 from longshore.scheduler.control import state_cache as cache
 from longshore.scheduler.control import steps as judging
 from longshore.scheduler.control.job_errors import ERROR_EVENT
@@ -36,7 +36,7 @@ def trial(tmp_path: Path) -> Iterator[ReportingTrial]:
 EITHER = ("held", "succeeded")
 STUCK = ("starting", "running", "stopping")  # nothing of it can be written, so its GPUs stay held
 PLACES = [
-    *(Place(admission, name) for name in ("request_of", "_step_of")),
+    *(Place(loop, name) for name in ("request_of", "_step_of")),
     *(Place(Reconciler, name) for name in ("_apply", "_open_attempt", "_new_decision")),
     *(Place(ClusterMirror, name) for name in ("submit", "finish")),
     *(Place(ClusterMirror, name, EITHER) for name in ("come_back", "stop", "progress")),
@@ -50,8 +50,8 @@ PLACES = [
     Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_rows", "register")),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
     *(Place(cache, name) for name in ("opened_job", "opened_attempt")),
-    *(Place(recall, name, EITHER) for name in ("request_of", "running_progress")),
-    Place(admission, "waiting_progress", EITHER),
+    *(Place(cache, name, EITHER) for name in ("request_of", "running_progress")),
+    Place(loop, "waiting_progress", EITHER),
     Place(attempt_driver, "_close", EITHER),
     Place(StateCache, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
     Place(cache, "changed_job", ("queued", *STUCK)),
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_be_handled_can_be_cancelled(
     bad = trial.submit("bad")
     if state is JobState.RUNNING:
         trial.runs(bad)
-    place = Place(attempt_driver, "_outcome") if state is JobState.RUNNING else Place(admission, "request_of")
+    place = Place(attempt_driver, "_outcome") if state is JobState.RUNNING else Place(loop, "request_of")
     breaks(place, lambda: bad, monkeypatch)
 
     trial.wish(bad, Desired.CANCEL)

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.model.job import JobRow, Tries
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, AttemptState, Desired, JobState
+from longshore.scheduler.rules.attempts import AttemptOutcome, ExitClass
 from longshore.scheduler.rules.jobs import (
     AFTER,
-    Hold,
     JobDo,
-    QueueFacts,
+    JobStep,
     RetryStep,
     hold_step,
     may_enter,
@@ -17,7 +17,6 @@ from longshore.scheduler.rules.jobs import (
     release_step,
     retry_step,
 )
-from longshore.scheduler.rules.retry import AttemptOutcome, ExitClass
 
 NOW_S, GPUS = 100.0, 8
 
@@ -33,34 +32,39 @@ JOBS = st.builds(
     row, st.sampled_from((JobState.QUEUED, JobState.HELD)), st.sampled_from(Desired), st.integers(-1, 2 * GPUS),
     st.sampled_from((0.0, NOW_S, NOW_S + 1.0)),
 )  # fmt: skip
-AROUND = st.builds(QueueFacts, st.booleans(), st.just(GPUS), st.booleans())
 
 
-@given(JOBS, AROUND)
-def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(job: JobRow, around: QueueFacts) -> None:
-    step = next_job_step(job, around, NOW_S)
+def step_of(job: JobRow, *, is_in_queue: bool, is_kept_out: bool = False) -> JobStep:
+    return next_job_step(job, NOW_S, is_in_queue=is_in_queue, cluster_gpus=GPUS, is_kept_out=is_kept_out)
+
+
+@given(job=JOBS, is_in_queue=st.booleans(), is_kept_out=st.booleans())
+def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(
+    *, job: JobRow, is_in_queue: bool, is_kept_out: bool
+) -> None:
+    step = step_of(job, is_in_queue=is_in_queue, is_kept_out=is_kept_out)
     if step.do is JobDo.CHANGE:
         assert step.now in JOB_CHANGES[job.state]
         assert step.cause
         changed = job._replace(state=step.now)
         if changed.state not in FINAL:  # it has arrived: no other change follows
-            assert next_job_step(changed, around, NOW_S).do is not JobDo.CHANGE or step.is_released
+            after = step_of(changed, is_in_queue=is_in_queue, is_kept_out=is_kept_out)
+            assert after.do is not JobDo.CHANGE or step.is_released
     if step.do is JobDo.ENTER:
         assert may_enter(job, NOW_S)
         assert 1 <= job.gpus <= GPUS
-        assert not around.is_kept_out
-        assert not around.is_in_queue
+        assert not is_kept_out
+        assert not is_in_queue
     if step.do is JobDo.LEAVE:
-        assert around.is_in_queue
+        assert is_in_queue
         assert job.desired is not Desired.RUN
 
 
 @given(JOBS)
 def test_a_job_that_leaves_the_queue_comes_into_the_state_that_is_wanted(job: JobRow) -> None:
-    inside, outside = QueueFacts(is_in_queue=True, cluster_gpus=GPUS), QueueFacts(is_in_queue=False, cluster_gpus=GPUS)
-    if next_job_step(job, inside, NOW_S).do is JobDo.LEAVE:
+    if step_of(job, is_in_queue=True).do is JobDo.LEAVE:
         wanted = {Desired.CANCEL: JobState.CANCELLED, Desired.HOLD: JobState.HELD}[job.desired]
-        assert next_job_step(job, outside, NOW_S).now is wanted
+        assert step_of(job, is_in_queue=False).now is wanted
 
 
 @given(
@@ -71,13 +75,13 @@ def test_a_hold_that_no_one_asked_for_lasts_until_someone_wants_the_job_to_run(
     after: AfterStop, desired: Desired, asked: AfterStop | None, wait_s: float
 ) -> None:
     job = row(JobState.STOPPING, desired)._replace(after_stop=asked)
-    release = release_step(job, AttemptOutcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
-    assert release.now in JOB_CHANGES[JobState.STOPPING]
+    now, wanted, stays = release_step(job, AttemptOutcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
+    assert now in JOB_CHANGES[JobState.STOPPING]
     if after is AfterStop.HOLD and asked is not AfterStop.HOLD and desired is Desired.RUN:
-        assert release.desired is Desired.HOLD
+        assert wanted is Desired.HOLD
     else:
-        assert release.desired is None
-    assert release.stays == (release.now is JobState.QUEUED and desired is Desired.RUN and not wait_s)
+        assert wanted is None
+    assert stays == (now is JobState.QUEUED and desired is Desired.RUN and not wait_s)
 
 
 @given(st.sampled_from(JobState), st.sampled_from(Desired), st.sampled_from((None, *AttemptState)))
@@ -91,6 +95,6 @@ def test_only_a_job_that_failed_or_is_held_is_tried_again_and_none_that_runs_is_
     )
     assert (retry is RetryStep.REQUEUE) == (state is JobState.FAILED and desired is not Desired.CANCEL)
     hold = hold_step(job, attempt)
-    assert hold is not Hold.DRAIN or JobState.STOPPING in JOB_CHANGES[JobState.STARTING]
+    assert hold is not JobState.STOPPING or JobState.STOPPING in JOB_CHANGES[JobState.STARTING]
     if attempt is AttemptState.RUNNING and state is not JobState.QUEUED:
-        assert hold is Hold.NOTHING
+        assert hold is None

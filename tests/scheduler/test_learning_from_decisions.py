@@ -12,7 +12,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
-from longshore.scheduler.policy_host.answer import record_of
+from longshore.scheduler.policy_host.messages import record_of
 from longshore.scheduler.store.database import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import log_probabilities

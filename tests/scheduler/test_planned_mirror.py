@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, iteration_s, reference_iteration_s
-from longshore.scheduler.control.rehydrate import request_of
+from longshore.scheduler.control.state_cache import request_of
 from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, JobRequest, MirrorCall, MirrorOrigin, Spread
 from longshore.scheduler.mirror.journal import decode, encode
 from longshore.scheduler.model.gpu_index import Layout

@@ -13,8 +13,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host.process import Miss
-from longshore.scheduler.policy_host.rollover import Breaker
+from longshore.scheduler.policy_host.process import Breaker, Miss
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import site_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from longshore.agents.protocol import DecisionRecord
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.policy_host.answer import (
+from longshore.scheduler.policy_host.messages import (
     LENGTH_BYTES,
     Channel,
     RecordParts,

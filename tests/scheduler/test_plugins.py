@@ -11,7 +11,7 @@ from longshore.agents.registry import find_policy
 from longshore.agents.rollouts import Rollout
 from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.policy_host.answer import read_edition
+from longshore.scheduler.policy_host.messages import read_edition
 from longshore.scheduler.policy_host.process import PolicyProcess
 from longshore.scheduler.policy_host.worker import limit, load
 from tests.compiled_runs import compiled

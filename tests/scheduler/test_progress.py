@@ -12,8 +12,7 @@ from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries, new_job_id
 from longshore.scheduler.model.states import AfterStop, EndedBy, JobState, RankEnd, Run, Status
-from longshore.scheduler.rules.attempts import HURRIED, SILENT_PROGRESS_S, LastReport, attempt_progress
-from longshore.scheduler.rules.retry import outcome_of
+from longshore.scheduler.rules.attempts import HURRIED, SILENT_PROGRESS_S, LastReport, attempt_outcome, attempt_progress
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
@@ -113,7 +112,7 @@ def test_no_loop_of_short_attempts_that_come_no_farther_lasts(attempts: list[tup
     for status, step, tells, ran_s in attempts:
         look = LastReport(came_further=tells, has_reported=tells, step=step if tells else None)
         came = attempt_progress(look, {}, before, ran_s)
-        found = outcome_of(
+        found = attempt_outcome(
             status, None, DEFAULT_TRIES, came.left_of(used), stuck, progressed=came.made_progress, wait_share=0.5
         )
         used, stuck, tried = found.used, found.no_progress, tried + 1
@@ -127,7 +126,7 @@ def test_no_end_that_may_be_tried_again_stops_a_job_that_comes_farther_each_time
     used = Tries()
     for step, status in enumerate(ends):
         came = attempt_progress(LastReport(came_further=True, has_reported=True, step=step + 1), {}, float(step), 5.0)
-        found = outcome_of(status, None, DEFAULT_TRIES, came.left_of(used), 0, progressed=True, wait_share=0.5)
+        found = attempt_outcome(status, None, DEFAULT_TRIES, came.left_of(used), 0, progressed=True, wait_share=0.5)
         assert found.after is AfterStop.RETRY
         used = found.used
 

@@ -10,7 +10,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.control.rehydrate import queue_key
+from longshore.scheduler.control.state_cache import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRecord, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.jobs import Led, WaitingJob, in_order, places

@@ -12,9 +12,9 @@ import pytest
 from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host import rollover
-from longshore.scheduler.policy_host.answer import Edition
-from longshore.scheduler.policy_host.rollover import Reload, Rollover
+from longshore.scheduler.policy_host import process
+from longshore.scheduler.policy_host.messages import Edition
+from longshore.scheduler.policy_host.process import Reload, Rollover
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import site_of
 
@@ -112,7 +112,7 @@ def test_a_newer_version_that_cannot_be_read_changes_nothing(monkeypatch: pytest
 
     served = Rollover("pack", PATIENCE_S)
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
-    monkeypatch.setattr(rollover, "read_edition", gone)
+    monkeypatch.setattr(process, "read_edition", gone)
     served.reload()
     end_s = time.monotonic() + PATIENCE_S
     while Reload.REFUSED not in served.reloads:

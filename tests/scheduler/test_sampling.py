@@ -17,7 +17,7 @@ from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.scheduler.placement.placer import Mode, Placer
 from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
-from longshore.scheduler.policy_host.answer import record_of
+from longshore.scheduler.policy_host.messages import record_of
 from longshore.scheduler.store.database import open_store
 from tests.command_line import Command
 from tests.envs.random_run import small_problem

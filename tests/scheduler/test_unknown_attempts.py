@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,15 +15,17 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.durable import open_folder
 from longshore.cluster.files.errors import BackendError
-from longshore.cluster.model.placement import Share
+from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.api.models import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import Folders, launched_in
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.submission import is_late
-from longshore.scheduler.control.unknown_attempts import CHECK_UNKNOWN_S, UnknownAttempts
+from longshore.scheduler.control.adoption import CHECK_UNKNOWN_S, UnknownAttempts
 from longshore.scheduler.model.job import new_job_id
+from longshore.scheduler.model.states import JobState, Run, Status
 from longshore.scheduler.store.database import Store, StoreUnreachableError
+from tests.scheduler.obedient import Obedient
 from tests.scheduler.restored_trial import ListingWay
 from tests.scheduler.rights import as_nobody
 from tests.scheduler.trials import Trial
@@ -285,3 +288,34 @@ def test_whatever_the_file_of_a_waiting_jobs_next_attempt_says_the_job_goes_on_w
     unknown_attempts = trial.looks()
 
     assert [it.name for it in unknown_attempts.known] == [name] * (not trial.attempts(job))
+
+
+class Remembering(Obedient):
+    """A backend that has attempts which it did not get from this scheduler."""
+
+    def __init__(self, nodes: Mapping[str, int]) -> None:
+        super().__init__(nodes)
+        self.remembered: dict[str, tuple[Attempt, Placement]] = {}
+
+    def launched(self) -> dict[str, tuple[Attempt, Placement]]:
+        return self.remembered
+
+
+@pytest.mark.parametrize("gpus", [(0, 1), (0, 7)], ids=["of another job", "not in the cluster file"])
+def test_the_next_attempt_of_a_waiting_job_is_not_adopted_on_gpus_that_it_cannot_have(
+    gpus: tuple[int, int], tmp_path: Path
+) -> None:
+    backend = Remembering({"a": 2})
+    with closing(Trial(tmp_path, backend.nodes, lambda: backend, "obedient")) as trial:
+        first = trial.submit("true", gpus=2)
+        trial.runs(first)
+        waiting = trial.submit("true", gpus=2)
+        name = f"ls-{waiting}-1"
+        backend.remembered = {name: (Attempt(name, waiting, 1, ("true",), "", {}), (Share("a", gpus),))}
+        backend.known[name] = Status(Run.RUNNING, started_s=1.0)
+        trial.way = ListingWay(backend)
+        trial.scheduler = trial.another()
+        trial.tick(2)
+        assert [found.name for found in trial.scheduler.unknown_attempts.known] == [name]
+        assert (trial.attempts(waiting), trial.job(waiting).state) == ([], JobState.QUEUED)
+        assert {row.job_id for row in trial.held()} == {first}

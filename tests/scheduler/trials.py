@@ -17,8 +17,7 @@ from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
-from longshore.scheduler.control.facade import RunningScheduler
-from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler
+from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler, RunningScheduler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.metrics import StoreCollector

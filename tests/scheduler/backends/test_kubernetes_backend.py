@@ -11,7 +11,7 @@ from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.protocol import Attempt, RefusedError
 from longshore.scheduler.model.states import Run
-from longshore.scheduler.rules.retry import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, class_of
 from tests.kubernetes_double.cluster import uuid_of
 from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.attempts import ONE_GPU, THREE_GPUS, end_of, lives, number_in, runs, sh, until

@@ -10,7 +10,7 @@ from longshore.scheduler.backends.kubernetes.objects import KubernetesPod
 from longshore.scheduler.backends.kubernetes.reading import must_stop_rest, status_of
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries
 from longshore.scheduler.model.states import AfterStop, Run, Status
-from longshore.scheduler.rules.retry import ExitClass, class_of, outcome_of
+from longshore.scheduler.rules.attempts import ExitClass, attempt_outcome, class_of
 
 NAME = "ls-job-1"
 
@@ -179,7 +179,7 @@ def test_pods_that_were_cancelled_before_their_containers_began_were_not_started
 
 def test_a_restarted_node_costs_its_job_no_retry_of_an_ambiguous_end() -> None:
     status = read(unlocated(0), unlocated(1))
-    found = outcome_of(status, None, DEFAULT_TRIES, Tries(), 0, progressed=False, wait_share=0.5)
+    found = attempt_outcome(status, None, DEFAULT_TRIES, Tries(), 0, progressed=False, wait_share=0.5)
     assert (found.after, found.used) == (AfterStop.RETRY, Tries(infra=1))
 
 

@@ -11,7 +11,7 @@ import pytest
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.states import Run
-from longshore.scheduler.rules.retry import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, class_of
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.rules.retry import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, class_of
 from tests.scheduler.backends.attempts import THREE_GPUS, end_of, sh
 
 MOST_BYTES = 48 << 20

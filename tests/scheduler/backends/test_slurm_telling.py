@@ -16,7 +16,7 @@ from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import SLURM_TIMES, SlurmTimes
 from longshore.scheduler.backends.slurm.submission import comment_of
 from longshore.scheduler.model.states import Run
-from longshore.scheduler.rules.retry import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, class_of
 from tests.scheduler.backends.attempts import end_of, own_folder, runs, sh
 from tests.scheduler.backends.slurm_backends import IMPATIENT, NODES, ON_A, backend_of
 

@@ -5,7 +5,7 @@ import itertools
 from sqlalchemy import update
 
 from longshore.cluster.model.orders import ORDER_REGIMES
-from longshore.scheduler.control.rehydrate import queue_key
+from longshore.scheduler.control.state_cache import queue_key
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.jobs import in_order
 from longshore.scheduler.store.database import Store

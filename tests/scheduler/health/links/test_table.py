@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.rings import pairs_around
+from longshore.scheduler.control.seat_choice import pairs_around
 from longshore.scheduler.health.link_probes import (
     LINK_AGAIN_S,
     LINK_KEPT_S,

@@ -7,7 +7,6 @@ import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -40,13 +39,6 @@ class Ready(_AnswerMessage):
     remark: Annotated[Text, Field(max_length=MAX_REMARK)] = ""  # how its training differs from its use here
 
 
-class Refused(_AnswerMessage):
-    """The policy could not be loaded."""
-
-    kind: Literal["refused"] = "refused"
-    reason: Text
-
-
 class Followed(_AnswerMessage):
     """The policy knows the cluster that was sent."""
 
@@ -76,14 +68,14 @@ class PolicyAnswer(_AnswerMessage):
 
 
 class Failed(_AnswerMessage):
-    """The policy raised an error."""
+    """The policy could not be loaded, or raised an error."""
 
     kind: Literal["failed"] = "failed"
-    number: int
+    number: int = 0  # of the question; 0 if it could not be loaded
     reason: Text
 
 
-Message = Ready | Refused | Followed | PolicyAnswer | Failed
+Message = Ready | Followed | PolicyAnswer | Failed
 _MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -184,14 +176,9 @@ def base_of(name: str) -> str:
     return name
 
 
-def checkpoint_of(name: str) -> Path | None:
-    """Return the checkpoint in a policy's name, None if it names none."""
-    return checkpoint_in(name)
-
-
 def read_edition(name: str) -> Edition:
     """Return the present version of a policy, without content if its file does not exist."""
-    path = checkpoint_of(name)
+    path = checkpoint_in(name)
     try:
         if path is not None and path.is_file() and path.stat().st_size <= MAX_EDITION_BYTES:
             content = path.read_bytes()
@@ -210,7 +197,7 @@ def _package_of(name: str) -> str:
 
 def stamp_of(name: str) -> Stamp | None:
     """Return what changes when a policy's checkpoint is replaced, None if it has none, or the file does not exist."""
-    path = checkpoint_of(name)
+    path = checkpoint_in(name)
     try:
         found = None if path is None else path.stat()
     except OSError:

@@ -1,31 +1,35 @@
-"""Attempts that the backend has and the store does not, as after the restore of an older store.
+"""What the backend has and the store does not: jobs that users submitted to the backend itself, and unknown attempts.
 
-Their GPUs count as free in the store, so no job starts there until they are proven gone, or until an operator
-releases them. One that is the next attempt of a job that waits is adopted, as if this scheduler had just opened it.
+Jobs of the backend are imported, and their cancels and ends too (`ExternalJobs`).
 
-Source: SPEC K6; docs/operate.md.
+The store lacks attempts as after the restore of an older one (`UnknownAttempts`). Their GPUs count as free there, so no
+job starts on them until they are proven gone, or until an operator releases them. One that is the next attempt of a job
+that waits is adopted, as if this scheduler had just opened it.
+
+Source: SPEC K6, K8; docs/operate.md.
 """
 
 import logging
+import re
 import time
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError, InputError, error_line
 from ...cluster.model.placement import Placement
-from ..backends.protocol import Attempt, call_backend
+from ..backends.protocol import Attempt, Backend, ExternalJob, call_backend
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
-from ..model.states import AttemptState, Desired, JobState
+from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, External, RetrySpec, Shape, StoredJob
+from ..model.states import FINAL, AttemptState, Desired, JobState
 from ..store.attempts import NewAttempt, get_attempt
 from ..store.database import StaleWriteError, TakenError
 from ..store.events import append, check_fence
-from ..store.jobs import get_job
+from ..store.jobs import GIVEN, MANY, UNKNOWN, NewJob, estimated, get_job, get_jobs, insert_job, set_desired
 from ..store.transitions import UNREADABLE_ERRORS, Changes, Opened, write_changes
 from .job_errors import OF_NO_JOB
-from .state_cache import Parts
+from .state_cache import Parts, StateCache
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +52,12 @@ class UnknownAttempt(NamedTuple):
 
 
 class UnknownAttempts:
-    """Lists them when a scheduler begins to lead, and tracks them until they are gone.
+    """Lists unknown attempts when a scheduler begins to lead, and tracks them until they are gone.
 
     Args:
         parts: What the scheduler works with.
         check_s: Between two checks of them.
-        list_again_s: After which a backend that failed to list them is asked again.
+        list_again_s: After which a backend that failed to list them is tried again.
     """
 
     def __init__(self, parts: Parts, *, check_s: float = CHECK_UNKNOWN_S, list_again_s: float = LIST_AGAIN_S) -> None:
@@ -150,15 +154,13 @@ class UnknownAttempts:
 
     def _end(self, name: str) -> None:
         try:
-            call_backend(
-                partial(self._parts.backend.cancel, name, "an operator ends it, as the store does not have it")
-            )
+            call_backend(self._parts.backend.cancel, name, "an operator ends it, as the store does not have it")
         except BackendError as error:
             log.warning("%s cannot be ended: %s", name, error)
 
     def _is_gone(self, name: str) -> bool:
         try:
-            return call_backend(partial(self._parts.backend.released, name))
+            return call_backend(self._parts.backend.released, name)
         except BackendError:
             return False
 
@@ -231,3 +233,105 @@ def _is_next(job: JobRow, attempt: Attempt, placement: Placement) -> bool:
     """Return whether a job that waits would open just this attempt next."""
     waits = job.state is JobState.QUEUED and job.desired is Desired.RUN and attempt.number == job.attempt + 1
     return waits and sum(len(share.gpus) for share in placement) == job.gpus
+
+
+BACKEND_WRITER = "backend"
+DISCARD_S = 2.0  # of a cycle, for ends at the backend: each takes two commands
+MAX_NAME_CHARACTERS = 40  # of a job's name
+# It is run again only after faults of nodes, as its owner expects of the backend. The backend may delay it for reasons
+# of its own, which are no fault of the job, however often it gets other GPUs.
+EXTERNAL_RETRY = RetrySpec(infra=1000, resource=0, asked=0, ambiguous=0)
+
+
+class ExternalJobs:
+    """Imports jobs that users submitted to the backend itself.
+
+    Args:
+        parts: What the scheduler works with.
+        discard_s: Time of a cycle for ends at the backend.
+    """
+
+    def __init__(self, parts: Parts, *, discard_s: float = DISCARD_S) -> None:
+        self._parts, self._discard_s = parts, discard_s
+        self._backend = parts.backend if parts.backend.capabilities.has_external_jobs else None
+        self._seen: Sequence[ExternalJob] | None = None
+        self._ended: set[str] = set()  # jobs in a final state that the backend still knows
+
+    def import_jobs(self, cache: StateCache, now_s: float) -> None:
+        """Import new jobs and cancels from the backend, and end there what has ended here.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+        """
+        if self._backend is None:
+            return
+        try:
+            held = self._backend.external_jobs()
+            if held is not self._seen:
+                self._import(cache, held, now_s)
+                self._seen = held
+            self._discard(
+                self._backend, held, {job.id for job in cache.table.jobs.values() if job.desired is Desired.CANCEL}
+            )
+        except BackendError as error:
+            log.warning("jobs of the backend cannot be imported: %s", error)
+
+    def _import(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
+        jobs = cache.table.jobs
+        closed = [each.job for each in held if each.job not in jobs and each.job not in self._ended]
+        with self._parts.store.read() as tx:
+            rows = [row for at in range(0, len(closed), MANY) for row in get_jobs(tx, closed[at : at + MANY])]
+        self._ended = (self._ended | {row.id for row in rows if row.state in FINAL}) & {each.job for each in held}
+        unknown = set(closed) - {row.id for row in rows}
+        found = (each for each in held if each.job in unknown and not each.is_over)
+        new = [job for each in found if (job := _new_job_of(each)) is not None]
+        cancelled = [
+            each.job for each in held
+            if each.is_cancelled and each.job in jobs and jobs[each.job].desired is not Desired.CANCEL
+        ]  # fmt: skip
+
+        def write(tx: Connection) -> None:
+            check_fence(tx, cache.fence)
+            for job in new:
+                insert_job(tx, estimated(tx, job), writer=BACKEND_WRITER)
+            for name in cancelled:
+                set_desired(tx, name, Desired.CANCEL, at_s=now_s, writer=BACKEND_WRITER)
+
+        if new or cancelled:
+            self._parts.store.write(write)
+
+    def _discard(self, backend: Backend, held: Iterable[ExternalJob], unwanted: Collection[str]) -> None:
+        """End at the backend what has ended here, or is to: an attempt of it may not be stopped by less.
+
+        Raises:
+            BackendError: If it is not known whether it ends.
+        """
+        until_s = time.monotonic() + self._discard_s
+        for each in held:
+            if (each.job in self._ended or each.job in unwanted) and not each.is_over:
+                backend.discard_external_job(each.job)
+                if time.monotonic() >= until_s:
+                    return  # the next cycle continues
+
+
+def _new_job_of(held: ExternalJob) -> NewJob | None:
+    """Return the job of the store that a held one becomes, None if it cannot become one."""
+    try:
+        # The nearest name that a job may have here.
+        name = re.sub(r"[^a-z0-9]+", "-", held.name.lower())[:MAX_NAME_CHARACTERS].strip("-") or "job"
+        given = {
+            "name": name, "gpus": held.gpus, "command": ("sbatch", held.name), "retry": EXTERNAL_RETRY,
+            "external": External(number=held.number),
+            "shape": Shape(nodes=held.nodes, gpus_per_node=held.gpus // held.nodes),
+        }  # fmt: skip
+        if held.estimate_s is not None:
+            given["estimate_s"] = max(MIN_JOB_ESTIMATE_S, min(held.estimate_s, YEAR_S))
+        spec = StoredJob.model_validate(given)
+    except Exception as error:  # it is one of many, and the others have to come in
+        log.error("job %s of the backend cannot be imported: %s", held.job, error_line(error), exc_info=error)
+        return None
+    content = spec.model_dump(mode="json")
+    return NewJob(
+        held.job, spec.name, held.owner, content, spec.priority, spec.gpus, spec.estimate_s, held.submitted_s,
+        UNKNOWN if held.estimate_s is None else GIVEN,
+    )  # fmt: skip

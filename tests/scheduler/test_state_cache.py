@@ -1,0 +1,71 @@
+"""What the leading scheduler holds in memory: what spoils it, and the progress of jobs by the rows of the store."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.control.job_errors import MAX_ERRORS_IN_A_ROW, SpoiledError
+from longshore.scheduler.control.state_cache import StateCache, running_progress
+from longshore.scheduler.model.job import SCHEDULER_WRITER, NewEvent
+from tests.scheduler.obedient import Obedient
+from tests.scheduler.obedient_trial import obedient_trial
+from tests.scheduler.trials import Trial
+
+NODES = {"a": 4}
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    with obedient_trial(Trial, tmp_path, NODES) as made:
+        yield made
+
+
+def cache_of(trial: Trial) -> StateCache:
+    trial.tick()
+    cache = trial.scheduler.cache
+    assert cache is not None
+    return cache
+
+
+def fails_after(change: Callable[[], object]) -> None:
+    change()
+    raise ValueError("no")
+
+
+def test_an_error_spoils_the_state_in_memory_only_if_something_was_changed_before_it(trial: Trial) -> None:
+    cache, now_s = cache_of(trial), trial.now_s()
+    with cache.isolated("same", now_s):
+        fails_after(lambda: None)
+    assert cache.errors.is_resting("same", now_s)
+    with pytest.raises(SpoiledError), cache.isolated("half", now_s, spoils=True):
+        raise ValueError("something was changed that shows nowhere")
+    with pytest.raises(SpoiledError), cache.isolated("stored", now_s):
+        fails_after(lambda: cache.batch.add_event(NewEvent("kind", SCHEDULER_WRITER, now_s)))
+    with pytest.raises(SpoiledError), cache.isolated("mirrored", now_s):
+        fails_after(lambda: cache.mirror.take_out(0))
+
+
+@pytest.mark.parametrize("step", ["start", "wait"])
+def test_an_error_of_several_jobs_is_their_own_only_if_another_job_takes_the_very_step(trial: Trial, step: str) -> None:
+    cache, now_s = cache_of(trial), trial.now_s()
+    for turn in range(MAX_ERRORS_IN_A_ROW + 1):  # at the first error the step has not been taken since one before
+        for job in ("one", "two"):
+            with cache.isolated(job, now_s + turn, what="placing", step="start"):
+                raise ValueError("no")
+        cache.errors.note_step("third", "placing", step, now_s + turn)
+        cache.errors.begin_tick(now_s + turn)
+    assert cache.errors.is_failing("one") == cache.errors.is_failing("two") == (step == "start")
+
+
+def test_a_job_that_runs_was_stopped_once_less_than_it_has_attempts(trial: Trial) -> None:
+    backend = trial.way.backend
+    assert isinstance(backend, Obedient)
+    job = trial.submit("true")
+    trial.runs(job)
+    (attempt,) = trial.attempts(job)
+    for number in (1, 2, 5):
+        progress = running_progress(trial.job(job), attempt._replace(number=number), trial.layout)
+        assert progress.stops == number - 1
+    cache = cache_of(trial)
+    assert cache.mirror.progress(job).stops == 0
