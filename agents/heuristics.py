@@ -9,10 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.candidates.node_sets import RUN_TIE, WAIT_PATIENCE, best_set, gain_of_waiting_s, imagine_now
-from ..cluster.candidates.offers import DRAWS_PER_PLACEMENT, random_node
 from ..cluster.kernels.compiled import kernel, one_of
 from ..cluster.model.problem import Rules
-from ..cluster.placing import picked_slowdown, safest_gpu, take_gpu, take_node, undo_picks
+from ..cluster.placing import (
+    DRAWS_PER_PLACEMENT,
+    picked_slowdown,
+    random_node,
+    safest_gpu,
+    take_gpu,
+    take_node,
+    undo_picks,
+)
 from ..cluster.queue.expected import expected_fault_loss_s
 from ..cluster.queue.order import may_wait
 from ..cluster.simulator.engine import advance, reset, start, wait

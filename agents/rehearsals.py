@@ -85,7 +85,7 @@ def heuristics() -> Rehearsal:
 
 def environments() -> Rehearsal:
     """Steps of environments, one program for all actions and observations, and the random runs of a reward."""
-    from ..cluster.candidates.offers import least_random_makespans_s
+    from ..cluster.simulator.engine import least_random_makespans_s
     from ..envs.batch import AgentView, Batch, begin_rows, step_rows
     from ..envs.rewards import random_makespan_s
 

@@ -25,14 +25,13 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.input_problems import input_problems
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.workload import Workload
+from longshore.cluster.model.workload import Workload, describe
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.read import read_trace
-from longshore.cluster.traces.statistics import describe
 from longshore.eval.comparison import run_all
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin, check_decision
 from longshore.scheduler.mirror.cluster_mirror import expected as expected_of

@@ -16,12 +16,10 @@ import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import BEST, FIXED, OFFLOAD, laid_out
-from longshore.cluster.model.workload import Workload
+from longshore.cluster.model.workload import Workload, with_gpus_cut
 from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
-from longshore.cluster.presets.drawn import evaluation_key
-from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
+from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, evaluation_key, windows_of
 from longshore.cluster.traces.read import read_trace
-from longshore.cluster.workloads.windows import with_gpus_cut
 from longshore.eval.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
 from longshore.planner.jobs import Tables, attach, read_models
 from longshore.planner.model import DEFAULT

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics import EFT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.drawn import VALIDATION_SEED
-from longshore.cluster.presets.problems import Regime, hetero64_problem
+from longshore.cluster.presets.problems import VALIDATION_SEED, Regime, hetero64_problem
 from longshore.eval.comparison import run_all
 from longshore.training.problems import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE

@@ -36,7 +36,7 @@ class Load:
 
     def __init__(self, policy: str | None, deadline_s: float) -> None:
         speed = np.resize([1.0, 2.5], NODES)
-        process = FaultProcess(1.0, 43200.0, 0.0, 0.0, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
+        process = FaultProcess(1.0, 43200.0, 0.0, 0.0)
         rules = Rules(
             ring=False, node_penalty=0.25, reference_gpus=8, reference_intra_bytes_per_s=150e9,
             reference_nic_bytes_per_s=12.5e9, checkpoint_s=3600.0, restart_s=900.0, order=ORDERS["easy"],

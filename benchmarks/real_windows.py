@@ -20,8 +20,7 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem, Scenarios
 from longshore.cluster.model.workload import Workload
-from longshore.cluster.presets.drawn import Stream, stream
-from longshore.cluster.presets.problems import LOAD, Regime, window_problem
+from longshore.cluster.presets.problems import LOAD, Regime, Stream, stream, window_problem
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from longshore.eval.comparison import run_all

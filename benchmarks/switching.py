@@ -17,8 +17,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.faults.recorded import FaultTrace, read_fault_trace
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
-from longshore.cluster.presets.drawn import evaluation_key
-from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, windows_of
+from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, evaluation_key, windows_of
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.asides import (
     RESTART,

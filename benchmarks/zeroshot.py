@@ -14,8 +14,8 @@ import numpy as np
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.outcome import usual_weighting
 from longshore.cluster.model.problem import Problem, same_jobs
-from longshore.cluster.presets.drawn import PresetSite, Stream, hetero64, stream
-from longshore.cluster.presets.problems import LOAD, Regime, window_problem
+from longshore.cluster.presets.drawn import PresetSite, hetero64
+from longshore.cluster.presets.problems import LOAD, Regime, Stream, stream, window_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.setting import TESTED_PART

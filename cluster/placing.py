@@ -3,9 +3,10 @@
 import math
 
 from .kernels.compiled import kernel
+from .kernels.structures import uniform
 from .model.workload import Iteration, iteration_s, reference_iteration_s
-from .state.holding import UNSUITED, class_of, count_by_class, has_classes, show_class
-from .state.state import Simulation
+from .state.holding import UNSUITED, class_of, count_by_class, show_class
+from .state.state import Simulation, has_classes
 
 
 @kernel
@@ -337,3 +338,24 @@ def order_nodes(sim: Simulation, row: int, job: int) -> int:
         bit[row, at] = count
         count += 1
     return count
+
+
+RANDOM_STREAM = 1 << 28  # counters of random placements, apart from those of fault sources
+DRAWS_PER_PLACEMENT = 1 << 12  # counters that one placement may use
+
+
+@kernel
+def random_node(sim: Simulation, row: int, draw: int) -> int:
+    """Return a node with free GPUs, all equally likely, as a function of the row's decision and the draw."""
+    state = sim.state
+    nodes = 0
+    for node in range(state.free.shape[1]):
+        nodes += state.free[row, node] > 0
+    seed = sim.scenarios.fault_seed[state.scenario[row]]
+    left = int(uniform(seed, RANDOM_STREAM + draw, state.decisions[row]) * nodes)
+    for node in range(state.free.shape[1]):
+        if state.free[row, node] > 0:
+            if left == 0:
+                return node
+            left -= 1
+    return -1

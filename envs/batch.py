@@ -20,9 +20,9 @@ from ..cluster.kernels.compiled import check_kernel, kernel, one_of
 from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
 from ..cluster.placing import take_gpu, take_node
-from ..cluster.presets.drawn import hetero64, own_key
-from ..cluster.queue.order import may_wait
-from ..cluster.queue.reservation import has_reservation, mark_keeping_nodes
+from ..cluster.presets.drawn import hetero64
+from ..cluster.presets.problems import own_key
+from ..cluster.queue.order import has_reservation, mark_keeping_nodes, may_wait
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation

@@ -17,9 +17,9 @@ from ..cluster.model.problem import goes_by_work, passes, shortest_leads
 from ..cluster.placing import SEVERAL_RACKS, common_divisor, is_planned, order_nodes, slowdown_of
 from ..cluster.queue.expected import estimated_work_s, expected_fault_loss_s, expected_run_s, revise_end_s
 from ..cluster.queue.order import may_wait
-from ..cluster.queue.turns import has_turns, line_up
+from ..cluster.queue.turns import line_up
 from ..cluster.state.holding import usable_on
-from ..cluster.state.state import AHEAD_JOBS, AHEAD_SHOWN, MAX_CANDIDATES, Simulation
+from ..cluster.state.state import AHEAD_JOBS, AHEAD_SHOWN, MAX_CANDIDATES, Simulation, has_turns
 from .layout import (
     AHEAD_COUNT,
     AHEAD_ESTIMATE,

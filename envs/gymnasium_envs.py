@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..cluster.model.problem import Problem
 from ..cluster.presets.named import preset_problem, problem_of
 from ..cluster.presets.problems import LOAD
-from ..cluster.queue.turns import has_turns, line_up
+from ..cluster.queue.turns import line_up
+from ..cluster.state.state import has_turns
 from .batch import (
     POOL,
     AgentView,

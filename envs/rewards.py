@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.offers import least_random_makespans_s
 from ..cluster.kernels.compiled import kernel
+from ..cluster.simulator.engine import least_random_makespans_s
 from ..cluster.state.state import Simulation
 
 

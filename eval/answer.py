@@ -369,7 +369,7 @@ def own_unit(advice: OrderAdvice) -> tuple[str, float]:
     """Return the unit that the objective is shown in, and its factor."""
     if advice.grid.weighting.is_time:
         return unit_of(advice)
-    return "x" if len(advice.grid.weighting.terms) == 1 else "", 1.0
+    return "x" if len(advice.grid.weighting.weights) == 1 else "", 1.0
 
 
 def _line(advice: OrderAdvice, row: int) -> RankingRow:

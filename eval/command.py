@@ -174,7 +174,7 @@ def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:
     if request.objective is None:
         return setting
     by = request.objective
-    what = by.title if len(by.terms) == 1 else f"weighted geometric mean of {by.text}"
+    what = by.title if len(by.weights) == 1 else f"weighted geometric mean of {by.text}"
     return setting._replace(facts=setting.facts | {"objective": what})
 
 

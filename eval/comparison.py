@@ -65,7 +65,7 @@ def metrics_with(objective: Weighting | str | None) -> tuple[Metric, ...]:
     """Return the metrics, first of them an objective that is a weighting and none of them."""
     if not isinstance(objective, Weighting) or objective.field in {metric.name for metric in METRICS}:
         return METRICS
-    is_alone = len(objective.terms) == 1
+    is_alone = len(objective.weights) == 1
     return (
         Metric(
             name=objective.field,

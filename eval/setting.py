@@ -18,9 +18,8 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.model.outcome import Weighting
 from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, laid_out
-from ..cluster.model.workload import Workload
+from ..cluster.model.workload import Workload, describe, with_gpus_cut
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..cluster.presets.drawn import Stream, evaluation_key, stream
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import (
     HETERO64_CAPACITY,
@@ -28,20 +27,21 @@ from ..cluster.presets.problems import (
     LOAD,
     WINDOW_JOBS,
     Regime,
+    Stream,
     capacity_of,
     check_size,
     cluster_problem,
     disjoint_windows,
     enough_runs,
+    evaluation_key,
     jobs_within,
+    stream,
     window_problem,
     windows_of,
 )
 from ..cluster.traces.read import read_trace
-from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
 from ..cluster.workloads.generator import PROFILES, Arrivals, generate
-from ..cluster.workloads.windows import with_gpus_cut
 from .comparison import run_all, scenario_metrics
 from .table import ShowStatus
 

@@ -15,15 +15,12 @@ from ..cluster.files.output_file import check_outputs
 from ..cluster.model.outcome import overloaded
 from ..cluster.model.problem import Problem, laid_out
 from ..cluster.model.topology import Cluster
-from ..cluster.model.workload import Workload, first_jobs
+from ..cluster.model.workload import Workload, describe, first_jobs, scaled_to_load, unique_ids, with_gpus_cut
 from ..cluster.presets.cluster_file import read_cluster
-from ..cluster.presets.drawn import Stream, stream
-from ..cluster.presets.problems import Regime, capacity_of, cluster_problem
-from ..cluster.traces import statistics
+from ..cluster.presets.problems import Regime, Stream, capacity_of, cluster_problem, stream
 from ..cluster.traces.read import read_trace
-from ..cluster.traces.statistics import describe
+from ..cluster.traces.write import write_cluster, write_events, write_jobs
 from ..cluster.workloads.estimates import EstimateKind, with_estimates
-from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
 from .comparison import run_recorded
 from .setting import JobsRequest
 from .table import CompileFirst, OpenStatus, compile_as_called, print_run
@@ -83,11 +80,11 @@ def simulate_request(
         outcome, happened = run_recorded(problem, policy, 0)
     ids = _written_ids(workload)
     if request.events:
-        statistics.write_events(request.events, happened, ids)
+        write_events(request.events, happened, ids)
     if request.jobs_out:
-        statistics.write_jobs(request.jobs_out, problem.scenarios, 0, ids)
+        write_jobs(request.jobs_out, problem.scenarios, 0, ids)
     if request.cluster_out:
-        statistics.write_cluster(request.cluster_out, problem.cluster, problem.rules, problem.scenarios, 0)
+        write_cluster(request.cluster_out, problem.cluster, problem.rules, problem.scenarios, 0)
     gpus = problem.cluster.gpu_node.size
     console.print(f"{workload.jobs} jobs on {gpus} GPUs under {policy.name}")
     if policy.waits and not request.regime.waiting:
@@ -138,7 +135,7 @@ def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
 
 def _written_ids(workload: Workload) -> tuple[str, ...]:
     """Return the ids for the files, in which each job must have its own."""
-    ids = statistics.unique_ids(workload.ids)
+    ids = unique_ids(workload.ids)
     renamed = [(old, new) for old, new in zip(workload.ids, ids, strict=True) if old != new]
     if renamed:
         log.warning("%d jobs have the id of an earlier one; such as %r is written as %r", len(renamed), *renamed[0])

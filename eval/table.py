@@ -11,7 +11,7 @@ import numpy as np
 from ..cluster.model.intervals import FEWEST_RESAMPLED, IntervalEstimates
 from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import Scenarios
-from ..cluster.traces.statistics import TraceStatistics
+from ..cluster.model.workload import TraceStatistics
 from ..cluster.workloads.estimates import EstimateErrors
 from .comparison import CONFIDENCE, Comparison, scenario_metrics
 

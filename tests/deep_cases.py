@@ -33,7 +33,7 @@ def deep_case(seed: int, order: str) -> Case:
     )
     rates = rng.choice([0.0, 1e-5, 1e-4], fault_sources(cluster)) * (rng.random() < 0.7)
     scenarios = stack(cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=rates)
-    process = FaultProcess(1.0, 30.0, 0.0, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
+    process = FaultProcess(1.0, 30.0, 0.0, 0.25)
     case = Case(cluster, scenarios, 0, process, deep_rules(rng, order))
     return of_users(case, rng) if rng.random() < 0.5 else case
 
@@ -73,7 +73,7 @@ def wide_case(seed: int, order: str = "fifo", *, waiting: bool = False) -> Case:
         cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=np.zeros(fault_sources(cluster)),
         hazard_per_s=hazard_per_s,
     )  # fmt: skip
-    process = FaultProcess(1.0, 30.0, 0.0, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
+    process = FaultProcess(1.0, 30.0, 0.0, 0.25)
     rules = deep_rules(rng, order)._replace(waiting=waiting, ageing_s=math.inf)
     return Case(cluster, scenarios, 0, process, rules)
 

@@ -25,7 +25,7 @@ def busy_case(*, ring: bool) -> Case:
     rates = np.array([2e-4] * 10 + [1e-3] * 5 + [1e-3] * 2)
     scenarios = stack(cluster, [workload], fault_seed=np.array([5]), source_rate_per_s=rates)
     scenarios = scenarios._replace(estimate_s=scenarios.work_s * np.resize([0.5, 1.0, 2.0], 10))
-    process = FaultProcess(0.75, 20.0, 0.5, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
+    process = FaultProcess(0.75, 20.0, 0.5, 0.25)
     return Case(cluster, scenarios, 0, process, rules_of(ring=ring))
 
 

@@ -18,7 +18,7 @@ from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
 from longshore.cluster.model.workload import workload_of
-from longshore.cluster.traces.statistics import write_events, write_jobs
+from longshore.cluster.traces.write import write_events, write_jobs
 from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.plan_file import read_plan, write_plan
 from longshore.planner.execution.worker import MeasuredTraining

@@ -457,7 +457,7 @@ def relative_cost(shares: Mapping[str, float], figures: RunMetrics, runs: int) -
 
 def shares_of(weighting: Weighting) -> dict[str, float]:
     """Return the share of each figure."""
-    return {term.name: weighting.weight(term.name) for term in weighting.terms}
+    return {name: weighting.weight(name) for name in weighting.weights}
 
 
 def job_weights(weighting: Weighting, times: JobTimes, figures: RunMetrics, runs: int) -> NDArray[np.float64]:

@@ -20,16 +20,20 @@ from ..cluster.model.problem import FaultProcess, Problem, Scenarios, fault_sour
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..cluster.presets.drawn import HETERO64_SITE, VALIDATION_SEED, PresetSite, Stream, stream, training_key
+from ..cluster.presets.drawn import HETERO64_SITE, PresetSite
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import (
     RUNS,
+    VALIDATION_SEED,
     WINDOW_JOBS,
     Regime,
+    Stream,
     capacity_of,
     check_size,
     cluster_problem,
     enough_runs,
+    stream,
+    training_key,
     until_overload,
     window_problem,
     windows_of,

@@ -15,7 +15,7 @@ from ..cluster.files.output_file import replacing
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, same_jobs
-from ..cluster.presets.drawn import VALIDATION_SEED
+from ..cluster.presets.problems import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
 from .history import read_history

@@ -19,11 +19,11 @@ from ..kernels.structures import heapify, uniform
 from ..model.problem import Problem, Scenarios
 from ..queue.expected import revise_end_s, whole_work_s
 from ..queue.index import forget_index
-from ..queue.turns import has_turns, line_up
-from ..simulator.fault_process import repair_time_s
+from ..queue.turns import line_up
+from ..simulator.faults import repair_time_s
 from ..simulator.simulation import simulation_of
-from ..state.holding import class_of, has_classes, held_gpus, is_struck
-from ..state.state import AHEAD_JOBS, Simulation, State, Traits
+from ..state.holding import class_of, held_gpus, is_struck
+from ..state.state import AHEAD_JOBS, Simulation, State, Traits, has_classes, has_turns
 from .node_sets import (
     RUN_TIE,
     WAIT_PATIENCE,
@@ -73,7 +73,10 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     scenario = int(sim.state.scenario[row])
     _copy(sim.scenarios, scenario, imagined.scenarios, 0)
     _copy(sim.traits, scenario, imagined.traits, 0)
-    _copy_state(sim, row, imagined)
+    for name in sim.state._fields:
+        if not name.startswith("index_"):  # the imagination makes an index of its queue for itself
+            getattr(imagined.state, name)[PRESENT] = getattr(sim.state, name)[row]
+    forget_index(imagined, PRESENT)
     imagined.state.scenario[:] = 0
     imagined.scenarios.jobs[0] = sim.state.submitted[row]
     rates = imagined.scenarios.source_rate_per_s[0]
@@ -87,14 +90,6 @@ def _copy(theirs: Iterable[Any], at: int, mine: Iterable[Any], to: int) -> None:
     """Copy row `at` of arrays to row `to` of others."""
     for source, target in zip(theirs, mine, strict=True):
         target[to] = source[at]
-
-
-def _copy_state(sim: Simulation, row: int, imagined: Simulation) -> None:
-    """Copy what changes in a row, but for the index of its queue, which the imagination makes for itself."""
-    for name in sim.state._fields:
-        if not name.startswith("index_"):
-            getattr(imagined.state, name)[PRESENT] = getattr(sim.state, name)[row]
-    forget_index(imagined, PRESENT)
 
 
 def copy_candidates(imagined: Simulation, sim: Simulation, row: int) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 from .durable import log
 
 RESERVE = "reserve"  # name of the file
-
-
 RESERVE_BYTES = 32 << 20  # at most; ends and cancels of thousands of jobs
 
 

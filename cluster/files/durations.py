@@ -3,14 +3,8 @@
 import re
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-
-
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-
-
 _PART = rf"({_NUMBER})(ms|s|m|h|d|w)"
-
-
 _DURATION = re.compile(rf"(?:{_PART})+")
 
 
@@ -18,7 +12,7 @@ def seconds_of(text: str) -> float:
     """Return the seconds that a duration has.
 
     Raises:
-        ValueError: If it is none, saying how one is written.
+        ValueError: If it is none, with how one is written.
     """
     if _DURATION.fullmatch(text):
         return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))

@@ -206,7 +206,6 @@ def _holds(data: object, part: str | int) -> bool:
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:
-    """Follow a reference."""
     while "$ref" in schema:
         found: Any = root
         for part in str(schema["$ref"]).removeprefix("#/").split("/"):

@@ -26,7 +26,8 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path 
         if problem:
             raise InputError(f"{path}: {problem}", fix, field=option)
         other = taken.setdefault(path.resolve(), option)
-        if other != option and not _is_device(path):
+        is_device = path.exists() and not path.is_file()
+        if other != option and not is_device:
             raise InputError(f"{path} is also the file of {other}", "give another path", field=option)
 
 
@@ -98,7 +99,3 @@ def _obstacle(path: Path) -> tuple[str, str]:
     except OSError as error:  # such as a name that is too long
         return f"cannot be written: {error.strerror}", "give another path"
     return "", ""
-
-
-def _is_device(path: Path) -> bool:
-    return path.exists() and not path.is_file()

@@ -13,7 +13,7 @@ FOLDER_GONE = "the folder in which this was called has been deleted; change to a
 def is_gone() -> bool:
     """Return whether the present folder has been deleted."""
     try:
-        os.getcwd()  # noqa: PTH109  # which is all that is asked
+        os.getcwd()  # noqa: PTH109  # of which only the error counts
     except FileNotFoundError:
         return True
     return False

@@ -115,7 +115,7 @@ def children(pid: int) -> list[Process]:
 
 
 def kill(process: Process) -> None:
-    """Kill a process unless it is gone; another one that got its pid meanwhile lives."""
+    """Kill a process unless it has exited; another one that got its pid meanwhile lives."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -179,7 +179,7 @@ def this_process() -> str:
 
 
 def is_proven_dead(owner: str) -> bool:
-    """Return whether a process of this machine is gone; False for one that cannot be seen from here."""
+    """Return whether a process of this machine has exited; False for one that cannot be seen from here."""
     named = _FORM.match(owner)
     if named is None or named["boot"] != boot_id() or named["space"] != _pid_space():
         return False
@@ -214,7 +214,7 @@ _ERROR = re.compile(
 def error_in(text: str) -> str:
     """Return the last error in a log, in one line that a terminal may show; "" if there is none.
 
-    That is the line below a traceback, whatever it is, or one that looks like an error of Python.
+    That is the line below a traceback, whatever it is, or one in the form of a Python error.
     """
     found, is_below = "", False
     for line in (_RANK.sub("", line) for line in text.splitlines()):
@@ -284,8 +284,6 @@ def ending_with(parent: int) -> Callable[[], None]:
 
 # No usual program listens on these, and by default the system gives none of them to outgoing connections.
 _PORTS = range(10_000, 32_768)
-
-
 _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 

@@ -124,7 +124,7 @@ class _Worker:
     def __init__(self, names: Sequence[str], messages: "queue.SimpleQueue[dict[str, Any]]") -> None:
         command = [sys.executable, "-c", _WORKER_CODE, json.dumps(names), os.pathsep.join(sys.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self._told, self._names = messages, names
+        self._messages, self._names = messages, names
         self._reads = threading.Thread(target=self._read, name="compiling", daemon=True)
 
     def _read(self) -> None:
@@ -137,12 +137,12 @@ class _Worker:
             with suppress(ValueError):  # something that a package prints
                 message = json.loads(line)
                 if isinstance(message, dict):
-                    self._told.put(message)
+                    self._messages.put(message)
         errors.join()
         over: dict[str, Any] = {"over": True}
         if process.wait() != 0:
             over["failed"] = {", ".join(self._names): self._error or f"a process ended with {process.returncode}"}
-        self._told.put(over)
+        self._messages.put(over)
 
     _error = ""
 

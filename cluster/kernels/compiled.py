@@ -368,7 +368,7 @@ def check_kernel(what: str, function: object, arguments: int) -> None:
         arguments: How many it must take.
 
     Raises:
-        PluginError: Saying what is wrong.
+        PluginError: With what is wrong.
     """
     if not numba.config.DISABLE_JIT and not isinstance(function, Dispatcher):  # type: ignore[attr-defined]
         raise PluginError(f"{what} is not compiled; write @kernel (longshore.cluster.kernels.compiled) above it")

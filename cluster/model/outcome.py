@@ -6,6 +6,7 @@ against slowdowns.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -102,7 +103,7 @@ def bounded_s(work_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def overloaded(outcome: Outcome, scenarios: Scenarios) -> NDArray[np.bool_]:
-    """Return which scenarios asked for more than the cluster could do under this policy, shape (scenarios,).
+    """Return which scenarios requested more than the cluster could do under this policy, shape (scenarios,).
 
     A scenario is overloaded if it was cut off before all its jobs had ended; or if, at the last submission, jobs with
     more than a quarter of the workload's GPU-time had never started, and with more than at half that time, so that the
@@ -164,9 +165,9 @@ class RunFigures(Protocol):
 
 
 class ObjectiveFigure(NamedTuple):
-    """A figure that can be asked for."""
+    """A figure that can be minimised."""
 
-    field: str  # of Measured
+    field: str  # of RunMetrics
     title: str
 
 
@@ -178,50 +179,43 @@ OBJECTIVES = {
 }
 
 
-class Term(NamedTuple):
-    """A figure with its weight."""
-
-    name: str  # one of FIGURES
-    weight: float  # beside those of other terms
-
-
 class Weighting(NamedTuple):
-    """Figures with weights, in the order of FIGURES."""
+    """Figures with weights, which count beside each other."""
 
-    terms: tuple[Term, ...]
+    weights: Mapping[str, float]  # by name, in the order of OBJECTIVES
 
     @property
     def text(self) -> str:
         """As a user writes it."""
-        if len(self.terms) == 1:
-            return self.terms[0].name
-        return ",".join(f"{term.name}:{term.weight:g}" for term in self.terms)
+        if len(self.weights) == 1:
+            return next(iter(self.weights))
+        return ",".join(f"{name}:{weight:g}" for name, weight in self.weights.items())
 
     @property
     def title(self) -> str:
         """As tables call it."""
-        return OBJECTIVES[self.terms[0].name].title if len(self.terms) == 1 else "weighted objective"
+        return OBJECTIVES[self.text].title if len(self.weights) == 1 else "weighted objective"
 
     @property
     def field(self) -> str:
         """As fields of figures and of JSON call it."""
-        return OBJECTIVES[self.terms[0].name].field if len(self.terms) == 1 else "weighted_objective"
+        return OBJECTIVES[self.text].field if len(self.weights) == 1 else "weighted_objective"
 
     @property
     def is_time(self) -> bool:
         """Whether its unit is the second."""
-        return all(OBJECTIVES[term.name].field.endswith("_s") for term in self.terms)
+        return all(OBJECTIVES[name].field.endswith("_s") for name in self.weights)
 
     def weight(self, name: str) -> float:
         """Return the share of a figure, of 1 in all; 0 if it is none of these."""
-        return sum(term.weight for term in self.terms if term.name == name) / sum(term.weight for term in self.terms)
+        return self.weights.get(name, 0.0) / sum(self.weights.values())
 
     def cost(self, figures: RunFigures) -> NDArray[np.float64]:
         """Return what is minimised, of the figures' shape."""
-        values: list[NDArray[np.float64]] = [getattr(figures, OBJECTIVES[term.name].field) for term in self.terms]
+        values: list[NDArray[np.float64]] = [getattr(figures, OBJECTIVES[name].field) for name in self.weights]
         if len(values) == 1:
             return values[0]
-        shares = [self.weight(term.name) for term in self.terms]
+        shares = [self.weight(name) for name in self.weights]
         logs = [share * np.log(np.maximum(one, MIN_FIGURE)) for share, one in zip(shares, values, strict=True)]
         cost: NDArray[np.float64] = np.exp(np.sum(logs, axis=0))
         return cost
@@ -229,7 +223,7 @@ class Weighting(NamedTuple):
 
 def alone(name: str) -> Weighting:
     """Return the weighting of a single figure."""
-    return Weighting((Term(name, 1.0),))
+    return Weighting({name: 1.0})
 
 
 def usual_weighting(submit_s: NDArray[np.float64]) -> Weighting:
@@ -253,7 +247,7 @@ def weighting_of(text: str) -> Weighting:
         weights[name] = _weight(part, number) if colon else 1.0
     if len(weights) == 1:
         return alone(next(iter(weights)))
-    return Weighting(tuple(Term(name, weights[name]) for name in OBJECTIVES if name in weights))
+    return Weighting({name: weights[name] for name in OBJECTIVES if name in weights})
 
 
 def _weight(part: str, number: str) -> float:

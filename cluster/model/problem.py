@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from ..files.errors import InputError
 from ..kernels.compiled import kernel
-from .needs import ANYTHING, NodeNeeds
 from .orders import ORDER_REGIMES
-from .topology import Cluster
+from .topology import ANYTHING, Cluster
 from .workload import Iteration, JobPlan, Workload, best_plan, reference_iteration_s
 
 EVERY_JOB = 2**31 - 1
@@ -27,6 +26,7 @@ DEFAULT_HAZARD_PER_S = 4.2 / 1000 / 86400 / 8
 
 
 NO_DEGREES, NO_FIGURES = np.zeros((0, 0), dtype=np.int32), np.zeros((0, 0))
+NO_OUTAGES, NO_TIMES = np.zeros(1, dtype=np.int32), np.zeros(0)
 
 
 class Scenarios(NamedTuple):
@@ -64,9 +64,9 @@ class FaultProcess(NamedTuple):
     repair_mean_s: float
     repair_sigma: float  # 0: exponential repair times; else log-normal with this sigma
     transient_probability: float  # share of faults after which a restart is enough
-    outage_first: NDArray[np.int32]  # (sources + 1,) replayed outages of source s: outage_first[s] to [s + 1] - 1
-    outage_start_s: NDArray[np.float64]  # (outages,)
-    outage_end_s: NDArray[np.float64]  # (outages,)
+    outage_first: NDArray[np.int32] = NO_OUTAGES  # (sources + 1,) outages of source s: outage_first[s] to [s + 1] - 1
+    outage_start_s: NDArray[np.float64] = NO_TIMES  # (outages,) that are replayed
+    outage_end_s: NDArray[np.float64] = NO_TIMES  # (outages,)
 
 
 class Rules(NamedTuple):
@@ -112,6 +112,7 @@ OLDER_RULES = {  # what rules are by that were stored when there were fewer of t
 PER_JOB = (  # fields of Scenarios
     "gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank", "needs",
 )  # fmt: skip
+FIGURES = ("work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # of these, those in float64
 PLANNED: dict[str, type[np.generic]] = {  # the same of their plans, by the type of their elements
     "pipeline": np.int32, "tensor": np.int32, "fixed_s": np.float64, "edge_bytes": np.float64,
     "tensor_bytes": np.float64,
@@ -181,15 +182,13 @@ def stack(
         gpus, nodes = cluster.gpu_node.size, cluster.speed.size
         rack = cluster.node_rack[cluster.gpu_node]
         hazard_per_s = rates[:, :gpus] + rates[:, gpus + cluster.gpu_node] + rates[:, gpus + nodes + rack]
-
+    figures: dict[str, Any] = {
+        name: _padded([getattr(workload, name) for workload in workloads], jobs, np.float64) for name in FIGURES
+    }
     return Scenarios(
         jobs=np.array([workload.jobs for workload in workloads], dtype=np.int32),
         gpus=_padded([workload.gpus for workload in workloads], jobs, np.int32),
-        work_s=_padded([workload.work_s for workload in workloads], jobs, np.float64),
-        estimate_s=_padded([workload.estimate_s for workload in workloads], jobs, np.float64),
-        submit_s=_padded([workload.submit_s for workload in workloads], jobs, np.float64),
-        compute_s=_padded([workload.compute_s for workload in workloads], jobs, np.float64),
-        parameter_bytes=_padded([workload.parameter_bytes for workload in workloads], jobs, np.float64),
+        **figures,
         rank=np.zeros((scenarios, jobs), dtype=np.int64),
         needs=_padded(needs or [np.zeros(0, np.int32)] * scenarios, jobs, np.int32),
         speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
@@ -324,17 +323,13 @@ def laid_out(workload: Workload, layout: str) -> Workload:
         did = chosen.iteration
         columns["gpus"][job], columns["work_s"][job] = chosen.gpus, chosen.work_s
         columns["compute_s"][job], columns["parameter_bytes"][job] = did.compute_s, did.gradient_bytes
-        needs[job] = _with_memory(needs[job], chosen)
+        needs[job] = needs[job]._replace(
+            gpu_memory_bytes=chosen.memory_bytes or needs[job].gpu_memory_bytes,
+            host_memory_bytes_per_gpu=max(needs[job].host_memory_bytes_per_gpu, chosen.away_bytes),
+        )
         ordered[job] = (chosen, *(plan for plan in plans if plan is not chosen))
     changed = tuple(needs) if any(need != ANYTHING for need in needs) else workload.needs
     return replace(workload, plans=tuple(ordered), needs=changed, **columns)
-
-
-def _with_memory(needs: NodeNeeds, plan: JobPlan) -> NodeNeeds:
-    host_bytes = max(needs.host_memory_bytes_per_gpu, plan.away_bytes)
-    return needs._replace(
-        gpu_memory_bytes=plan.memory_bytes or needs.gpu_memory_bytes, host_memory_bytes_per_gpu=host_bytes
-    )
 
 
 def reference_s(iteration: Iteration, rules: Rules) -> float:

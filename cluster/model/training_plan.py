@@ -8,20 +8,10 @@ from pydantic import ConfigDict, Field, model_validator
 from ..files.yaml_file import ExactTypes
 
 MAX_STAGES = 10_000
-
-
 LEAST_COMPUTE_S = 1e-6  # an iteration that takes no time anywhere would have no speed
-
-
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
 Figure = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
-
-
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-
-
 Name = Annotated[str, Field(max_length=1000)]
 
 
@@ -95,7 +85,7 @@ class PlanFile(_PlanSection):
     step_s: Time = 0.0  # predicted
     iterations: Annotated[int, Field(ge=0, le=10**15)] = 0  # of the whole training; 0 if not known
     bound_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0  # times the prediction is an upper bound
-    deadline_s: Time = 0.0  # that was asked for; 0 for none
+    deadline_s: Time = 0.0  # requested; 0 for none
     iteration: PlacedIteration | None = None  # by which placements are scored; without it, as of one ring
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MAX_STAGES)]
 

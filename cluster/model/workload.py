@@ -1,12 +1,13 @@
-"""Jobs as arrays, and their plans: how each job may be spread over GPUs, and how long its iterations then take.
+"""Jobs as arrays, with parts and figures of a workload; and their plans: how each job may be spread over GPUs.
 
 A plan has a data, a pipeline and a tensor degree. Its GPUs stand in the order of nodes: members of a tensor-parallel
 group side by side, those of a stage of the pipeline behind one another, the stages last. So a stage whose GPUs divide
-what each node gives lies on one node, and so does a group. docs/simulator.md has the formula.
+what each node gives lies on one node, and so does a group. docs/simulator.md has the formula of iteration times.
 
 Source: SPEC P1, P2.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..files.errors import InputError
 from ..kernels.compiled import kernel
-from .needs import NodeNeeds
+from .topology import NodeNeeds
 
 
 class Iteration(NamedTuple):
@@ -166,47 +168,54 @@ def workload_of(
         needs: Of each job, if any has some.
         plans: Of each job, if any has some.
     """
-    order = np.argsort(submit_s, kind="stable")
     jobs = len(ids)
-    compute = np.full(jobs, DEFAULT_COMPUTE_S) if compute_s is None else compute_s
-    volume = np.full(jobs, DEFAULT_PARAMETER_BYTES) if parameter_bytes is None else parameter_bytes
-    work = np.asarray(work_s, dtype=np.float64)[order]
-    submit = np.asarray(submit_s, dtype=np.float64)[order]
-    return Workload(
-        ids=tuple(ids[i] for i in order),
-        gpus=np.asarray(gpus, dtype=np.int32)[order],
+    work = np.asarray(work_s, dtype=np.float64)
+    workload = Workload(
+        ids=ids,
+        gpus=np.asarray(gpus, dtype=np.int32),
         work_s=work,
-        submit_s=submit - (submit[0] if jobs else 0.0),
-        estimate_s=work.copy(),
-        compute_s=np.asarray(compute, dtype=np.float64)[order],
-        parameter_bytes=np.asarray(volume, dtype=np.float64)[order],
+        submit_s=np.asarray(submit_s, dtype=np.float64),
+        estimate_s=work,
+        compute_s=np.full(jobs, DEFAULT_COMPUTE_S) if compute_s is None else np.asarray(compute_s, dtype=np.float64),
+        parameter_bytes=(
+            np.full(jobs, DEFAULT_PARAMETER_BYTES)
+            if parameter_bytes is None
+            else np.asarray(parameter_bytes, dtype=np.float64)
+        ),
         left_out=left_out,
-        users=selected(users, order),
-        names=selected(names, order),
-        needs=selected(needs, order),
-        plans=selected(plans, order),
+        users=users,
+        names=names,
+        needs=needs,
+        plans=plans,
     )
+    return in_order(workload)
+
+
+def in_order(workload: Workload) -> Workload:
+    """Return a workload sorted by submission, the first at 0; jobs submitted together keep their order."""
+    found = jobs_at(workload, np.argsort(workload.submit_s, kind="stable"))
+    return replace(found, submit_s=found.submit_s - (found.submit_s[0] if found.jobs else 0.0))
 
 
 ValueT = TypeVar("ValueT")
+ARRAYS = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
+OPTIONAL = ("users", "names", "needs", "plans")
 
 
-def selected(values: Sequence[ValueT] | None, jobs: NDArray[np.intp]) -> tuple[ValueT, ...] | None:
-    """Return the values of some jobs, None if there are none."""
+def jobs_at(workload: Workload, jobs: NDArray[np.intp]) -> Workload:
+    """Return some jobs of a workload, by their indices."""
+    values: dict[str, Any] = {name: getattr(workload, name)[jobs] for name in ARRAYS}
+    values |= {name: _selected(getattr(workload, name), jobs) for name in OPTIONAL}
+    return replace(workload, ids=tuple(workload.ids[job] for job in jobs), **values)
+
+
+def _selected(values: Sequence[ValueT] | None, jobs: NDArray[np.intp]) -> tuple[ValueT, ...] | None:
     return None if values is None else tuple(values[job] for job in jobs)
 
 
 def first_jobs(workload: Workload, jobs: int | None) -> Workload:
     """Return the first `jobs` jobs of a workload, or all of them."""
-    if jobs is None or jobs >= workload.jobs:
-        return workload
-    arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
-    first = np.arange(jobs)
-    values: dict[str, Any] = {
-        name: selected(getattr(workload, name), first) for name in ("users", "names", "needs", "plans")
-    }
-    cut = replace(workload, ids=workload.ids[:jobs], **values)
-    return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})
+    return workload if jobs is None or jobs >= workload.jobs else jobs_at(workload, np.arange(jobs))
 
 
 def gap_variation(submit_s: NDArray[np.float64]) -> float:
@@ -220,3 +229,175 @@ def gap_variation(submit_s: NDArray[np.float64]) -> float:
         return float("nan")
     shares = gaps_s / gaps_s.max()  # in seconds, the mean of tiny gaps is 0, and the squares of huge ones are infinite
     return float(shares.std() / shares.mean())
+
+
+def sample_windows(
+    workload: Workload,
+    jobs: int,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    first: float = 0.0,
+    last: float = 1.0,
+    max_gpus: int | None = None,
+    load: float | None = None,
+    cluster_gpus: int,
+    disjoint: bool = False,
+) -> list[Workload]:
+    """Return windows of consecutive jobs, each starting at 0.
+
+    Windows of one call may overlap, unless `disjoint`; those of parts that do not overlap (such
+    as 0 to 0.6 and 0.7 to 1) share no job.
+
+    Args:
+        workload: Where the windows are taken from.
+        jobs: Jobs of each window.
+        count: Number of windows.
+        rng: Draws where each starts, uniformly.
+        first: The part of the workload begins after this share of its jobs.
+        last: The part ends after this share of its jobs.
+        max_gpus: Jobs that ask more get this many; left as they are if None.
+        load: Offered load to which each window's arrivals are scaled; left as they are if None.
+        cluster_gpus: GPUs that the load is offered to.
+        disjoint: Take windows that share no job, at most as many as there are.
+
+    Raises:
+        InputError: If the part has fewer jobs than a window.
+        ValueError: If a fraction is not from 0 to 1, or a count is below 1.
+    """
+    if jobs < 1 or count < 0:
+        raise ValueError(f"windows need at least 1 job, and their count cannot be negative; got {jobs} and {count}")
+    begin, end = _cut(workload, first), _cut(workload, last)
+    if end - begin < jobs:
+        problem = f"the part from {first:g} to {last:g} of the trace has {max(0, end - begin)} jobs, a window {jobs}"
+        raise InputError(problem, "take a longer trace, a larger part or shorter windows")
+    if disjoint:
+        blocks = (end - begin) // jobs
+        offset = begin + rng.integers(0, end - begin - blocks * jobs + 1)
+        starts = offset + jobs * np.sort(rng.choice(blocks, min(count, blocks), replace=False))
+    else:
+        starts = rng.integers(begin, end - jobs + 1, count)
+    windows = [with_gpus_cut(_window(workload, int(start), jobs), max_gpus) for start in starts]
+    return windows if load is None else [scaled_to_load(window, load, cluster_gpus) for window in windows]
+
+
+def with_gpus_cut(workload: Workload, max_gpus: int | None) -> Workload:
+    """Return the workload with at most `max_gpus` GPUs a job; their work stays the same, as run time on fewer GPUs.
+
+    Raises:
+        InputError: If such a job has a plan, by which it cannot run on fewer.
+    """
+    if max_gpus is None:
+        return workload
+    for job in np.flatnonzero(workload.gpus > max_gpus) if workload.plans is not None else ():
+        if workload.plans is not None and workload.plans[job]:
+            raise InputError(
+                f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs by its plan, more than {max_gpus}",
+                "raise --max-gpus, or plan the trace for this cluster with `longshore trace plan`",
+            )
+    return replace(workload, gpus=np.minimum(workload.gpus, np.int32(max_gpus)))
+
+
+def scaled_to_load(workload: Workload, load: float, cluster_gpus: int) -> Workload:
+    """Return the workload with its submissions stretched or squeezed to a load; jobs submitted at once stay so.
+
+    Args:
+        workload: Jobs, of which the first is submitted at 0.
+        load: Offered load (`TraceStatistics.offered_load`), more than 0.
+        cluster_gpus: GPUs that it is offered to.
+
+    Raises:
+        ValueError: If the load or the number of GPUs is not positive.
+    """
+    if not (load > 0 and cluster_gpus > 0):
+        raise ValueError(f"load and cluster_gpus must be more than 0; got {load} and {cluster_gpus}")
+    span_s = float(workload.submit_s[-1]) if workload.jobs else 0.0
+    if span_s == 0:
+        return workload
+    gpu_s = float(workload.gpus @ workload.work_s)
+    return replace(workload, submit_s=workload.submit_s / span_s * (gpu_s / (load * cluster_gpus)))
+
+
+def _cut(workload: Workload, fraction: float) -> int:
+    """Return how many jobs stand before a fraction; one rule for all, so that parts meet without overlap."""
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"a fraction is a number from 0 to 1; got {fraction}")
+    return round(fraction * workload.jobs)
+
+
+def _window(workload: Workload, begin: int, jobs: int) -> Workload:
+    """Return some jobs from one on, shifted so that the first is submitted at 0."""
+    return replace(in_order(jobs_at(workload, np.arange(begin, begin + jobs))), left_out=0)
+
+
+WORK_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """Figures of a workload."""
+
+    jobs: int
+    left_out: int  # rows of the file that ask no GPU or never ran
+    span_s: float  # first to last submission
+    gpu_hours: float  # GPUs x work, summed
+    sizes: tuple[tuple[int, int], ...]  # (GPUs, jobs that ask for this number), ascending
+    work_s: tuple[tuple[float, float], ...]  # (quantile, work), for each of WORK_QUANTILES
+    mean_work_s: float
+    gap_variation: float  # standard deviation over mean of the times between submissions; NaN if all are at once
+
+    def offered_load(self, gpus: int) -> float:
+        """Return the share of a cluster's GPU-time, while jobs are submitted, that they ask for.
+
+        Args:
+            gpus: GPUs of the cluster, all of speed 1.
+
+        Returns:
+            1 where the cluster is just large enough, on average; inf if all jobs come at once.
+
+        Raises:
+            ValueError: If there is no GPU.
+        """
+        if gpus < 1:
+            raise ValueError(f"gpus is {gpus}, expected 1 or more")
+        return self.gpu_hours * HOUR_S / (self.span_s * gpus) if self.span_s > 0 else float("inf")
+
+
+def describe(workload: Workload) -> TraceStatistics:
+    """Return the figures of a workload.
+
+    Raises:
+        ValueError: If it has no job.
+    """
+    if not workload.jobs:
+        raise ValueError("the workload has no job")
+    sizes, counts = np.unique(workload.gpus, return_counts=True)
+    quantiles = np.quantile(workload.work_s, WORK_QUANTILES)
+    return TraceStatistics(
+        jobs=workload.jobs,
+        left_out=workload.left_out,
+        span_s=float(workload.submit_s[-1] - workload.submit_s[0]),
+        gpu_hours=float(workload.gpus @ workload.work_s) / HOUR_S,
+        sizes=tuple(zip(sizes.tolist(), counts.tolist(), strict=True)),
+        work_s=tuple(zip(WORK_QUANTILES, quantiles.tolist(), strict=True)),
+        mean_work_s=float(workload.work_s.mean()),
+        gap_variation=gap_variation(workload.submit_s),
+    )
+
+
+def unique_ids(ids: Sequence[str]) -> tuple[str, ...]:
+    """Return ids of which no two are equal: jobs after the first of an id are called ID#2, ID#3, ...
+
+    Ids that are unique stay as they are, also where they end so.
+    """
+    used, copies, unique = set(ids), Counter[str](), list[str]()
+    for name in ids:
+        copies[name] += 1
+        chosen = name
+        while copies[name] > 1 and chosen in used:
+            chosen = f"{name}#{copies[name]}"
+            copies[name] += chosen in used
+        used.add(chosen)
+        unique.append(chosen)
+    return tuple(unique)

@@ -3,19 +3,18 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from ..faults.models import FAULT_MODELS, FaultConfiguration, FaultDraw, fault_model
+from ..faults.models import FAULT_MODELS, FaultConfiguration, FaultDraw
 from ..files.errors import InputError, raise_all
 from ..files.input_problems import MAX_REPORTED, Place, nearest, shortened
 from ..files.yaml_file import YamlFile, omitted_problems, read_yaml, validated
-from ..model.needs import NodeOffer
 from ..model.problem import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
-from ..model.topology import Cluster
+from ..model.topology import Cluster, NodeOffer
 from ..switching import FORMULAS
 
 MAX_GPUS = 1_000_000
@@ -41,11 +40,7 @@ def _checkpoint_s(value: float) -> float:
     raise ValueError(f"{value:g} cannot be used; it should be {span}, or .inf for no checkpoints")
 
 
-class _ClusterSection(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class NodeType(_ClusterSection):
+class NodeType(BaseModel, frozen=True, extra="forbid", strict=True):
     """A kind of node; its GPUs are all alike."""
 
     gpus: Count
@@ -65,7 +60,7 @@ class NodeType(_ClusterSection):
         return NodeOffer(name, self.memory_bytes, *host)
 
 
-class NodeGroup(_ClusterSection):
+class NodeGroup(BaseModel, frozen=True, extra="forbid", strict=True):
     """Nodes of one type that stand side by side in a rack."""
 
     type: Name
@@ -82,7 +77,7 @@ class NodeGroup(_ClusterSection):
         return self
 
 
-class Rack(_ClusterSection):
+class Rack(BaseModel, frozen=True, extra="forbid", strict=True):
     """A rack, or several that are alike."""
 
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1, strict=False)]
@@ -90,7 +85,7 @@ class Rack(_ClusterSection):
     uplink_bytes_per_s: BytesPerS = 50e9  # between the rack and others: 400 Gbit/s
 
 
-class RunTime(_ClusterSection):
+class RunTime(BaseModel, frozen=True, extra="forbid", strict=True):
     """How long a job takes on a placement (docs/simulator.md)."""
 
     model: Literal["ring", "simple"] = "ring"
@@ -103,7 +98,7 @@ class RunTime(_ClusterSection):
         return self
 
 
-class ClusterFile(_ClusterSection):
+class ClusterFile(BaseModel, frozen=True, extra="forbid", strict=True):
     """A cluster file as it stands; see docs/clusters.md."""
 
     node_types: Annotated[dict[Name, NodeType], Field(min_length=1)]
@@ -136,15 +131,6 @@ class ClusterSetup:
         return tuple(offer.gpu_type for offer in self.offers)
 
 
-class _Rack(NamedTuple):
-    """One rack, with its node groups and where they stand in the file."""
-
-    number: int
-    uplink_bytes_per_s: float
-    groups: tuple[NodeGroup, ...]
-    place: Place
-
-
 def read_cluster(path: Path) -> ClusterSetup:
     """Return the cluster that a cluster file describes.
 
@@ -154,7 +140,7 @@ def read_cluster(path: Path) -> ClusterSetup:
     file = read_yaml(path, "docs/clusters.md")
     content = validated(file, ClusterFile, file.data)
     _check_references(file, content)
-    racks = _racks(content)
+    racks = [rack for rack in content.racks for _ in range(rack.count)]
     reference = content.node_types[content.reference_type or next(iter(content.node_types))]
     _check_speeds(file, content, reference)
     cluster = _cluster(content, racks, reference)
@@ -164,7 +150,7 @@ def read_cluster(path: Path) -> ClusterSetup:
         name=content.name or path.stem,
         cluster=cluster,
         rules=_handled(_rules(content, reference), faults),
-        node_names=_node_names(file, racks),
+        node_names=_node_names(file, content),
         offers=tuple(kind.offer(name) for name, kind in content.node_types.items()),
         host_bytes_per_s=tuple(kind.host_bytes_per_s or 0.0 for kind in content.node_types.values()),
         hazard_per_s=hazard_per_s,
@@ -179,7 +165,7 @@ def draw_faults(setup: ClusterSetup, seed: int) -> FaultDraw:
         setup: The cluster and its fault model.
         seed: Decides what the model draws, such as which nodes are lemons.
     """
-    return fault_model(setup.faults.model).build(setup.cluster, setup.hazard_per_s, setup.faults, seed)
+    return setup.faults.draw(setup.cluster, setup.hazard_per_s, seed)
 
 
 def _check_references(file: YamlFile, content: ClusterFile) -> None:
@@ -220,35 +206,25 @@ def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> 
     raise_all([*errors, *omitted_problems(file.path, wrong)])
 
 
-def _racks(content: ClusterFile) -> list[_Rack]:
-    """Return the racks one by one."""
-    alike = [(i, rack) for i, rack in enumerate(content.racks) for _ in range(rack.count)]
-    return [_Rack(n, rack.uplink_bytes_per_s, rack.nodes, ("racks", i)) for n, (i, rack) in enumerate(alike)]
-
-
-def _node_types(racks: list[_Rack]) -> list[str]:
-    """Return the type of each node."""
-    return [group.type for rack in racks for group in rack.groups for _ in range(group.count)]
-
-
-def _node_hazards_per_s(content: ClusterFile, racks: list[_Rack]) -> NDArray[np.float64]:
+def _node_hazards_per_s(content: ClusterFile, racks: list[Rack]) -> NDArray[np.float64]:
     """Return the fault rate of one GPU of each node, shape (nodes,)."""
     of_type = {name: node_type.hazard_per_s for name, node_type in content.node_types.items()}
-    groups = [group for rack in racks for group in rack.groups]
+    groups = [group for rack in racks for group in rack.nodes]
     hazards = [of_type[group.type] if group.hazard_per_s is None else group.hazard_per_s for group in groups]
     return np.repeat(np.array(hazards, dtype=np.float64), [group.count for group in groups])
 
 
-def _cluster(content: ClusterFile, racks: list[_Rack], reference: NodeType) -> Cluster:
+def _cluster(content: ClusterFile, racks: list[Rack], reference: NodeType) -> Cluster:
     index = {name: i for i, name in enumerate(content.node_types)}
-    node_type = np.array([index[name] for name in _node_types(racks)], dtype=np.int32)
+    of_node = [group.type for rack in racks for group in rack.nodes for _ in range(group.count)]
+    node_type = np.array([index[name] for name in of_node], dtype=np.int32)
     types = list(content.node_types.values())
 
     def of_nodes(values: list[float]) -> NDArray[np.float64]:
         return np.array(values, dtype=np.float64)[node_type]
 
     node_gpus = np.array([kind.gpus for kind in types], dtype=np.int32)[node_type]
-    rack_nodes = [sum(group.count for group in rack.groups) for rack in racks]
+    rack_nodes = [sum(group.count for group in rack.nodes) for rack in racks]
     return Cluster(
         gpu_node=np.repeat(np.arange(node_type.size, dtype=np.int32), node_gpus),
         first_gpu=np.append(0, np.cumsum(node_gpus)).astype(np.int32),
@@ -296,15 +272,17 @@ def _handled(rules: Rules, faults: FaultConfiguration) -> Rules:
     )  # fmt: skip
 
 
-def _node_names(file: YamlFile, racks: list[_Rack]) -> tuple[str, ...]:
+def _node_names(file: YamlFile, content: ClusterFile) -> tuple[str, ...]:
     """Return the names of the nodes; one without its own is called after its rack and its place there."""
     names: dict[str, None] = {}
-    for rack in racks:
-        own = [group.name for group in rack.groups for _ in range(group.count)]
+    racks = [(place, rack) for place, rack in enumerate(content.racks) for _ in range(rack.count)]
+    for number, (place, rack) in enumerate(racks):
+        own = [group.name for group in rack.nodes for _ in range(group.count)]
         for i, name in enumerate(own):
-            chosen = name or f"rack{rack.number}-node{i}"
+            chosen = name or f"rack{number}-node{i}"
             if chosen in names:
-                raise file.error(rack.place, f"two nodes are called {shortened(chosen)}", "give each another name")
+                problem = f"two nodes are called {shortened(chosen)}"
+                raise file.error(("racks", place), problem, "give each another name")
             names[chosen] = None
     return tuple(names)
 
@@ -317,4 +295,4 @@ def _fault_configuration(file: YamlFile, section: dict[str, object]) -> FaultCon
     if not isinstance(name, str) or name not in FAULT_MODELS:
         fix = nearest(str(name), FAULT_MODELS)
         raise file.error(("faults", "model"), f"{shortened(name)} is not a fault model", fix)
-    return validated(file, FAULT_MODELS[name].configuration, section, ("faults",))
+    return validated(file, FAULT_MODELS[name], section, ("faults",))

@@ -1,6 +1,5 @@
 """The presets whose scenarios are drawn: `hetero64`, and the patent's `patent4` and `patent64`."""
 
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -47,18 +46,6 @@ class PresetSite(NamedTuple):
 HETERO64_SITE = PresetSite()
 
 
-class _Draws(NamedTuple):
-    """Uniform numbers in [0, 1), one row for each scenario."""
-
-    fast: NDArray[np.float64]  # (scenarios, nodes)
-    lemon: NDArray[np.float64]  # (scenarios,)
-    seed: NDArray[np.float64]  # (scenarios,)
-    size: NDArray[np.float64]  # (scenarios, jobs)
-    radius: NDArray[np.float64]  # (scenarios, jobs)
-    angle: NDArray[np.float64]  # (scenarios, jobs)
-    gap: NDArray[np.float64]  # (scenarios, jobs), or no jobs where all are submitted at the start
-
-
 def hetero64(
     scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None,
     site: PresetSite | None = None,
@@ -93,10 +80,20 @@ def hetero64(
             f"got {scenarios}, {jobs}, {seed}, {first}, {load}"
         )
     cluster = grid_cluster(nodes, site.node_gpus)
-    draws = _draws(scenarios, seed, first, nodes, jobs, jobs if load is not None else 0)
-    drawn = _hetero64_scenarios(cluster, draws, site)
+    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs, jobs if load is not None else 0])
+    rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
+    fast, lemon, fault_seed, size, radius, angle, gap, _ = np.split(rows, ends, axis=1)
+    is_lemon = (lemon[:, 0] * nodes).astype(np.int32)[:, None] == cluster.gpu_node
+    drawn = _scenarios(
+        cluster,
+        gpus=np.minimum(JOB_GPUS[np.searchsorted(SIZE_BOUNDS, size, side="right")], site.gpus),
+        work_s=work_s(radius, angle),
+        speed=_speeds(site, fast.argsort(axis=1).argsort(axis=1)),
+        hazard_per_s=np.where(is_lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S) * site.faults,
+        fault_seed=fault_seed[:, 0],
+    )
     if load is not None:
-        drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * site.node_gpus))
+        drawn = drawn._replace(submit_s=_arrivals_s(gap, load, drawn.speed[0].sum() * site.node_gpus))
     return Problem(cluster, drawn, fault_process(), rules())
 
 
@@ -111,15 +108,7 @@ def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArr
 
 def fault_process() -> FaultProcess:
     """Return the preset's faults: exponential up times and repairs, no transient ones."""
-    return FaultProcess(
-        shape=1.0,
-        repair_mean_s=HETERO64_REPAIR_MEAN_S,
-        repair_sigma=0.0,
-        transient_probability=0.0,
-        outage_first=np.zeros(1, dtype=np.int32),
-        outage_start_s=np.zeros(0),
-        outage_end_s=np.zeros(0),
-    )
+    return FaultProcess(shape=1.0, repair_mean_s=HETERO64_REPAIR_MEAN_S, repair_sigma=0.0, transient_probability=0.0)
 
 
 def rules() -> Rules:
@@ -156,13 +145,6 @@ def work_s(radius: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[n
     return work
 
 
-def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int, gaps: int) -> _Draws:
-    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs, gaps])
-    rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
-    fast, lemon, fault_seed, size, radius, angle, gap, _ = np.split(rows, ends, axis=1)
-    return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle, gap)
-
-
 def _speeds(site: PresetSite, rank: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the speed of the nodes of each rank."""
     kinds = len(site.speeds)
@@ -171,28 +153,33 @@ def _speeds(site: PresetSite, rank: NDArray[np.int64]) -> NDArray[np.float64]:
     return speeds
 
 
-def _hetero64_scenarios(cluster: Cluster, draws: _Draws, site: PresetSite) -> Scenarios:
-    nodes, shape = cluster.speed.size, draws.size.shape
-    rank = draws.fast.argsort(axis=1).argsort(axis=1)
-    lemon = (draws.lemon * nodes).astype(np.int32)[:, None] == cluster.gpu_node
-    hazard = np.where(lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S) * site.faults
+def _scenarios(
+    cluster: Cluster,
+    *,
+    gpus: NDArray[np.int32],
+    work_s: NDArray[np.float64],
+    speed: NDArray[np.float64],
+    hazard_per_s: NDArray[np.float64],
+    fault_seed: NDArray[np.float64],
+) -> Scenarios:
+    """Return scenarios of jobs that are all submitted at the start; fault seeds come from uniform numbers."""
+    shape = work_s.shape
     rates = np.zeros((shape[0], fault_sources(cluster)))
-    rates[:, : hazard.shape[1]] = hazard
-    work = work_s(draws.radius, draws.angle)
+    rates[:, : hazard_per_s.shape[1]] = hazard_per_s
     return Scenarios(
         jobs=np.full(shape[0], shape[1], dtype=np.int32),
-        gpus=np.minimum(JOB_GPUS[np.searchsorted(SIZE_BOUNDS, draws.size, side="right")], site.gpus),
-        work_s=work,
-        estimate_s=work.copy(),
+        gpus=gpus,
+        work_s=work_s,
+        estimate_s=work_s.copy(),
         submit_s=np.zeros(shape),
         compute_s=np.full(shape, DEFAULT_COMPUTE_S),
         parameter_bytes=np.full(shape, DEFAULT_PARAMETER_BYTES),
         rank=np.zeros(shape, dtype=np.int64),
         needs=np.zeros(shape, dtype=np.int32),
-        speed=_speeds(site, rank),
-        hazard_per_s=hazard,
+        speed=speed,
+        hazard_per_s=hazard_per_s,
         source_rate_per_s=rates,
-        fault_seed=(draws.seed * 2.0**32).astype(np.int64),
+        fault_seed=(fault_seed * 2.0**32).astype(np.int64),
     )
 
 
@@ -226,8 +213,20 @@ def patent(scenarios: int, seed: int, *, gpus: int, first: int = 0) -> Problem:
             f"got {scenarios}, {seed}, {first}, {gpus}"
         )
     cluster = grid_cluster(gpus, 1)
-    lenient = rules()._replace(node_penalty=0.0)
-    return Problem(cluster, _patent_scenarios(cluster, scenarios, seed, first), fault_process(), lenient)
+    jobs = PATENT_JOBS[gpus]
+    rows = numbered_draws(scenarios, seed, first, 1 + 3 * jobs)
+    size, radius, angle = np.split(rows[:, 1:], 3, axis=1)
+    sizes = JOB_GPUS[gpus >= 2 * JOB_GPUS]
+    bounds = np.cumsum(JOB_GPUS_PROBABILITY[: sizes.size])
+    drawn = _scenarios(
+        cluster,
+        gpus=sizes[np.searchsorted(bounds[:-1] / bounds[-1], size, side="right")],
+        work_s=work_s(radius, angle),
+        speed=np.ones((scenarios, gpus)),
+        hazard_per_s=np.broadcast_to(hazards_per_s(gpus), (scenarios, gpus)).copy(),
+        fault_seed=rows[:, 0],
+    )
+    return Problem(cluster, drawn, fault_process(), rules()._replace(node_penalty=0.0))
 
 
 def hazards_per_s(gpus: int) -> NDArray[np.float64]:
@@ -239,69 +238,3 @@ def hazards_per_s(gpus: int) -> NDArray[np.float64]:
     rank = ((np.arange(gpus) + 1.0) * GOLDEN % 1.0).argsort().argsort()
     rates: NDArray[np.float64] = HIGHEST_PER_S * 10.0 ** (-HAZARD_DECADES * rank / (gpus - 1))
     return rates
-
-
-def _patent_scenarios(cluster: Cluster, scenarios: int, seed: int, first: int) -> Scenarios:
-    gpus, jobs = cluster.gpu_node.size, PATENT_JOBS[cluster.gpu_node.size]
-    rows = numbered_draws(scenarios, seed, first, 1 + 3 * jobs)
-    size, radius, angle = np.split(rows[:, 1:], 3, axis=1)
-    sizes = JOB_GPUS[gpus >= 2 * JOB_GPUS]
-    bounds = np.cumsum(JOB_GPUS_PROBABILITY[: sizes.size])
-    work = work_s(radius, angle)
-    hazard = np.broadcast_to(hazards_per_s(gpus), (scenarios, gpus)).copy()
-    rates = np.zeros((scenarios, fault_sources(cluster)))
-    rates[:, :gpus] = hazard
-    return Scenarios(
-        jobs=np.full(scenarios, jobs, dtype=np.int32),
-        gpus=sizes[np.searchsorted(bounds[:-1] / bounds[-1], size, side="right")],
-        work_s=work,
-        estimate_s=work.copy(),
-        submit_s=np.zeros(work.shape),
-        compute_s=np.full(work.shape, DEFAULT_COMPUTE_S),
-        parameter_bytes=np.full(work.shape, DEFAULT_PARAMETER_BYTES),
-        rank=np.zeros(work.shape, dtype=np.int64),
-        needs=np.zeros(work.shape, dtype=np.int32),
-        speed=np.ones((scenarios, gpus)),
-        hazard_per_s=hazard,
-        source_rate_per_s=rates,
-        fault_seed=(rows[:, 0] * 2.0**32).astype(np.int64),
-    )
-
-
-class Stream(IntEnum):
-    """What random numbers are for; each purpose has a stream of its own, whatever else is drawn."""
-
-    JOBS = 0  # workloads that are generated
-    WINDOWS = 1  # where windows of a trace begin
-    ESTIMATES = 2  # errors of estimates
-    FAULTS = 3  # fault seeds of scenarios
-    OUTAGES = 4  # nodes of a fault trace
-
-
-TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # keys of training seed 0, and of what all training is validated on
-MOST_TRAINING_SEEDS = 1_000_000
-_APART = 1 << 64
-
-
-def training_key(seed: int) -> int:
-    """Return the key of the scenarios that a run of a seed from 0 to 999,999 trains on."""
-    return TRAINING_SEED + seed
-
-
-def evaluation_key(seed: int) -> int:
-    """Return the key of the scenarios that are evaluated by a seed: the seed itself, unless training draws by that."""
-    trained_on = TRAINING_SEED <= seed < TRAINING_SEED + MOST_TRAINING_SEEDS
-    return seed + _APART if trained_on or seed == VALIDATION_SEED else seed
-
-
-def own_key(seed: int) -> int:
-    """Return the key of scenarios that users draw for purposes of their own: nothing is evaluated by such a key."""
-    return seed + 2 * _APART
-
-
-def stream(seed: int, purpose: Stream) -> np.random.Generator:
-    """Return the random numbers of a seed for one purpose, the same at every call.
-
-    These are the generators that `np.random.default_rng(seed).spawn` gives, in the order of Stream.
-    """
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose,)))

@@ -11,13 +11,14 @@ from ..faults.recorded import read_fault_trace
 from ..model.problem import ORDERS, Problem
 from ..traces.read import read_trace
 from .cluster_file import read_cluster
-from .drawn import HETERO64_SITE, own_key
+from .drawn import HETERO64_SITE
 from .problems import (
     LOAD,
     Regime,
     capacity_of,
     cluster_problem,
     hetero64_problem,
+    own_key,
     patent_problem,
     window_problem,
     windows_of,
@@ -33,7 +34,7 @@ class NamedProblem(NamedTuple):
 
     Args:
         draw: Draws its scenarios; None where these are windows of a trace, or of a scheduler's past.
-        order: Order regime if none is asked for.
+        order: Default order regime.
         waiting: Whether policies may wait by default.
     """
 
@@ -144,7 +145,6 @@ def _regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool, turns: 
 
 
 def _check_numbers(windows: int, part: tuple[float, float], ageing_h: float, max_gpus: int | None) -> None:
-    """Refuse numbers that make no sense."""
     if not isinstance(windows, int) or windows < 1:
         raise ValueError(f"windows is {windows}, expected a whole number of at least 1")
     if max_gpus is not None and (not isinstance(max_gpus, int) or max_gpus < 1):

@@ -1,21 +1,63 @@
-"""Problems from what users bring: a cluster file, jobs, recorded faults; or the preset's draws of a cluster."""
+"""Problems from what users bring: a cluster file, jobs, recorded faults; or the preset's draws of a cluster.
+
+Each purpose has a stream of random numbers of its own, and training, evaluation and users have keys of their own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..faults.recorded import FaultTrace, node_faults_per_s, replay
 from ..files.errors import InputError
-from ..model.needs import classified
 from ..model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Problem, Rules, Scenarios, fault_sources, stack
-from ..model.topology import Cluster, speed_sum
-from ..model.workload import Workload
+from ..model.topology import Cluster, classified, speed_sum
+from ..model.workload import Workload, sample_windows
 from ..state.holding import startable_gpus
-from ..workloads.windows import sample_windows
 from .cluster_file import ClusterSetup, draw_faults
-from .drawn import HETERO64_SITE, PATENT_JOBS, PresetSite, Stream, hetero64, patent, stream
+from .drawn import HETERO64_SITE, PATENT_JOBS, PresetSite, hetero64, patent
+
+
+class Stream(IntEnum):
+    """What random numbers are for; each purpose has a stream of its own, whatever else is drawn."""
+
+    JOBS = 0  # workloads that are generated
+    WINDOWS = 1  # where windows of a trace begin
+    ESTIMATES = 2  # errors of estimates
+    FAULTS = 3  # fault seeds of scenarios
+    OUTAGES = 4  # nodes of a fault trace
+
+
+TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # keys of training seed 0, and of what all training is validated on
+MOST_TRAINING_SEEDS = 1_000_000
+_APART = 1 << 64
+
+
+def training_key(seed: int) -> int:
+    """Return the key of the scenarios that a run of a seed from 0 to 999,999 trains on."""
+    return TRAINING_SEED + seed
+
+
+def evaluation_key(seed: int) -> int:
+    """Return the key of the scenarios that are evaluated by a seed: the seed itself, unless training draws by that."""
+    trained_on = TRAINING_SEED <= seed < TRAINING_SEED + MOST_TRAINING_SEEDS
+    return seed + _APART if trained_on or seed == VALIDATION_SEED else seed
+
+
+def own_key(seed: int) -> int:
+    """Return the key of scenarios that users draw for purposes of their own: nothing is evaluated by such a key."""
+    return seed + 2 * _APART
+
+
+def stream(seed: int, purpose: Stream) -> np.random.Generator:
+    """Return the random numbers of a seed for one purpose, the same at every call.
+
+    These are the generators that `np.random.default_rng(seed).spawn` gives, in the order of Stream.
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose,)))
+
 
 WINDOW_JOBS = 96
 RUNS, LEAST_SCENARIOS = 8, 64
@@ -61,16 +103,12 @@ class Regime:
 
         The mean hides which nodes are lemons.
         """
-        return scenarios if self.oracle else scenarios._replace(hazard_per_s=_type_means(cluster, scenarios))
-
-
-def _type_means(cluster: Cluster, scenarios: Scenarios) -> NDArray[np.float64]:
-    """Return the mean fault rate of all GPUs of the same node type for each GPU, shape (scenarios, gpus)."""
-    of_type = cluster.node_type[cluster.gpu_node]
-    means = np.empty_like(scenarios.hazard_per_s)
-    for number in np.unique(of_type):
-        means[:, of_type == number] = scenarios.hazard_per_s[:, of_type == number].mean(axis=1, keepdims=True)
-    return means
+        if self.oracle:
+            return scenarios
+        of_type, means = cluster.node_type[cluster.gpu_node], np.empty_like(scenarios.hazard_per_s)
+        for number in np.unique(of_type):
+            means[:, of_type == number] = scenarios.hazard_per_s[:, of_type == number].mean(axis=1, keepdims=True)
+        return scenarios._replace(hazard_per_s=means)
 
 
 def hetero64_problem(
@@ -88,10 +126,7 @@ def hetero64_problem(
         InputError: If they would take too much memory.
     """
     check_size(scenarios, jobs, 8 * nodes, nodes)
-    drawn = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
-    return drawn._replace(
-        rules=regime.over(drawn.rules), scenarios=regime.with_known_hazards(drawn.cluster, drawn.scenarios)
-    )
+    return _under(hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load), regime)
 
 
 def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
@@ -101,10 +136,12 @@ def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Prob
         InputError: If they would take too much memory.
     """
     check_size(scenarios, PATENT_JOBS[gpus], gpus, gpus)
-    drawn = patent(scenarios, seed, gpus=gpus)
-    return drawn._replace(
-        rules=regime.over(drawn.rules), scenarios=regime.with_known_hazards(drawn.cluster, drawn.scenarios)
-    )
+    return _under(patent(scenarios, seed, gpus=gpus), regime)
+
+
+def _under(drawn: Problem, regime: Regime) -> Problem:
+    scenarios = regime.with_known_hazards(drawn.cluster, drawn.scenarios)
+    return drawn._replace(rules=regime.over(drawn.rules), scenarios=scenarios)
 
 
 def window_problem(
@@ -146,7 +183,9 @@ def window_problem(
     runs = runs or enough_runs(len(found))
     check_size(len(found) * runs, found[0].jobs, site.gpus, site.nodes)
     cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1, site=site)
-    _check_windows(found, cluster, rules)
+    check_plans(found, rules)
+    for window in found:
+        check_fits(window, cluster)
     scenarios = stack(
         cluster,
         [window for window in found for _ in range(runs)],
@@ -156,12 +195,6 @@ def window_problem(
     )
     scenarios = regime.with_known_hazards(cluster, scenarios)
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
-
-
-def _check_windows(windows: Sequence[Workload], cluster: Cluster, rules: Rules) -> None:
-    check_plans(windows, rules)
-    for window in windows:
-        check_fits(window, cluster)
 
 
 def enough_runs(windows: int) -> int:
@@ -328,7 +361,7 @@ def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
         nodes: Of the cluster.
 
     Raises:
-        InputError: Saying what to lower.
+        InputError: With what to lower.
     """
     needed_bytes = memory_bytes(scenarios, jobs, gpus, nodes)
     if needed_bytes > MAX_PROBLEM_BYTES:

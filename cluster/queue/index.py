@@ -7,8 +7,8 @@ can have, and the one that has waited longest. Node 1 is the top, below node n a
 passed over are hidden until the next moment, so that no search meets them again.
 
 Where users take turns, each job has a second leaf behind all of these: there the leaves of each line of jobs (turns.py)
-stand side by side, so that what is asked of all jobs can be asked of one line. The line that has its turn first is the
-first, of those in the rotation, in which a job is found; it is looked for only if there is one in any.
+stand side by side, so that any search may be of all jobs or of one line. The line that has its turn first is the first,
+of those in the rotation, in which a job is found; it is searched for only if there is one in any.
 
 A short queue has no index: a walk along it is faster. The index is made at the first search in a queue of at least
 `index_from` jobs, follows the queue from then on, and is dropped when the queue is half as long.
@@ -20,10 +20,10 @@ from ..kernels.compiled import kernel
 from ..kernels.structures import push, remove
 from ..model.problem import goes_by_work
 from ..placing import least_slowdown
-from ..state.holding import class_of, has_classes, usable_by_class
-from ..state.state import Simulation
+from ..state.holding import class_of, usable_by_class
+from ..state.state import Simulation, has_classes, has_turns
 from .expected import estimated_work_s, expected_run_s
-from .turns import PASSING, has_turns, line_of, next_line_of
+from .turns import PASSING, line_of, next_line_of
 
 NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 
@@ -115,13 +115,13 @@ def leaves_of(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int
 def _leaf_from(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> int:
     """Return the first leaf of a line whose job is of a class and asks for `gpus` GPUs, or stands behind those."""
     state = sim.state
-    asked = sim.scenarios.gpus[state.scenario[row]]
+    needed = sim.scenarios.gpus[state.scenario[row]]
     left, right = state.index_line[row, line], state.index_line[row, line + 1]
     while left < right:
         middle = (left + right) >> 1
         job = state.index_job[row, middle]
         own = class_of(sim, row, job)
-        if own < kind or (own == kind and asked[job] < gpus):
+        if own < kind or (own == kind and needed[job] < gpus):
             left = middle + 1
         else:
             right = middle
@@ -219,7 +219,6 @@ def _write_offer(sim: Simulation, row: int, leaf: int, key: float, run_s: float)
 
 @kernel
 def _enter(sim: Simulation, row: int, job: int, place: int) -> None:
-    """Write a job of the queue into the index."""
     state = sim.state
     leaf = state.index_leaf[row, job]
     node = state.index_best.shape[1] // 2 + leaf
@@ -245,7 +244,6 @@ def _leave(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def _clear(sim: Simulation, row: int, leaf: int) -> None:
-    """Let a leaf have no job."""
     write_node(sim, row, sim.state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
     _climb(sim, row, leaf)
 
@@ -338,7 +336,6 @@ def hide(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def _hide_leaf(sim: Simulation, row: int, leaf: int) -> None:
-    """Let a leaf offer nothing."""
     state = sim.state
     node = state.index_best.shape[1] // 2 + leaf
     state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = -1, math.inf, math.inf

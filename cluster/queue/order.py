@@ -1,12 +1,22 @@
-"""Which job may start next: the order regimes of docs/simulator.md, and turning to another job."""
+"""Which job may start next (docs/simulator.md, Order regimes), which nodes it may take, and turning to another job.
+
+`next_job` is the algorithm. A job that leads and does not fit holds a reservation: a shadow time, at which enough GPUs
+are expected to be free, and the number of GPUs that are left over then. Jobs pass it that end by the shadow time or
+take no more than those.
+
+A node may give the next GPUs of such a job if some completion of the picks keeps the reservation. Run time depends on
+the slowest speed, the number of nodes and the slowest link only, so for each speed it is enough to find the fewest
+nodes of at least that speed, or enough GPUs on nodes whose links are fast enough. Of a job with a plan the links do not
+count: nodes may be shown to it on which it would end too late, and its start is refused then.
+"""
 
 import math
 
 from ..kernels.compiled import kernel
 from ..model.problem import goes_by_work, passes, shortest_leads
-from ..placing import begin_picks, least_slowdown
-from ..state.holding import class_of, has_classes, holds_on, in_service_for, usable_by_class, usable_on, usable_to
-from ..state.state import MAX_OTHERS, MAX_SCANNED, Simulation
+from ..placing import NO_RACK, begin_picks, is_planned, least_slowdown, order_nodes, slowdown_of
+from ..state.holding import class_of, in_service_for, usable_by_class, usable_on, usable_to
+from ..state.state import MAX_OTHERS, MAX_SCANNED, Ints, Simulation, has_classes, has_turns, holds_on
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .index import (
     first_to_pass,
@@ -18,9 +28,45 @@ from .index import (
     smallest_job,
     smallest_of_line,
 )
-from .turns import LEADING, PASSING, has_turns, next_line_of
+from .turns import LEADING, PASSING, next_line_of
 
 AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: no job ends by then
+
+
+@kernel
+def next_job(sim: Simulation, row: int) -> int:
+    """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep.
+
+    1. A job that has reached the ageing bound goes first. While it does not fit, only jobs start that take no GPU that
+       suits it (`_beside_aged`).
+    2. Else the job that leads by the order regime (`reservation_holder`).
+    3. While that one does not fit or waits, under `fifo` none; else a job that keeps its reservation (`reserve`,
+       `_backfill`).
+    """
+    state = sim.state
+    state.shadow_s[row] = math.inf
+    state.extra[row] = 0
+    state.reserved_class[row] = 0
+    state.aged[row], state.leads[row] = 0, 1
+    if state.head[row] < 0:
+        return -1
+    if sim.rules.ageing_s < math.inf:
+        aged = _aged_job(sim, row)
+        if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds no other up
+            state.aged[row] = 1
+            return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
+    if state.rested[row] == state.moment[row]:
+        return -1
+    holder = reservation_holder(sim, row)
+    if not passes(sim.rules.order):
+        return holder if _fits(sim, row, holder) and state.waited[row] != state.moment[row] else -1
+    if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
+        return holder
+    if usable_by_class(sim, row, 0) == 0:
+        return -1
+    reserve(sim, row, holder)
+    state.leads[row] = 0
+    return _backfill(sim, row, holder)
 
 
 @kernel
@@ -32,7 +78,6 @@ def goes_before(sim: Simulation, row: int, job: int, key: float, other: int, oth
 
 @kernel
 def _fits(sim: Simulation, row: int, job: int) -> bool:
-    """Return whether enough GPUs that suit a job are usable."""
     return bool(sim.scenarios.gpus[sim.state.scenario[row], job] <= usable_to(sim, row, job))
 
 
@@ -136,14 +181,9 @@ def ends_in_time(sim: Simulation, row: int, run_s: float) -> bool:
 
 @kernel
 def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
-    """Return whether a job keeps the reservation if it starts at once.
+    """Return whether a job that is expected to run for `run_s` keeps the reservation if it starts at once.
 
-    Args:
-        sim: The simulation.
-        row: Its row.
-        job: The job.
-        run_s: How long it is expected to run.
-        held: GPUs that it takes and that suit the holder of the reservation too.
+    It takes `held` GPUs that suit the holder of the reservation too.
     """
     return bool(held <= sim.state.extra[row] or ends_in_time(sim, row, run_s))
 
@@ -208,34 +248,28 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
 @kernel
 def _smallest(sim: Simulation, row: int) -> int:
     """Return the waiting job of lowest rank and smallest key, the first in the queue among equals."""
-    state = sim.state
     if is_indexed(sim, row):
         return smallest_job(sim, row)
-    best = state.head[row]
-    least = estimated_work_s(sim, row, best)
-    job = state.next_job[row, best]
-    while job >= 0:
-        key = estimated_work_s(sim, row, job)
-        if goes_before(sim, row, job, key, best, least):
-            best, least = job, key
-        job = state.next_job[row, job]
-    return best
+    return _smallest_from(sim, row, sim.state.head[row], sim.state.next_job)
 
 
 @kernel
 def _smallest_of_line(sim: Simulation, row: int, line: int) -> int:
     """Return the waiting job of a line of smallest key, the first among equals."""
-    state = sim.state
     if is_indexed(sim, row):
         return smallest_of_line(sim, row, line)
-    best = state.line_head[row, line]
-    least = estimated_work_s(sim, row, best)
-    job = state.next_in_line[row, best]
+    return _smallest_from(sim, row, sim.state.line_head[row, line], sim.state.next_in_line)
+
+
+@kernel
+def _smallest_from(sim: Simulation, row: int, best: int, following: Ints) -> int:
+    """Return the job of lowest rank and smallest key of a job and those that follow it."""
+    least, job = estimated_work_s(sim, row, best), following[row, best]
     while job >= 0:
         key = estimated_work_s(sim, row, job)
-        if key < least:
+        if goes_before(sim, row, job, key, best, least):
             best, least = job, key
-        job = state.next_in_line[row, job]
+        job = following[row, job]
     return best
 
 
@@ -262,7 +296,7 @@ def may_pass(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def all_may_pass(sim: Simulation, row: int) -> bool:
-    """Return whether the whole queue behind the holder of the reservation is looked at."""
+    """Return whether every job behind the holder of the reservation may pass it."""
     return bool(sim.rules.backfill_depth >= sim.state.queued[row] - 1)
 
 
@@ -272,15 +306,20 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
     state = sim.state
     if all_may_pass(sim, row) and is_indexed(sim, row):
         return first_to_pass(sim, row)
-    if has_turns(sim):
-        line, found = state.first_line[row, PASSING], -1
-        while line >= 0 and found < 0:
-            found = _backfill_from(sim, row, holder, line)
-            line = next_line_of(sim, row, PASSING, line)
-        return found
-    by_key = goes_by_work(sim.rules.order)
+    if not has_turns(sim):
+        return _backfill_from(sim, row, holder, state.head[row], state.next_job)
+    line, found = state.first_line[row, PASSING], -1
+    while line >= 0 and found < 0:
+        found = _backfill_from(sim, row, holder, state.line_head[row, line], state.next_in_line)
+        line = next_line_of(sim, row, PASSING, line)
+    return found
+
+
+@kernel
+def _backfill_from(sim: Simulation, row: int, holder: int, job: int, following: Ints) -> int:
+    """Return the job that may pass the holder of the reservation, of a job and those that follow it; -1 for none."""
+    by_key, left = goes_by_work(sim.rules.order), sim.rules.backfill_depth
     best, least = -1, math.inf
-    job, left = state.head[row], sim.rules.backfill_depth
     while job >= 0 and left > 0:
         if job != holder:
             left -= 1
@@ -290,26 +329,7 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
                 key = estimated_work_s(sim, row, job)
                 if best < 0 or goes_before(sim, row, job, key, best, least):
                     best, least = job, key
-        job = state.next_job[row, job]
-    return best
-
-
-@kernel
-def _backfill_from(sim: Simulation, row: int, holder: int, line: int) -> int:
-    """Return the job of a line that may pass the holder of the reservation, -1 if there is none."""
-    state, by_key = sim.state, goes_by_work(sim.rules.order)
-    best, least = -1, math.inf
-    job, left = state.line_head[row, line], sim.rules.backfill_depth
-    while job >= 0 and left > 0:
-        if job != holder:
-            left -= 1
-            if may_pass(sim, row, job):
-                if not by_key:
-                    return job
-                key = estimated_work_s(sim, row, job)
-                if key < least:
-                    best, least = job, key
-        job = state.next_in_line[row, job]
+        job = following[row, job]
     return best
 
 
@@ -325,35 +345,6 @@ def _beside_aged(sim: Simulation, row: int, aged: int) -> int:
     state.leads[row] = 0
     state.aged[row] = 1 if job >= 0 and _has_aged(sim, row, job) else 0
     return job
-
-
-@kernel
-def next_job(sim: Simulation, row: int) -> int:
-    """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep."""
-    state = sim.state
-    state.shadow_s[row] = math.inf
-    state.extra[row] = 0
-    state.reserved_class[row] = 0
-    state.aged[row], state.leads[row] = 0, 1
-    if state.head[row] < 0:
-        return -1
-    if sim.rules.ageing_s < math.inf:
-        aged = _aged_job(sim, row)
-        if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds no other up
-            state.aged[row] = 1
-            return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
-    if state.rested[row] == state.moment[row]:
-        return -1
-    holder = reservation_holder(sim, row)
-    if not passes(sim.rules.order):
-        return holder if _fits(sim, row, holder) and state.waited[row] != state.moment[row] else -1
-    if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
-        return holder
-    if usable_by_class(sim, row, 0) == 0:
-        return -1
-    reserve(sim, row, holder)
-    state.leads[row] = 0
-    return _backfill(sim, row, holder)
 
 
 @kernel
@@ -408,9 +399,9 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
 
 @kernel
 def list_others(sim: Simulation, row: int) -> int:
-    """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
+    """Write the jobs that the policy may turn to into `other_job`; return their number, MAX_OTHERS at most.
 
-    Where the regime has no key they are the shortest of the first LOOKED_AT that would be offered if each before were
+    Where the regime has no key they are the shortest of the first MAX_SCANNED that would be offered if each before were
     passed over. The state then holds the reservation that they must keep, and no longer that of the job that is due.
     """
     state = sim.state
@@ -418,37 +409,32 @@ def list_others(sim: Simulation, row: int) -> int:
     reserve(sim, row, holder)
     if all_may_pass(sim, row) and is_indexed(sim, row):
         return _find_others(sim, row, holder, due)
-    if has_turns(sim):
-        return _list_in_turns(sim, row, holder, due)
-    by_key = goes_by_work(sim.rules.order)
-    count, seen = 0, 0
-    job, left = state.head[row], sim.rules.backfill_depth
-    while job >= 0 and left > 0 and (by_key or seen < MAX_SCANNED):
-        left -= job != holder
-        if job not in (holder, due) and may_pass(sim, row, job):
-            count = _insert_other(sim, row, job, 0, count)
-            seen += 1
-        job = state.next_job[row, job]
+    if not has_turns(sim):
+        return _list_from(sim, row, holder, due, state.head[row], state.next_job, 0, 0, 0)[0]
+    by_key, count, seen = goes_by_work(sim.rules.order), 0, 0
+    line = state.first_line[row, PASSING]
+    while line >= 0 and (count < MAX_OTHERS if by_key else seen < MAX_SCANNED):
+        first, job = count if by_key else 0, state.line_head[row, line]
+        count, seen = _list_from(sim, row, holder, due, job, state.next_in_line, first, count, seen)
+        line = next_line_of(sim, row, PASSING, line)
     return count
 
 
 @kernel
-def _list_in_turns(sim: Simulation, row: int, holder: int, due: int) -> int:
-    """Do what `list_others` does where users take turns, without an index: line by line."""
-    state, by_key = sim.state, goes_by_work(sim.rules.order)
-    count, seen = 0, 0
-    line = state.first_line[row, PASSING]
-    while line >= 0 and (count < MAX_OTHERS if by_key else seen < MAX_SCANNED):
-        first = count if by_key else 0
-        job, left = state.line_head[row, line], sim.rules.backfill_depth
-        while job >= 0 and left > 0 and (by_key or seen < MAX_SCANNED):
-            left -= job != holder
-            if job not in (holder, due) and may_pass(sim, row, job):
-                count = _insert_other(sim, row, job, first, count)
-                seen += 1
-            job = state.next_in_line[row, job]
-        line = next_line_of(sim, row, PASSING, line)
-    return count
+def _list_from(sim: Simulation, row: int, holder: int, due: int, job: int, following: Ints, first: int, count: int,
+               seen: int) -> tuple[int, int]:  # fmt: skip
+    """Do what `list_others` does for a job and those that follow it, behind the `first` of the `count` listed so far.
+
+    Return how many are listed then, and how many were found in all.
+    """
+    by_key, left = goes_by_work(sim.rules.order), sim.rules.backfill_depth
+    while job >= 0 and left > 0 and (by_key or seen < MAX_SCANNED):
+        left -= job != holder
+        if job not in (holder, due) and may_pass(sim, row, job):
+            count = _insert_other(sim, row, job, first, count)
+            seen += 1
+        job = following[row, job]
+    return count, seen
 
 
 @kernel
@@ -469,3 +455,175 @@ def turn_to(sim: Simulation, row: int, job: int) -> bool:
         sim.state.leads[row] = 0
     begin_picks(sim, row, job)
     return True
+
+
+@kernel
+def has_reservation(sim: Simulation, row: int) -> bool:
+    """Return whether a reservation bounds the run time of the job that is due."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row], state.current[row]]
+    return bool(state.shadow_s[row] < math.inf and gpus > state.extra[row])
+
+
+@kernel
+def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
+    """Write 1 into `trial_bit` of each node that may be picked next for the due job, else 0; return how many may.
+
+    A node that is picked gives all the GPUs that it can if `whole` is 1, a single one if it is 0.
+    """
+    state = sim.state
+    for node in range(state.free.shape[1]):
+        sim.scratch.trial_free[row, node] = state.free[row, node]
+    count = order_nodes(sim, row, state.current[row])  # writes `trial_bit` too
+    marked = 0
+    for node in range(state.free.shape[1]):
+        may = state.free[row, node] > 0 and (
+            _may_give(sim, row, node, count, whole) or _may_spare(sim, row, node, whole)
+        )
+        sim.scratch.trial_bit[row, node] = 1 if may else 0
+        marked += may
+    return marked
+
+
+@kernel
+def _may_spare(sim: Simulation, row: int, node: int, whole: int) -> bool:
+    """Return whether some placement with the picks and this node leaves the holder of the reservation enough GPUs.
+
+    Only where jobs differ in needs: else the placement takes as many, whichever it is.
+    """
+    if not has_classes(sim):
+        return False
+    state = sim.state
+    suits = sim.cluster.suits[state.reserved_class[row]]
+    gives = min(state.free[row, node], state.need[row]) if whole else 1
+    held, left = gives * suits[node], state.need[row] - gives
+    for other in range(suits.size):
+        held += state.taken[row, other] * suits[other]
+        left -= (state.free[row, other] - (gives if other == node else 0)) * (1 - suits[other])
+    return bool(held + max(left, 0) <= state.extra[row])
+
+
+@kernel
+def _in_time(sim: Simulation, row: int, slowdown: float) -> bool:
+    job = sim.state.current[row]
+    return ends_in_time(sim, row, expected_run_s(sim, row, job, slowdown))
+
+
+@kernel
+def _may_give(sim: Simulation, row: int, node: int, count: int, whole: int) -> bool:
+    """Return whether some placement with the picks and this node ends by the shadow time."""
+    state, levels = sim.state, sim.traits.levels
+    scenario = state.scenario[row]
+    most = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
+    if _holds_alone(sim, row, node):
+        return True
+    level = 0
+    while level < levels.shape[1] and levels[scenario, level] > 0.0:
+        speed = levels[scenario, level]
+        if speed <= most:
+            if sim.rules.ring:
+                rack = sim.cluster.node_rack[node]
+                in_one = state.picked_rack[row] == NO_RACK or state.picked_rack[row] == rack
+                if (in_one and _links_hold(sim, row, node, whole, speed, rack)) or _links_hold(
+                    sim, row, node, whole, speed, -1
+                ):
+                    return True
+            elif _few_nodes_hold(sim, row, node, count, whole, speed):
+                return True
+        level += 1
+    return False
+
+
+@kernel
+def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
+    """Return whether the job may run on one node, this one."""
+    state = sim.state
+    scenario, job = state.scenario[row], state.current[row]
+    others = state.picked_nodes[row] - (state.taken[row, node] > 0)
+    if others > 0 or state.free[row, node] < state.need[row]:
+        return False
+    speed = sim.scenarios.speed[scenario, node]
+    intra = sim.cluster.intra_bytes_per_s[node] if sim.scenarios.gpus[scenario, job] > 1 else math.inf
+    slowdown = slowdown_of(sim, scenario, job, 1, speed, intra, sim.cluster.nic_bytes_per_s[node], math.inf, 0)
+    return _in_time(sim, row, slowdown)
+
+
+@kernel
+def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int, speed: float) -> bool:
+    """Return whether the fewest nodes of at least a speed, the picked ones and this one among them, are few enough."""
+    state = sim.state
+    scenario = state.scenario[row]
+    nodes = state.picked_nodes[row] + (state.taken[row, node] == 0)
+    left = state.need[row] - state.free[row, node]
+    if not whole:  # nodes that have given some GPUs may give more
+        for other in range(state.free.shape[1]):
+            if other != node and state.taken[row, other] > 0:
+                left -= state.free[row, other]
+    for place in range(count):
+        other = sim.scratch.trial_order[row, place]
+        if left <= 0:
+            break
+        if other != node and state.taken[row, other] == 0 and sim.scenarios.speed[scenario, other] >= speed:
+            left -= state.free[row, other]
+            nodes += 1
+    if left > 0:
+        return False
+    slowdown = slowdown_of(sim, scenario, state.current[row], nodes, speed, math.inf, math.inf, math.inf, 0)
+    return _in_time(sim, row, slowdown)
+
+
+@kernel
+def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
+    """Return whether a ring over several nodes is fast enough whose slowest GPU and link are these.
+
+    Of a job with a plan only the GPU counts: which of its links run over the slowest depends on all nodes. `start`
+    checks the whole placement.
+    """
+    state = sim.state
+    if is_planned(sim, state.scenario[row], state.current[row]):
+        link = math.inf
+    slowdown = slowdown_of(sim, state.scenario[row], state.current[row], 2, speed, link, link, link, 0)
+    return _in_time(sim, row, slowdown)
+
+
+@kernel
+def _is_reached(sim: Simulation, row: int, node: int, speed: float, rack: int) -> bool:
+    """Return whether a node is of at least a speed, in a rack if that is not -1, and links to it are fast enough."""
+    cluster = sim.cluster
+    if sim.scenarios.speed[sim.state.scenario[row], node] < speed or (rack >= 0 and cluster.node_rack[node] != rack):
+        return False
+    link = cluster.nic_bytes_per_s[node]
+    if rack < 0:
+        link = min(link, cluster.uplink_bytes_per_s[cluster.node_rack[node]])
+    return _link_holds(sim, row, speed, link)
+
+
+@kernel
+def _links_hold(sim: Simulation, row: int, node: int, whole: int, speed: float, rack: int) -> bool:
+    """Return whether nodes of at least a speed with fast enough links hold the job: the picked ones, this and others.
+
+    All lie in one rack, or anywhere if `rack` is -1: then the links of racks count.
+    """
+    state, cluster = sim.state, sim.cluster
+    need, own_rack = state.need[row], cluster.node_rack[node]
+    picked = min(state.picked_nic[row], state.picked_intra[row], cluster.nic_bytes_per_s[node])
+    if rack < 0:
+        picked = min(picked, state.picked_uplink[row], cluster.uplink_bytes_per_s[own_rack])
+    gives = min(state.free[row, node], need) if whole else 1
+    if state.taken[row, node] + gives > 1:
+        picked = min(picked, cluster.intra_bytes_per_s[node])
+    if not _link_holds(sim, row, speed, picked):
+        return False
+    left, spare = need - gives, 0
+    for other in range(state.free.shape[1]):
+        free = state.free[row, other] - (gives if other == node else 0)
+        if free <= 0 or not _is_reached(sim, row, other, speed, rack):
+            continue
+        taken = state.taken[row, other] + (gives if other == node else 0)
+        if (free == 1 and taken == 0) or _link_holds(sim, row, speed, cluster.intra_bytes_per_s[other]):
+            left -= free
+        elif taken == 0 and whole:
+            spare = 1  # a single GPU, if it is the last that is missing
+        elif taken == 0:
+            left -= 1
+    return bool(left <= spare)

@@ -14,12 +14,6 @@ LEADING, PASSING = range(2)  # the rotations
 
 
 @kernel
-def has_turns(sim: Simulation) -> bool:
-    """Return whether users take turns; else the queue is one line, in the order in which it stands."""
-    return bool(sim.rules.turns)
-
-
-@kernel
 def line_of(sim: Simulation, row: int, job: int) -> int:
     """Return the line that a job is of."""
     return int(sim.scenarios.line[sim.state.scenario[row], job])
@@ -99,14 +93,9 @@ def _take_out(sim: Simulation, row: int, rotation: int, line: int) -> int:
 
 @kernel
 def _put(sim: Simulation, row: int, rotation: int, line: int, after: int) -> None:
-    """Put a line into a rotation: at the end if it belongs there, as it mostly does; else looked for from `after` on.
+    """Put a line into a rotation: at the end if it belongs there, as it mostly does; else its place is searched.
 
-    Args:
-        sim: The simulation.
-        row: Its row.
-        rotation: LEADING or PASSING.
-        line: The line.
-        after: A line that it goes before or behind; all before that one go before it. -1: search from the end.
+    All lines before `after` must go before it. The search begins there, or at the end if that is -1.
     """
     state = sim.state
     last = state.last_line[row, rotation]
@@ -128,11 +117,7 @@ def _put(sim: Simulation, row: int, rotation: int, line: int, after: int) -> Non
 def reposition_line(sim: Simulation, row: int, line: int, was_in: int) -> None:
     """Bring a line with waiting jobs to its place in both rotations, after its jobs, their times or its turns changed.
 
-    Args:
-        sim: The simulation.
-        row: Its row.
-        line: The line.
-        was_in: 1 if it stands in the rotations already.
+    `was_in` is 1 if it stands in the rotations already.
     """
     state = sim.state
     oldest = _oldest(sim, row, line)
@@ -209,12 +194,18 @@ def take_turn(sim: Simulation, row: int, job: int) -> None:
 def forget_turns(sim: Simulation, row: int) -> None:
     """Let no job wait in any line, and no line have had a turn."""
     state = sim.state
-    state.turns[row] = 0
-    for line in range(state.line_head.shape[1]):
-        state.line_head[row, line], state.line_tail[row, line] = -1, -1
-        state.came_back[row, line] = 0
+    _empty_lines(sim, row)
+    for job in range(state.came_back.shape[1]):
+        state.came_back[row, job] = 0
     for at in range(state.turn_s.shape[1]):
         state.turn_s[row, at], state.turn_number[row, at] = 0.0, 0
+
+
+@kernel
+def _empty_lines(sim: Simulation, row: int) -> None:
+    state = sim.state
+    for line in range(state.line_head.shape[1]):
+        state.line_head[row, line], state.line_tail[row, line] = -1, -1
     for rotation in range(state.first_line.shape[1]):
         state.first_line[row, rotation], state.last_line[row, rotation] = -1, -1
 
@@ -223,10 +214,7 @@ def forget_turns(sim: Simulation, row: int) -> None:
 def lay_lines(sim: Simulation, row: int) -> None:
     """Build lines and rotations anew, by the queue, the jobs that came back, and the turns so far."""
     state = sim.state
-    for line in range(state.line_head.shape[1]):
-        state.line_head[row, line], state.line_tail[row, line] = -1, -1
-    for rotation in range(state.first_line.shape[1]):
-        state.first_line[row, rotation], state.last_line[row, rotation] = -1, -1
+    _empty_lines(sim, row)
     job = state.head[row]
     while job >= 0:
         enter_line(sim, row, job, -1)
@@ -243,13 +231,7 @@ def next_line_of(sim: Simulation, row: int, rotation: int, line: int) -> int:
 def _line_up_back(sim: Simulation, row: int, first: int, job: int, count: int, most: int) -> int:
     """Write the jobs that came back of a line and those of its rank, behind `count`; return how many stand there then.
 
-    Args:
-        sim: The simulation.
-        row: Its row.
-        first: The first line of the rank.
-        job: A job of the queue before which none of them stands.
-        count: Jobs that stand in `lined_up`.
-        most: Jobs that may.
+    `first` is the first line of the rank, and none of the jobs stands before `job` in the queue.
     """
     state, scratch = sim.state, sim.scratch
     rank = sim.scenarios.rank[state.scenario[row]]

@@ -9,18 +9,28 @@ The live scheduler has real events in place of imagined ones (scheduler/mirror/c
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.structures import heapify, push
-from ..placing import begin_picks, check_picks, picked_slowdown, undo_picks
+from ..placing import (
+    DRAWS_PER_PLACEMENT,
+    begin_picks,
+    check_picks,
+    picked_slowdown,
+    random_node,
+    take_node,
+    undo_picks,
+)
 from ..queue.expected import note_start, start_overhead_s
 from ..queue.index import forget_index, note_passed
 from ..queue.order import keeps_reservation, next_ageing_s, next_job
-from ..queue.turns import forget_turns, has_turns, take_turn
+from ..queue.turns import forget_turns, take_turn
 from ..state.beliefs import reset_beliefs
-from ..state.holding import begin_run, fill_pool, has_classes, holds_on, may_slow, reset_usable, show_class
-from ..state.state import Simulation
-from .endings import note_slow_nodes, present_slowdown
+from ..state.holding import begin_run, fill_pool, reset_usable, show_class
+from ..state.state import Simulation, gives_backups, has_classes, has_turns, holds_on, may_slow
 from .event_log import (
     FAILING_AT_ONCE,
     FEWER_FAULTS,
@@ -35,11 +45,10 @@ from .event_log import (
     log_placement,
     poll_signals,
 )
-from .fault_process import next_fault_s, next_pace_s
-from .faults import change_source, end_due_runs
-from .jobs import dequeue, enqueue_last, finish
+from .faults import change_source, end_due_runs, next_fault_s
+from .jobs import dequeue, enqueue_last, finish, note_slow_nodes, present_slowdown
 from .seats import win_seats_back
-from .slow_nodes import change_paces, gives_backups, next_change_s, next_relief_s, update_backups
+from .slow_nodes import change_paces, next_change_s, next_pace_s, next_relief_s, update_backups
 
 
 @kernel
@@ -294,7 +303,9 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.running[row] = 0
     state.ends_kept[row] = 0
     forget_index(sim, row)
-    forget_turns(sim, row)
+    state.turns[row] = 0
+    if has_turns(sim):
+        forget_turns(sim, row)
     state.leads[row] = 0
     state.reserved_for[row] = 0
     state.busy_gpu_s[row] = 0.0
@@ -378,3 +389,32 @@ def _reset_sources(sim: Simulation, row: int) -> None:
             count += 1
     state.source_count[row] = count
     heapify(state.source_s, state.source_heap, state.source_place, state.source_count, row)
+
+
+@kernel
+def least_random_makespans_s(
+    sim: Simulation, scenarios: NDArray[np.int64], runs: int, least_s: NDArray[np.float64]
+) -> None:
+    """Write the smallest makespan of several random runs of each scenario, all on the scenario's own faults.
+
+    Run a draws from the counters that placement a of `best-of-random` has, so the first is the policy `random`'s.
+
+    Args:
+        sim: A simulation, of which row 0 is run.
+        scenarios: Which, shape (some,).
+        runs: Random runs of each.
+        least_s: Takes the makespans, or the time at which runs were cut off, shape (some,).
+
+    Source: SPEC R5.
+    """
+    for i in range(scenarios.size):
+        least_s[i] = np.inf
+        for run in range(runs):
+            reset(sim, 0, scenarios[i])
+            while advance(sim, 0):
+                draw = run * DRAWS_PER_PLACEMENT
+                while sim.state.need[0] > 0:
+                    take_node(sim, 0, random_node(sim, 0, draw))
+                    draw += 1
+                start(sim, 0)
+            least_s[i] = min(least_s[i], sim.state.now_s[0])

@@ -75,8 +75,8 @@ NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in 
 FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
 
 
-# After so much work it is looked whether a signal came. A fault counts 1; a moment or a decision counts the nodes, for
-# policies look at them: a network takes some 50 us for each.
+# Signals are polled after this amount of work. A fault counts 1; a moment or a decision counts the nodes, as policies
+# read them all: a network takes some 50 us for each.
 WORK_PER_POLL = 1 << 12
 
 

@@ -1,30 +1,81 @@
-"""What happens to GPUs: fault sources take them out of service and bring them back, and faults are detected."""
+"""What happens to GPUs: fault sources take them out of service and bring them back, and faults are detected.
+
+When a source fails and when it is back is a function of counters (docs/simulator.md, Faults).
+"""
 
 import math
 
 from ..kernels.compiled import kernel
-from ..kernels.structures import push, remove, sink
-from ..state.beliefs import note_faults, observe
+from ..kernels.structures import push, remove, sink, uniform
+from ..state.beliefs import note_faults
 from ..state.holding import (
     claim_gpu,
-    count_by_class,
-    count_in_service,
+    count_free,
+    count_up,
     give_up_gpu,
-    has_classes,
     held_gpus,
-    holds_on,
     is_struck,
     pool_holds,
     swap_roles,
     take_back_gpu,
 )
-from ..state.state import Simulation
-from .endings import continue_after_switch, count_progress, finish_held, stop_after_fault
+from ..state.state import Simulation, holds_on
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
-from .fault_process import next_fault_s, repaired_s
-from .jobs import kept_s, stop
+from .jobs import continue_after_switch, count_progress, finish, kept_s, stop, stop_after_fault
 from .seats import NO_GPU, average_s, find_replacement, note_records
 from .slow_nodes import drop_failed, relieved_by
+
+
+@kernel
+def up_time_s(seed: int, source: int, k: int, rate_per_s: float, shape: float) -> float:
+    """Return the k-th up time of a source: Weibull with mean 1 / rate.
+
+    Source: SPEC R11.
+    """
+    log_u = -math.log(uniform(seed, source, 4 * k))
+    if shape == 1.0:
+        return log_u / rate_per_s
+    return log_u ** (1.0 / shape) / (rate_per_s * math.gamma(1.0 + 1.0 / shape))
+
+
+@kernel
+def repair_time_s(seed: int, source: int, k: int, mean_s: float, sigma: float, transient_probability: float) -> float:
+    """Return the k-th repair time of a source; 0 for a transient fault."""
+    if transient_probability > 0.0 and uniform(seed, source, 4 * k + 1) < transient_probability:
+        return 0.0
+    u = uniform(seed, source, 4 * k + 2)
+    if sigma == 0.0:
+        return -math.log(u) * mean_s
+    z = math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * uniform(seed, source, 4 * k + 3))
+    return math.exp(sigma * z - 0.5 * sigma * sigma) * mean_s
+
+
+@kernel
+def next_fault_s(sim: Simulation, row: int, source: int, since_s: float) -> float:
+    """Return when an up source fails next, inf for never."""
+    scenario = sim.state.scenario[row]
+    k = sim.state.source_k[row, source]
+    rate = sim.scenarios.source_rate_per_s[scenario, source]
+    if rate > 0.0:
+        return since_s + up_time_s(sim.scenarios.fault_seed[scenario], source, k, rate, sim.process.shape)
+    first = sim.process.outage_first
+    if source + 1 < first.size and k < first[source + 1] - first[source]:
+        return sim.process.outage_start_s[first[source] + k]
+    return math.inf
+
+
+@kernel
+def repaired_s(sim: Simulation, row: int, source: int) -> float:
+    """Return when a source that fails at the present moment is back."""
+    scenario = sim.state.scenario[row]
+    k = sim.state.source_k[row, source]
+    process = sim.process
+    if sim.scenarios.source_rate_per_s[scenario, source] > 0.0:
+        seed = sim.scenarios.fault_seed[scenario]
+        return sim.state.now_s[row] + repair_time_s(
+            seed, source, k, process.repair_mean_s, process.repair_sigma, process.transient_probability
+        )
+    return process.outage_end_s[process.outage_first[source] + k]
 
 
 @kernel
@@ -55,7 +106,7 @@ def end_due_runs(sim: Simulation, row: int) -> None:
         if is_struck(sim, row, job):
             act_on_faults(sim, row, job)
         else:
-            finish_held(sim, row, job)
+            finish(sim, row, job)
 
 
 @kernel
@@ -129,11 +180,13 @@ def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
 @kernel
 def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service once more; jobs on them go on."""
-    state, learns, differ, holding = sim.state, sim.rules.estimated_hazards, has_classes(sim), holds_on(sim)
+    state, holding = sim.state, holds_on(sim)
     opened = False
     for gpu in range(first, after):
-        if learns and state.gpu_down[row, gpu] == 0:
-            observe(sim, row, sim.cluster.gpu_node[gpu])
+        if state.gpu_down[row, gpu] == 0:
+            count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
+            if state.gpu_job[row, gpu] < 0:
+                count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
         state.gpu_down[row, gpu] += 1
         if state.gpu_down[row, gpu] == 1 + (pool_holds(sim, row, gpu) if holding else 0):
             if not opened:
@@ -141,15 +194,6 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
                 kept = begin_event(sim, row, FAULT, -1)
             if kept:
                 name_gpu(sim, gpu)
-        if state.gpu_down[row, gpu] == 1:
-            state.down[row] += 1
-            if differ:
-                count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
-            if state.gpu_job[row, gpu] < 0:
-                state.free[row, sim.cluster.gpu_node[gpu]] -= 1
-                state.usable[row] -= 1
-                if differ:
-                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
 
 
 @kernel
@@ -175,21 +219,14 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
 @kernel
 def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
     """Undo one `take_out` of GPUs."""
-    state, learns, differ, holding = sim.state, sim.rules.estimated_hazards, has_classes(sim), holds_on(sim)
+    state, holding = sim.state, holds_on(sim)
     opened = False
     for gpu in range(first, after):
-        if learns and state.gpu_down[row, gpu] == 1:
-            observe(sim, row, sim.cluster.gpu_node[gpu])
-        state.gpu_down[row, gpu] -= 1
-        if state.gpu_down[row, gpu] == 0:
-            state.down[row] -= 1
-            if differ:
-                count_in_service(sim, row, sim.cluster.gpu_node[gpu], 1)
+        if state.gpu_down[row, gpu] == 1:
+            count_up(sim, row, sim.cluster.gpu_node[gpu], 1)
             if state.gpu_job[row, gpu] < 0:
-                state.free[row, sim.cluster.gpu_node[gpu]] += 1
-                state.usable[row] += 1
-                if differ:
-                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
+                count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
+        state.gpu_down[row, gpu] -= 1
         if state.gpu_down[row, gpu] == (pool_holds(sim, row, gpu) if holding else 0):
             if not opened:
                 opened = True

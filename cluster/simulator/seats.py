@@ -21,7 +21,7 @@ from ..switching import (
     link_bytes_per_s,
     ring_iteration_s,
 )
-from .endings import continue_after_switch, count_progress, present_slowdown
+from .jobs import continue_after_switch, count_progress, present_slowdown
 
 NO_GPU = -1
 
@@ -123,7 +123,6 @@ def _volume_bytes(sim: Simulation, row: int, job: int) -> float:
 
 @kernel
 def _link_bytes_per_s(sim: Simulation, gpu: int, other: int) -> float:
-    """Return the bandwidth between two GPUs."""
     return link_bytes_per_s(sim.cluster, sim.cluster.gpu_node[gpu], sim.cluster.gpu_node[other])
 
 

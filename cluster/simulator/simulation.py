@@ -23,10 +23,19 @@ from ..model.problem import (
 from ..model.topology import Cluster
 from ..queue.expected import note_start
 from ..queue.index import forget_index
-from ..queue.turns import enter_line, has_turns, leave_line, line_of, reposition_line
+from ..queue.turns import enter_line, leave_line, line_of, reposition_line
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
-from ..state.holding import count_by_class, has_classes
-from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, holds_on_by, traits_of
+from ..state.holding import count_free
+from ..state.state import (
+    INDEX_FROM,
+    Log,
+    Simulation,
+    allocate_log,
+    allocate_state,
+    has_turns,
+    holds_on_by,
+    traits_of,
+)
 from .jobs import dequeue, enqueue_first, enqueue_last, link
 
 
@@ -73,35 +82,16 @@ def simulation_of(
 
 
 def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -> Outcome:
-    """Return copies of what rows have done so far."""
+    """Return copies of what rows have done so far; stays in the queue that last count until now."""
     state = sim.state
-    return Outcome(
-        finish_s=state.finish_s[rows].copy(),
-        first_start_s=state.first_start_s[rows].copy(),
-        stops=state.stops[rows].copy(),
-        lost_s=state.lost_s[rows].copy(),
-        wait_s=_waits_s(state, rows),
-        makespan_s=state.now_s[rows].copy(),
-        busy_gpu_s=state.busy_gpu_s[rows].copy(),
-        down_gpu_s=state.down_gpu_s[rows].copy(),
-        overhead_gpu_s=state.overhead_gpu_s[rows].copy(),
-        finished=state.finished[rows].copy(),
-        job_events=state.job_events[rows].copy(),
-        decisions=state.decisions[rows].copy(),
-        switches=state.switches[rows].copy(),
-        slowed=state.slowed[rows].copy(),
-        backups=state.backups[rows].copy(),
-        backup_gpu_s=state.backup_gpu_s[rows].copy(),
-    )
-
-
-def _waits_s(state: State, rows: NDArray[np.int64] | slice) -> NDArray[np.float64]:
-    """Return how long each job has been in the queue, shape (some rows, jobs); stays that last count until now."""
     submitted = np.arange(state.wait_s.shape[1]) < state.submitted[rows][:, None]
     stays = submitted & (state.run_place[rows] < 0) & (state.finish_s[rows] == 0.0)
     lasting_s = np.where(stays, state.now_s[rows][:, None] - state.entered_s[rows], 0.0)
-    waits_s: NDArray[np.float64] = state.wait_s[rows] + lasting_s
-    return waits_s
+    return Outcome(
+        **{name: getattr(state, name)[rows].copy() for name in Outcome._fields if name not in ("wait_s", "makespan_s")},
+        wait_s=state.wait_s[rows] + lasting_s,
+        makespan_s=state.now_s[rows].copy(),
+    )
 
 
 @kernel
@@ -117,11 +107,6 @@ def move_by_rank(sim: Simulation, row: int, job: int) -> None:
     """Move a waiting job that stands first or last to its place: behind all of a lower rank, before all of a higher.
 
     Among equals it stays on the side from which it came. The queue but for this job must be in that order.
-
-    Args:
-        sim: The simulation.
-        row: Its row.
-        job: The job.
     """
     state, rank = sim.state, sim.scenarios.rank[sim.state.scenario[row]]
     if state.head[row] == job and state.tail[row] != job:
@@ -181,13 +166,9 @@ def place_in_line(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
-    """Let a job run that has run since before the simulation knew of it; its times stand in the state.
+    """Let a job of no queue run that has run since before the simulation knew of it; its times stand in the state.
 
-    Args:
-        sim: The simulation.
-        row: Its row.
-        job: The job, in no queue.
-        gpus: GPUs that it holds, in the order of their picks; free, though they may be out of service.
+    Its GPUs come in the order of their picks; they are free, though they may be out of service.
     """
     state = sim.state
     state.first_gpu[row, job] = -1
@@ -196,10 +177,7 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
         state.gpu_next[row, gpu] = state.first_gpu[row, job]
         state.first_gpu[row, job] = gpu
         if state.gpu_down[row, gpu] == 0:
-            state.free[row, sim.cluster.gpu_node[gpu]] -= 1
-            state.usable[row] -= 1
-            if has_classes(sim):
-                count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
+            count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
     state.busy[row] += gpus.size
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_start(sim, row, job)

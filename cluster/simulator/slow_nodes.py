@@ -1,4 +1,4 @@
-"""Nodes become slow and well again, and backups take over seats of slow nodes (docs/simulator.md, Slow nodes).
+"""Nodes become slow and recover, and backups take over seats of slow nodes (docs/simulator.md, Slow nodes).
 
 Source: SPEC P3.
 """
@@ -6,12 +6,12 @@ Source: SPEC P3.
 import math
 
 from ..kernels.compiled import kernel
+from ..kernels.structures import uniform
 from ..state.holding import (
     claim_gpu,
     held_gpus,
     is_slow,
     is_struck,
-    may_slow,
     present_speed,
     release_gpu,
     relieve_gpu,
@@ -19,21 +19,14 @@ from ..state.holding import (
     take_back_gpu,
 )
 from ..state.state import Simulation
-from .endings import continue_after_switch, continue_run, count_progress, note_slow_nodes, present_slowdown
 from .event_log import SLOW, WELL, begin_event, name_gpu
-from .fault_process import next_pace_s
+from .jobs import continue_after_switch, continue_run, count_progress, note_slow_nodes, present_slowdown
 from .seats import NO_GPU, average_s, find_replacement, note_records
 
 
 @kernel
-def gives_backups(sim: Simulation) -> bool:
-    """Return whether jobs get backups."""
-    return may_slow(sim) and sim.rules.backups > 0 and sim.rules.switching
-
-
-@kernel
 def next_relief_s(sim: Simulation, row: int) -> float:
-    """Return when it is found out next that a job has slow nodes, inf for never."""
+    """Return when the next job is found to have slow nodes, inf for never."""
     state, time_s = sim.state, math.inf
     for i in range(state.running[row]):
         slowed_s = state.slowed_s[row, state.run_heap[row, i]]
@@ -122,7 +115,6 @@ def _give_back(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def _slowest_speed(sim: Simulation, row: int, job: int) -> float:
-    """Return the speed of the slowest GPU in a job's ring."""
     speed, gpu = math.inf, sim.state.first_gpu[row, job]
     while gpu >= 0:
         speed = min(speed, present_speed(sim, row, sim.cluster.gpu_node[gpu]))
@@ -209,3 +201,18 @@ def _change_pace(sim: Simulation, row: int, job: int) -> None:
     pause_s = max(0.0, state.start_s[row, job] + state.overhead_s[row, job] - state.now_s[row])
     count_progress(sim, row, job, state.now_s[row], held_gpus(sim, row, job))
     continue_run(sim, row, job, pause_s)
+
+
+@kernel
+def next_pace_s(sim: Simulation, row: int, node: int) -> float:
+    """Return when a node becomes slow, or well if it is slow, given that it has just changed; inf for never.
+
+    Both times are exponential. Nodes draw from the streams of random numbers behind those of all fault sources.
+    """
+    state, rules = sim.state, sim.rules
+    if rules.slow_per_s == 0.0:
+        return math.inf
+    slow, stream = state.node_slow[row, node], state.source_s.shape[1] + node
+    u = uniform(sim.scenarios.fault_seed[state.scenario[row]], stream, 2 * state.pace_k[row, node] + slow)
+    mean_s = rules.slow_mean_s if slow == 1 else 1.0 / rules.slow_per_s
+    return float(state.now_s[row] - math.log(u) * mean_s)

@@ -47,7 +47,8 @@ def sound_state(sim: Simulation, state: State) -> State:
     """
     _check_ranges(sim, state)
     _check_numbers(sim, state)
-    _check_guards(state)
+    refuse("state.quiet", state.quiet, state.quiet <= MAX_QUIET, f"at most {MAX_QUIET}")  # larger ones would overflow
+    refuse("state.stops", state.stops, state.stops <= MAX_STOPS, f"at most {MAX_STOPS}")
     _check_heap(state, "source_heap", "source_place", state.source_count, state.source_s)
     _check_heap(state, "run_heap", "run_place", state.running, state.end_s)
     _check_sources(sim, state)
@@ -111,12 +112,6 @@ def _check_numbers(sim: Simulation, state: State) -> None:
     ran, slowdown = (state.run_place >= 0) | (state.slowdown != 0.0), state.slowdown
     fits = (slowdown >= MIN_SLOWDOWN) & (slowdown <= MAX_SLOWDOWN)
     refuse("state.slowdown", slowdown, ~ran | fits, f"{MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g}")
-
-
-def _check_guards(state: State) -> None:
-    """Refuse counts from which the ends of what goes on for ever would not be seen: they would become negative."""
-    refuse("state.quiet", state.quiet, state.quiet <= MAX_QUIET, f"at most {MAX_QUIET}")
-    refuse("state.stops", state.stops, state.stops <= MAX_STOPS, f"at most {MAX_STOPS}")
 
 
 def _check_heap(state: State, heap_name: str, place_name: str, count: Ints, key: Floats) -> None:
@@ -301,13 +296,7 @@ def _check_gpus(sim: Simulation, state: State) -> None:
 
 
 def _check_usable(sim: Simulation, state: State, usable: NDArray[np.int64]) -> None:
-    """Refuse counts of usable GPUs, and GPUs held on nodes that do not suit the job.
-
-    Args:
-        sim: The simulation.
-        state: The state.
-        usable: Usable GPUs of each node, shape (rows, nodes).
-    """
+    """Refuse counts of usable GPUs, by those of each node, and GPUs on nodes that do not suit their job."""
     suits, needs = sim.cluster.suits, sim.scenarios.needs[state.scenario]
     rows = np.arange(state.current.size)
     _same("shown_class", state.shown_class, needs[rows, state.current])

@@ -5,7 +5,7 @@ not. Everything here is checked once for a simulation or a call that runs one, n
 """
 
 import math
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,7 @@ def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np
 
 
 def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0.0) -> Scenarios:
-    """Return scenarios that can be run on a cluster; of padded jobs nothing is asked.
+    """Return scenarios that can be run on a cluster; padded jobs may be anything.
 
     Args:
         scenarios: The scenarios.
@@ -185,13 +185,13 @@ def _sound_lines(scenarios: Scenarios) -> Scenarios:
 
 def _check_room(scenarios: Scenarios, cluster: Cluster, spares: float, real: NDArray[np.bool_]) -> None:
     """Refuse a job that asks for more GPUs than the nodes that suit it have besides spares."""
-    asked = np.where(real, scenarios.gpus, 0)
+    needed = np.where(real, scenarios.gpus, 0)
     room = (cluster.suits @ startable_gpus(cluster, spares))[scenarios.needs]
-    if (asked > room).any():
-        at = np.unravel_index(np.argmax(asked - room), asked.shape)
+    if (needed > room).any():
+        at = np.unravel_index(np.argmax(needed - room), needed.shape)
         suiting = "a cluster that has" if scenarios.needs[at] == 0 else "nodes that suit it, which have"
         besides = " besides its spares" if spares > 0.0 else ""
-        raise ValueError(f"a job asks {asked[at]} GPUs of {suiting} {room[at]}{besides}")
+        raise ValueError(f"a job asks {needed[at]} GPUs of {suiting} {room[at]}{besides}")
 
 
 def sound_process(process: FaultProcess) -> FaultProcess:
@@ -221,23 +221,15 @@ def sound_process(process: FaultProcess) -> FaultProcess:
     return process
 
 
-class _Range(NamedTuple):
-    least: float
-    most: float
-    open_below: bool = False
-
-
-_RANGES = {
-    "node_penalty": _Range(0.0, 1e300), "reference_gpus": _Range(1, math.inf),
-    "reference_intra_bytes_per_s": _Range(0.0, math.inf, open_below=True),
-    "reference_nic_bytes_per_s": _Range(0.0, math.inf, open_below=True),
-    "checkpoint_s": _Range(0.0, math.inf, open_below=True), "restart_s": _Range(0.0, MOST_RESTART_S),
-    "order": _Range(0, len(ORDERS) - 1), "ageing_s": _Range(0.0, math.inf), "limit_s": _Range(-math.inf, math.inf),
-    "backfill_depth": _Range(0, math.inf), "preflight_s": _Range(0.0, MOST_RESTART_S),
-    "detection_s": _Range(0.0, MOST_RESTART_S), "switch_s": _Range(0.0, MOST_RESTART_S), "spares": _Range(0.0, 1.0),
-    "replacement": _Range(0, 1), "slow_per_s": _Range(0.0, 1.0), "slow_factor": _Range(1.0, MOST_SLOW_FACTOR),
-    "slow_mean_s": _Range(0.0, MOST_RESTART_S), "backups": _Range(0, math.inf),
+_RANGES = {  # least and most
+    "node_penalty": (0.0, 1e300), "reference_gpus": (1, math.inf), "reference_intra_bytes_per_s": (0.0, math.inf),
+    "reference_nic_bytes_per_s": (0.0, math.inf), "checkpoint_s": (0.0, math.inf), "restart_s": (0.0, MOST_RESTART_S),
+    "order": (0, len(ORDERS) - 1), "ageing_s": (0.0, math.inf), "limit_s": (-math.inf, math.inf),
+    "backfill_depth": (0, math.inf), "preflight_s": (0.0, MOST_RESTART_S), "detection_s": (0.0, MOST_RESTART_S),
+    "switch_s": (0.0, MOST_RESTART_S), "spares": (0.0, 1.0), "replacement": (0, 1), "slow_per_s": (0.0, 1.0),
+    "slow_factor": (1.0, MOST_SLOW_FACTOR), "slow_mean_s": (0.0, MOST_RESTART_S), "backups": (0, math.inf),
 }  # fmt: skip
+_ABOVE_0 = ("reference_intra_bytes_per_s", "reference_nic_bytes_per_s", "checkpoint_s")  # and not 0 itself
 
 
 def sound_rules(rules: Rules) -> Rules:
@@ -247,10 +239,10 @@ def sound_rules(rules: Rules) -> Rules:
         ValueError: Naming the first that does not.
     """
     rules = typed(rules)
-    for name, (least, most, open_below) in _RANGES.items():
-        value = getattr(rules, name)
-        if not (least < value if open_below else least <= value) or not value <= most:
-            bound = f"{'above' if open_below else 'at least'} {least:g}"
+    for name, (least, most) in _RANGES.items():
+        value, is_above = getattr(rules, name), name in _ABOVE_0
+        if not (least < value if is_above else least <= value) or not value <= most:
+            bound = f"{'above' if is_above else 'at least'} {least:g}"
             raise ValueError(f"{name} is {value}, expected {bound} and at most {most:g}")
     return rules
 

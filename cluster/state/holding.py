@@ -18,15 +18,9 @@ from numpy.typing import NDArray
 from ..kernels.compiled import kernel
 from ..model.topology import Cluster
 from .beliefs import observe
-from .state import Ints, Simulation
+from .state import Ints, Simulation, has_classes, holds_on, may_slow
 
 UNSUITED = "a job was to start on a GPU of a node that does not suit it: take nodes with free GPUs"
-
-
-@kernel
-def has_classes(sim: Simulation) -> bool:
-    """Return whether jobs may differ in what they need."""
-    return bool(sim.cluster.suits.shape[0] > 1)
 
 
 @kernel
@@ -130,12 +124,6 @@ GPU_ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
 
 
 @kernel
-def holds_on(sim: Simulation) -> bool:
-    """Return whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
-    return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
-
-
-@kernel
 def is_struck(sim: Simulation, row: int, job: int) -> bool:
     """Return whether a running job stands still after a fault that is not handled yet."""
     return holds_on(sim) and sim.state.struck_s[row, job] >= 0.0
@@ -229,7 +217,7 @@ def is_idle_spare(sim: Simulation, row: int, gpu: int) -> bool:
 
 
 @kernel
-def _count_free(sim: Simulation, row: int, node: int, gpus: int) -> None:
+def count_free(sim: Simulation, row: int, node: int, gpus: int) -> None:
     """Count usable GPUs of a node that came, or went if the number is negative."""
     sim.state.free[row, node] += gpus
     sim.state.usable[row] += gpus
@@ -238,7 +226,7 @@ def _count_free(sim: Simulation, row: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def _count_up(sim: Simulation, row: int, node: int, gpus: int) -> None:
+def count_up(sim: Simulation, row: int, node: int, gpus: int) -> None:
     """Count GPUs of a node that are about to come into service, or to go out of it if the number is negative."""
     if sim.rules.estimated_hazards:
         observe(sim, row, node)
@@ -251,7 +239,7 @@ def _count_up(sim: Simulation, row: int, node: int, gpus: int) -> None:
 def _hold_back(sim: Simulation, row: int, gpu: int) -> None:
     """Hold an idle GPU out of service, whether a fault does so too or not."""
     if sim.state.gpu_down[row, gpu] == 0:
-        _count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
+        count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
     sim.state.gpu_down[row, gpu] += 1
 
 
@@ -261,7 +249,7 @@ def fill_pool(sim: Simulation, row: int) -> None:
     mark_spares(sim.cluster.node_type, sim.cluster.first_gpu, sim.rules.spares, sim.state.spare, row)
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.spare[row, gpu] == 1:
-            _count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
+            count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
             _hold_back(sim, row, gpu)
 
 
@@ -273,10 +261,10 @@ def claim_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
     """
     state, node = sim.state, sim.cluster.gpu_node[gpu]
     if holds_on(sim) and _is_set_aside(sim, row, gpu):
-        _count_up(sim, row, node, 1)
+        count_up(sim, row, node, 1)
         state.gpu_down[row, gpu] -= 1
     else:
-        _count_free(sim, row, node, -1)
+        count_free(sim, row, node, -1)
     state.gpu_job[row, gpu] = job
     state.gpu_next[row, gpu] = state.first_gpu[row, job]
     state.first_gpu[row, job] = gpu
@@ -308,7 +296,7 @@ def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
     if holds_on(sim) and _is_set_aside(sim, row, gpu):
         _hold_back(sim, row, gpu)
     elif state.gpu_down[row, gpu] == 0:
-        _count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
+        count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
 
 
 @kernel
@@ -361,10 +349,10 @@ def release_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
     if state.spare[row, gpu] == 1:
         return
     if state.gpu_down[row, gpu] == 1:
-        _count_up(sim, row, node, 1)
+        count_up(sim, row, node, 1)
     state.gpu_down[row, gpu] -= 1
     if state.gpu_down[row, gpu] == 0:
-        _count_free(sim, row, node, 1)
+        count_free(sim, row, node, 1)
 
 
 @kernel
@@ -373,12 +361,6 @@ def _forget_kept(sim: Simulation, row: int, job: int, gpu: int) -> None:
     state.kept_for[row, gpu], state.backup_of[row, gpu] = -1, -1
     state.relieved_of[row, job] -= 1
     state.relieved[row] -= 1
-
-
-@kernel
-def may_slow(sim: Simulation) -> bool:
-    """Return whether nodes become slow for a while."""
-    return bool(sim.rules.slow_per_s > 0.0)
 
 
 @kernel

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.compiled import kernel
 from ..kernels.pointer_table import Struct, pack
 from ..model.problem import EVERY_JOB, LINED, PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
@@ -235,7 +236,7 @@ class Scratch(NamedTuple):
     tried_gpu: Annotated[Ints, "rows", "gpus if holding"]  # slow GPUs that are relieved for a try
     class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not the holder of the reservation
     other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
-    lined_up: Annotated[Ints, "rows", "jobs if turns"]  # the queue as users take turns, as far as it was asked for
+    lined_up: Annotated[Ints, "rows", "jobs if turns"]  # the queue as users take turns, as far as it was listed
     line_at: Annotated[Ints, "rows", "jobs if turns"]  # of each line, the job up to which it is
     ahead_start_s: Annotated[Floats, "rows", "ahead"]  # start, inf if never
     ahead_end_s: Annotated[Floats, "rows", "ahead"]  # end
@@ -256,7 +257,7 @@ class State(NamedTuple):
     now_s: Annotated[Floats, "rows"]
     moment: Annotated[Ints, "rows"]  # counts the moments at which something happened
     quiet: Annotated[Ints, "rows"]  # moments that `advance` run since a job was last submitted, started or ended
-    unpolled: Annotated[Ints, "rows"]  # work since it was last looked for signals
+    unpolled: Annotated[Ints, "rows"]  # work since signals were last polled
     finished: Annotated[Ints, "rows"]  # jobs that ended
     submitted: Annotated[Ints, "rows"]  # jobs that were submitted
     estimated: Annotated[Ints, "rows"]  # jobs in the sum of estimates: those submitted; if live, all ever
@@ -543,6 +544,36 @@ AHEAD_SHOWN = 7  # of which an observation shows this number one by one
 def holds_on_by(rules: Rules) -> bool:
     """Return whether a run is kept piece by piece: jobs may hold their GPUs beyond a fault, or nodes become slow."""
     return rules.switching or rules.detection_s > 0.0 or rules.slow_per_s > 0.0
+
+
+@kernel
+def has_classes(sim: Simulation) -> bool:
+    """Return whether jobs may differ in what they need."""
+    return bool(sim.cluster.suits.shape[0] > 1)
+
+
+@kernel
+def has_turns(sim: Simulation) -> bool:
+    """Return whether users take turns; else the queue is one line, in the order in which it stands."""
+    return bool(sim.rules.turns)
+
+
+@kernel
+def holds_on(sim: Simulation) -> bool:
+    """Return whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
+    return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
+
+
+@kernel
+def may_slow(sim: Simulation) -> bool:
+    """Return whether nodes become slow for a while."""
+    return bool(sim.rules.slow_per_s > 0.0)
+
+
+@kernel
+def gives_backups(sim: Simulation) -> bool:
+    """Return whether jobs get backups."""
+    return may_slow(sim) and sim.rules.backups > 0 and sim.rules.switching
 
 
 def _extents(

@@ -87,7 +87,7 @@ RETRY_PAUSE_S = 0.5  # after the first of them; it doubles
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 NETWORK = "check the network and the proxy, or name a mirror with --mirror"
 RESUME_ADVICE = "run the same command again: it goes on where this one stopped"
-TOO_LONG = "it is not the file that was asked for; check the mirror or the proxy"
+TOO_LONG = "it is not the requested file; check the mirror or the proxy"
 
 
 def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: float, report: ReportProgress) -> None:
@@ -175,7 +175,7 @@ def _append(
     have = _begin(answer, _end(into))
     if have < 0:
         into.truncate(0)
-        return "the server sent another part than the one that was asked for"
+        return "the server sent another part than the requested one"
     into.truncate(have)
     into.seek(have)
     length = answer.headers.get("Content-Length", "")
@@ -315,7 +315,7 @@ def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float,
 
 
 def target_of(trace: PublicTrace, output: Path | None) -> Path:
-    """Return where a trace is put: a file in a folder that is there, or what was asked for."""
+    """Return where a trace is put: a file in an existing folder, or the output itself."""
     if output is None:
         return Path(trace.saved_as)
     return output / trace.saved_as if trace.members is None and os.path.isdir(output) else output  # noqa: PTH112

@@ -1,6 +1,8 @@
 """Trace formats that are a table of jobs in csv: ours, and those of public traces."""
 
-from collections.abc import Callable, Set
+import math
+import re
+from collections.abc import Callable, Iterable, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.needs import NodeNeeds
-from ..model.workload import DEFAULT_PARAMETER_BYTES, JobPlan, Workload
-from .plan_cells import agree, plans_in
+from ..model.topology import NodeNeeds
+from ..model.workload import DEFAULT_PARAMETER_BYTES, Iteration, JobPlan, Workload
 from .read import (
     CELL_NUMBER,
     MAX_CPUS,
     MAX_TRACE_S,
-    TraceJobs,
     TraceRows,
     columns_of,
     jobs_of,
@@ -43,7 +43,7 @@ class CsvFormat:
 
     columns: tuple[str, ...]
     marks: Callable[[Set[str]], bool]
-    jobs: Callable[[TraceRows], TraceJobs]
+    jobs: Callable[[TraceRows], Workload]
     optional: tuple[str, ...] = ()
     times: str = ""
 
@@ -65,11 +65,7 @@ ACME_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
 RUN_COLUMNS = ("start_time", "end_time")
 
 
-def _marks_acme(columns: Set[str]) -> bool:
-    return "gpu_num" in columns and bool({"gpu_time", "type"} & columns) and "vc" not in columns
-
-
-def _acme_jobs(rows: TraceRows) -> TraceJobs:
+def _acme_jobs(rows: TraceRows) -> Workload:
     duration_s = rows.numbers("duration", blank=0.0)
     gpus = rows.whole_numbers("gpu_num")
     timed = all(rows.has(column) for column in RUN_COLUMNS)
@@ -95,13 +91,19 @@ def _run_s(rows: TraceRows) -> NDArray[np.float64]:
     return run_s
 
 
-ACME = CsvFormat(ACME_COLUMNS, _marks_acme, _acme_jobs, (*RUN_COLUMNS, "user", "type", "cpu_num"), times="as dates")
+ACME = CsvFormat(
+    ACME_COLUMNS,
+    lambda columns: "gpu_num" in columns and bool({"gpu_time", "type"} & columns) and "vc" not in columns,
+    _acme_jobs,
+    (*RUN_COLUMNS, "user", "type", "cpu_num"),
+    times="as dates",
+)
 
 
 HELIOS_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
 
 
-def _helios_jobs(rows: TraceRows) -> TraceJobs:
+def _helios_jobs(rows: TraceRows) -> Workload:
     gpus = rows.whole_numbers("gpu_num")
     return jobs_of(
         rows.cells["job_id"],
@@ -121,7 +123,7 @@ HELIOS = CsvFormat(
 ITP_COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
 
 
-def _itp_jobs(rows: TraceRows) -> TraceJobs:
+def _itp_jobs(rows: TraceRows) -> Workload:
     return jobs_of(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
@@ -133,17 +135,92 @@ def _itp_jobs(rows: TraceRows) -> TraceJobs:
 ITP = CsvFormat(ITP_COLUMNS, lambda columns: "submission_time" in columns, _itp_jobs, times="in seconds")
 
 
-LONGSHORE_COLUMNS = ("gpus", "work_s", "submit_s")
-LONGSHORE_OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *NodeNeeds._fields, "plans")
+# Plans of a job in a cell (docs/formats.md), such as `8x1x1 work_s=3600 compute_s=0.5|4x1x1 ...`
 MIN_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
 MAX_JOB_BYTES = 1e18
+PLANS_APART = "|"  # between plans of a cell
+DEGREES = re.compile(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", re.ASCII)
+MAX_PLAN_GPUS, MAX_PLANS = 1_000_000, 1000
+PLAN_BOUNDS = {  # least and most of each figure; those without a default must stand there
+    "work_s": (1e-6, MAX_TRACE_S),
+    "compute_s": (MIN_COMPUTE_S, MAX_TRACE_S),
+    "fixed_s": (0.0, MAX_TRACE_S),
+    "gradient_bytes": (0.0, MAX_JOB_BYTES),
+    "edge_bytes": (0.0, MAX_JOB_BYTES),
+    "tensor_bytes": (0.0, MAX_JOB_BYTES),
+    "memory_bytes": (0.0, MAX_JOB_BYTES),
+    "away_bytes": (0.0, MAX_JOB_BYTES),
+}
+REQUIRED_OF_PLAN = ("work_s", "compute_s")
+OF_ITERATION = tuple(name for name in PLAN_BOUNDS if name in Iteration._fields)
+OF_PLAN = ("memory_bytes", "away_bytes")
 
 
-def _marks_longshore(columns: Set[str]) -> bool:
-    return "work_s" in columns or {"gpus", "submit_s"} <= columns
+def cell_of(plans: Iterable[JobPlan]) -> str:
+    """Return plans as a cell has them, from which they are read back to the last bit; figures of 0 are omitted."""
+    return PLANS_APART.join(_text(plan) for plan in plans)
 
 
-def _longshore_jobs(rows: TraceRows) -> TraceJobs:
+def _text(plan: JobPlan) -> str:
+    figures = {"work_s": plan.work_s, **{name: getattr(plan.iteration, name) for name in OF_ITERATION}}
+    figures |= {name: getattr(plan, name) for name in OF_PLAN}
+    words = (f"{name}={value!r}" for name, value in figures.items() if value > 0.0)
+    return " ".join((plan.degrees, *words))
+
+
+def plans_in(cell: str) -> tuple[JobPlan, ...]:
+    """Return the plans in a cell, none if it is empty.
+
+    Raises:
+        ValueError: Saying what cannot be used.
+    """
+    texts = cell.split(PLANS_APART) if cell.strip() else []
+    if len(texts) > MAX_PLANS:
+        raise ValueError(f"has {len(texts)} plans, more than {MAX_PLANS}")
+    return tuple(map(_plan, texts))
+
+
+def _plan(text: str) -> JobPlan:
+    degrees, *words = text.split() or [""]
+    found = DEGREES.fullmatch(degrees)
+    data, pipeline, tensor = map(int, found.groups()) if found else (0, 0, 0)
+    if not 0 < data * pipeline * tensor <= MAX_PLAN_GPUS:
+        raise ValueError(f"has a plan that begins with {degrees[:40]!r}, not with data x pipeline x tensor as in 4x2x1")
+    figures = dict.fromkeys(PLAN_BOUNDS, 0.0)
+    for name, value in _figures(degrees, words).items():
+        least, most = PLAN_BOUNDS[name]
+        if not least <= value <= most:
+            raise ValueError(f"has in the plan {degrees} {name}={value:g}, not between {least:g} and {most:g}")
+        figures[name] = value
+    did = Iteration(data, pipeline, tensor, **{name: figures[name] for name in OF_ITERATION})
+    return JobPlan(did, figures["work_s"], **{name: figures[name] for name in OF_PLAN})
+
+
+def _figures(degrees: str, words: list[str]) -> dict[str, float]:
+    """Return the figures behind the degrees of a plan, by name."""
+    figures: dict[str, float] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in PLAN_BOUNDS or name in figures or not CELL_NUMBER.fullmatch(number):
+            known = ", ".join(PLAN_BOUNDS)
+            raise ValueError(f"has in the plan {degrees} {word[:40]!r}; write one of {known} once, as in work_s=3600")
+        figures[name] = float(number)
+    for name in REQUIRED_OF_PLAN:
+        if name not in figures:
+            raise ValueError(f"has no {name} in the plan {degrees}")
+    return figures
+
+
+def _agree(plans: tuple[JobPlan, ...], gpus: int, work_s: float) -> bool:
+    """Return whether the first plan, if there is one, takes the GPUs and the work of its row."""
+    return not plans or (plans[0].gpus == gpus and math.isclose(plans[0].work_s, work_s, rel_tol=1e-9))
+
+
+LONGSHORE_COLUMNS = ("gpus", "work_s", "submit_s")
+LONGSHORE_OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *NodeNeeds._fields, "plans")
+
+
+def _longshore_jobs(rows: TraceRows) -> Workload:
     return jobs_of(
         rows.cells["id"] if rows.has("id") else tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("gpus"),
@@ -183,7 +260,7 @@ def _plans(rows: TraceRows) -> tuple[tuple[JobPlan, ...], ...] | None:
             plans = plans_in(cell)
         except ValueError as error:
             raise rows.error("plans", row, str(error), "correct it, or leave the cell empty") from None
-        if not agree(plans, int(gpus[row]), float(work_s[row])):
+        if not _agree(plans, int(gpus[row]), float(work_s[row])):
             problem = f"begins with a plan of {plans[0].gpus} GPUs and {plans[0].work_s:g} s, unlike gpus and work_s"
             raise rows.error("plans", row, problem, "let the first plan be what the job asks for")
         found.append(plans)
@@ -195,7 +272,13 @@ def _optional(rows: TraceRows, column: str, *, least: float, most: float) -> NDA
     return rows.numbers(column, least=least, most=most, blank=np.nan) if rows.has(column) else None
 
 
-LONGSHORE = CsvFormat(LONGSHORE_COLUMNS, _marks_longshore, _longshore_jobs, LONGSHORE_OPTIONAL, times="in seconds")
+LONGSHORE = CsvFormat(
+    LONGSHORE_COLUMNS,
+    lambda columns: "work_s" in columns or {"gpus", "submit_s"} <= columns,
+    _longshore_jobs,
+    LONGSHORE_OPTIONAL,
+    times="in seconds",
+)
 
 
 MURI_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time")
@@ -215,7 +298,7 @@ MODEL_PARAMETERS = {
 BYTES_PER_PARAMETER = 4  # gradients in single precision
 
 
-def _muri_jobs(rows: TraceRows) -> TraceJobs:
+def _muri_jobs(rows: TraceRows) -> Workload:
     most_ms = MAX_TRACE_S * MS_PER_S
     return jobs_of(
         rows.cells["job_id"],
@@ -242,7 +325,7 @@ MIB = 2.0**20
 OPENB_COLUMNS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 
 
-def _openb_jobs(rows: TraceRows) -> TraceJobs:
+def _openb_jobs(rows: TraceRows) -> Workload:
     scheduled_s = rows.numbers("scheduled_time", blank=np.nan)
     deleted_s = rows.numbers("deletion_time", blank=np.nan)
     work_s = np.nan_to_num(deleted_s - scheduled_s)
@@ -250,13 +333,10 @@ def _openb_jobs(rows: TraceRows) -> TraceJobs:
     if early.size:
         raise rows.error("deletion_time", int(early[0]), "is before scheduled_time", "correct or drop the row")
     gpus = rows.whole_numbers("num_gpu")
-    return jobs_of(rows.cells["name"], gpus, work_s, rows.numbers("creation_time"), needs=_openb_needs(rows, gpus))
-
-
-def _openb_needs(rows: TraceRows, gpus: NDArray[np.int64]) -> tuple[NodeNeeds, ...] | None:
     cpus = rows.numbers("cpu_milli", blank=0.0) / 1000.0 if rows.has("cpu_milli") else None
     memory = rows.numbers("memory_mib", blank=0.0) * MIB if rows.has("memory_mib") else None
-    return needs_of(gpus, types=rows.cells.get("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
+    needs = needs_of(gpus, types=rows.cells.get("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
+    return jobs_of(rows.cells["name"], gpus, work_s, rows.numbers("creation_time"), needs=needs)
 
 
 OPENB = CsvFormat(
@@ -271,20 +351,14 @@ OPENB = CsvFormat(
 PHILLY_SIA_COLUMNS = ("timestamp", "duration", "num_gpus")
 
 
-def _philly_sia_jobs(rows: TraceRows) -> TraceJobs:
+def _philly_sia_jobs(rows: TraceRows) -> Workload:
+    in_seconds = CELL_NUMBER.fullmatch(rows.cells["timestamp"][0])  # other copies have dates
     return jobs_of(
         tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("num_gpus"),
         rows.numbers("duration", blank=0.0),
-        _submit_s(rows),
+        rows.numbers("timestamp") if in_seconds else rows.dates_s("timestamp"),
     )
-
-
-def _submit_s(rows: TraceRows) -> NDArray[np.float64]:
-    """Return submissions, which some copies give as dates and others as seconds."""
-    if CELL_NUMBER.fullmatch(rows.cells["timestamp"][0]):
-        return rows.numbers("timestamp")
-    return rows.dates_s("timestamp")
 
 
 PHILLY_SIA = CsvFormat(
@@ -298,12 +372,7 @@ PHILLY_SIA = CsvFormat(
 TIRESIAS_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration")
 
 
-def _marks_tiresias(columns: Set[str]) -> bool:
-    """Return whether a file may be in this format: one of Muri tells of iterations what Tiresias does not know."""
-    return {"num_gpu", "submit_time", "duration"} <= columns and "iteration_time" not in columns
-
-
-def _tiresias_jobs(rows: TraceRows) -> TraceJobs:
+def _tiresias_jobs(rows: TraceRows) -> Workload:
     return jobs_of(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
@@ -313,4 +382,10 @@ def _tiresias_jobs(rows: TraceRows) -> TraceJobs:
     )
 
 
-TIRESIAS = CsvFormat(TIRESIAS_COLUMNS, _marks_tiresias, _tiresias_jobs, ("model_name",), times="in seconds")
+TIRESIAS = CsvFormat(
+    TIRESIAS_COLUMNS,  # of Muri, which differs in its units, a file has iteration times
+    lambda columns: {"num_gpu", "submit_time", "duration"} <= columns and "iteration_time" not in columns,
+    _tiresias_jobs,
+    ("model_name",),
+    times="in seconds",
+)

@@ -10,7 +10,7 @@ from ..files.errors import InputError
 from ..files.input_problems import shown
 from ..files.yaml_file import read_json_array
 from ..model.workload import Workload
-from .read import TraceJobs, epoch_s, jobs_of, workload_from
+from .read import epoch_s, jobs_of, workload_from
 
 times = "as dates"
 MISSING_TIMES = (None, "", "None")  # how the log writes a time that it lacks
@@ -53,7 +53,7 @@ def read(path: Path) -> Workload:
     return workload_from(path, [_jobs(path)])
 
 
-def _jobs(path: Path) -> TraceJobs:
+def _jobs(path: Path) -> Workload:
     ids, users, gpus, work_s, submit_s = [], [], [], [], []
     for line, job in read_json_array(path, PhillyJob):
         ids.append(job.jobid)
@@ -64,7 +64,7 @@ def _jobs(path: Path) -> TraceJobs:
     return jobs_of(
         tuple(ids),
         np.array(gpus, dtype=np.int64),
-        np.array(work_s),
+        np.array(work_s, dtype=np.float64),
         np.array(submit_s),
         users=tuple(users) if any(users) else None,
     )

@@ -7,12 +7,12 @@ guesses a type.
 import csv
 import logging
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from ..files.errors import InputError, PluginError
 from ..files.input_problems import open_text, read_head, shown
 from ..files.plugins import load, registered
-from ..model.needs import ANYTHING, NodeNeeds
 from ..model.problem import laid_out
+from ..model.topology import ANYTHING, NodeNeeds
 from ..model.workload import (
+    ARRAYS,
     DEFAULT_COMPUTE_S,
     DEFAULT_PARAMETER_BYTES,
     JobPlan,
     ValueT,
     Workload,
-    selected,
-    workload_of,
+    in_order,
+    jobs_at,
 )
 
 log = logging.getLogger(__name__)
@@ -121,22 +122,6 @@ def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
     return workload
 
 
-class TraceJobs(NamedTuple):
-    """Jobs as some rows of a trace give them, in any order. A job of 0 GPUs or 0 seconds never ran."""
-
-    ids: tuple[str, ...]
-    gpus: NDArray[np.int64]  # (rows,)
-    work_s: NDArray[np.float64]  # (rows,)
-    submit_s: NDArray[np.float64]  # (rows,)
-    estimate_s: NDArray[np.float64]  # (rows,)
-    compute_s: NDArray[np.float64]  # (rows,)
-    parameter_bytes: NDArray[np.float64]  # (rows,)
-    users: tuple[str, ...] | None  # None if the trace has none
-    names: tuple[str, ...] | None  # of programs or models
-    needs: tuple[NodeNeeds, ...] | None  # None if the trace has none
-    plans: tuple[tuple[JobPlan, ...], ...] | None = None  # None if the trace has none
-
-
 def jobs_of(
     ids: tuple[str, ...],
     gpus: NDArray[np.int64],
@@ -150,8 +135,10 @@ def jobs_of(
     names: tuple[str, ...] | None = None,
     needs: tuple[NodeNeeds, ...] | None = None,
     plans: tuple[tuple[JobPlan, ...], ...] | None = None,
-) -> TraceJobs:
-    """Return jobs with defaults for what a trace lacks.
+) -> Workload:
+    """Return the jobs of some rows, in any order, with defaults for what a trace lacks.
+
+    A job of 0 GPUs or 0 seconds never ran.
 
     Args:
         ids: Name of each job.
@@ -166,18 +153,18 @@ def jobs_of(
         needs: Of the nodes that it runs on.
         plans: By which it may run.
     """
-    return TraceJobs(
+    return Workload(
         ids,
-        gpus,
+        gpus.astype(np.int32),
         work_s,
         submit_s,
         work_s if estimate_s is None else np.where(estimate_s > 0, estimate_s, work_s),
         _or_default(compute_s, len(ids), DEFAULT_COMPUTE_S),
         _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
-        _stripped(users),
-        _stripped(names),
-        needs,
-        plans,
+        users=_stripped(users),
+        names=_stripped(names),
+        needs=needs,
+        plans=plans,
     )
 
 
@@ -225,12 +212,12 @@ def _or_default(values: NDArray[np.float64] | None, rows: int, default: float) -
     return np.full(rows, default) if values is None else np.where(np.isnan(values), default, values)
 
 
-def workload_from(path: Path, parts: Iterable[TraceJobs]) -> Workload:
+def workload_from(path: Path, parts: Iterable[Workload]) -> Workload:
     """Return the jobs of all parts as a workload, without those that ask no GPU or never ran.
 
     Args:
         path: The file that they are from.
-        parts: Jobs of consecutive rows.
+        parts: Jobs of consecutive rows, in any order.
 
     Raises:
         InputError: If no job is left.
@@ -239,73 +226,30 @@ def workload_from(path: Path, parts: Iterable[TraceJobs]) -> Workload:
     for part in parts:
         ran = (part.gpus > 0) & (part.work_s > 0)
         left_out += int(np.count_nonzero(~ran))
-        kept.append(_those(part, np.flatnonzero(ran)))
+        kept.append(jobs_at(part, np.flatnonzero(ran)))
     if not any(part.ids for part in kept):
         problem = f"none of its {left_out} rows is a job that asked a GPU and ran" if left_out else "there is no job"
         raise InputError(problem, "give a trace of GPU jobs with their run times", path=path)
-    return _workload(_joined(kept), left_out)
+    return laid_out(in_order(replace(_joined(kept), left_out=left_out)), "fixed")
 
 
-def _those(jobs: TraceJobs, rows: NDArray[np.intp]) -> TraceJobs:
-    return TraceJobs(
-        tuple(jobs.ids[row] for row in rows),
-        jobs.gpus[rows],
-        jobs.work_s[rows],
-        jobs.submit_s[rows],
-        jobs.estimate_s[rows],
-        jobs.compute_s[rows],
-        jobs.parameter_bytes[rows],
-        selected(jobs.users, rows),
-        selected(jobs.names, rows),
-        selected(jobs.needs, rows),
-        selected(jobs.plans, rows),
-    )
-
-
-def _joined(parts: list[TraceJobs]) -> TraceJobs:
-    return TraceJobs(
+def _joined(parts: list[Workload]) -> Workload:
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+    needs = [part.needs or (ANYTHING,) * part.jobs for part in parts]
+    return Workload(
         tuple(name for part in parts for name in part.ids),
-        np.concatenate([part.gpus for part in parts]),
-        np.concatenate([part.work_s for part in parts]),
-        np.concatenate([part.submit_s for part in parts]),
-        np.concatenate([part.estimate_s for part in parts]),
-        np.concatenate([part.compute_s for part in parts]),
-        np.concatenate([part.parameter_bytes for part in parts]),
-        _chained([part.users for part in parts]),
-        _chained([part.names for part in parts]),
-        _chained([_needs_of(part) for part in parts]) if any(part.needs for part in parts) else None,
-        _chained([part.plans for part in parts]),
+        **arrays,
+        users=_chained([part.users for part in parts]),
+        names=_chained([part.names for part in parts]),
+        needs=_chained(needs) if any(part.needs for part in parts) else None,
+        plans=_chained([part.plans for part in parts]),
     )
 
 
-def _needs_of(jobs: TraceJobs) -> tuple[NodeNeeds, ...]:
-    """Return what each job needs: nothing where the trace has no needs."""
-    return jobs.needs or (ANYTHING,) * len(jobs.ids)
-
-
-def _chained(parts: list[tuple[ValueT, ...] | None]) -> tuple[ValueT, ...] | None:
+def _chained(parts: Sequence[tuple[ValueT, ...] | None]) -> tuple[ValueT, ...] | None:
     """Return the values of all parts in one, None if a part has none."""
     known = [part for part in parts if part is not None]
     return tuple(value for part in known for value in part) if len(known) == len(parts) else None
-
-
-def _workload(jobs: TraceJobs, left_out: int) -> Workload:
-    """Return jobs as a workload that keeps their estimates."""
-    order = np.argsort(jobs.submit_s, kind="stable")
-    workload = workload_of(
-        jobs.ids,
-        jobs.gpus.astype(np.int32),
-        jobs.work_s,
-        jobs.submit_s,
-        compute_s=jobs.compute_s,
-        parameter_bytes=jobs.parameter_bytes,
-        left_out=left_out,
-        users=jobs.users,
-        names=jobs.names,
-        needs=jobs.needs,
-        plans=jobs.plans,
-    )
-    return laid_out(replace(workload, estimate_s=jobs.estimate_s[order]), "fixed")
 
 
 EPOCH = datetime(1970, 1, 1)

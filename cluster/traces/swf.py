@@ -8,7 +8,7 @@ import numpy as np
 from ..files.errors import InputError
 from ..files.input_problems import open_text
 from ..model.workload import Workload
-from .read import CELL_NUMBER, MAX_JOB_GPUS, MAX_TRACE_S, TraceJobs, TraceRows, in_chunks, jobs_of, workload_from
+from .read import CELL_NUMBER, MAX_JOB_GPUS, MAX_TRACE_S, TraceRows, in_chunks, jobs_of, workload_from
 
 SWF_FIELDS = 18
 POSITIONS = {
@@ -54,7 +54,7 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]
             yield number, cells
 
 
-def _jobs(rows: TraceRows) -> TraceJobs:
+def _jobs(rows: TraceRows) -> Workload:
     used = rows.whole_numbers("5 processors", least=-1, most=MAX_JOB_GPUS)
     requested = rows.whole_numbers("8 requested processors", least=-1, most=MAX_JOB_GPUS)
     run_s = rows.numbers("4 run time", least=-1, most=MAX_TRACE_S)

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, ndtr, ndtri
 
-from ..model.workload import Workload, gap_variation, workload_of
-from .windows import scaled_to_load, with_gpus_cut
+from ..model.workload import Workload, gap_variation, scaled_to_load, with_gpus_cut, workload_of
 
 QUANTILE_LEVELS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 OWN_CLASS_JOBS = 15  # fewer jobs are too few for quantiles; more would miss large jobs, which hold much GPU-time
@@ -27,7 +26,7 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a workload looks like. Users submit runs of similar jobs, so jobs resemble the one before."""
+    """Statistics of a workload. Users submit runs of similar jobs, so jobs resemble the one before."""
 
     sizes: tuple[SizeClass, ...]
     repeat: float  # probability that a job asks as many GPUs as the one before because it belongs to the same run
@@ -175,7 +174,7 @@ def generate(
     rng: np.random.Generator,
     arrivals: Arrivals = "profile",
 ) -> Workload:
-    """Return a workload that looks like a profile, at a chosen load.
+    """Return a workload drawn from a profile, at a chosen load.
 
     Args:
         profile: One of `PROFILES`, or what `fit` returns for a trace.

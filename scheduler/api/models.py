@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection
 
-from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Placement
+from ...cluster.model.topology import ANYTHING, NodeNeeds
 from ..access.tokens import TokenRow
 from ..control.adoption import UnknownAttempt
 from ..control.state_cache import needs_of

@@ -75,7 +75,7 @@ def needs_of(types: Sequence[str], memory_gb: float | None) -> dict[str, object]
     if types:
         needs["gpu_types"] = list(types)
     if memory_gb is not None:
-        from ...cluster.model.needs import GB
+        from ...cluster.model.topology import GB
 
         needs["gpu_memory_bytes"] = memory_gb * GB
     return needs or None

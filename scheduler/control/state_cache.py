@@ -20,8 +20,8 @@ from typing import TypeVar, Unpack
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import error_line
-from ...cluster.model.needs import ANYTHING, NodeNeeds
 from ...cluster.model.placement import Share
+from ...cluster.model.topology import ANYTHING, NodeNeeds
 from ..backends.protocol import Backend
 from ..health.fault_report import learned_from, read_fault_history
 from ..health.monitor import ClusterHealth, Monitor

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...cluster.faults.models import NoFaults, none
+from ...cluster.faults.models import FaultConfiguration
 from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
@@ -220,7 +220,7 @@ def _learned(gpus: dict[str, int], rack: dict[str, str]) -> NamedSite:
         order=ORDERS["fifo"], ageing_s=float("inf"), waiting=False,
     )  # fmt: skip
     hazard_per_s = np.full(int(sizes.sum()), DEFAULT_HAZARD_PER_S)
-    process = none(cluster, hazard_per_s, NoFaults(), 0)[1]
+    process = FaultConfiguration().process(1.0)
     return NamedSite(ClusterSite(cluster, rules, process, hazard_per_s), tuple(names))
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.files.errors import PluginError
-from ...cluster.model.needs import with_classes
 from ...cluster.model.problem import LINED, PER_JOB, PLANNED, FaultProcess, Rules
-from ...cluster.model.topology import Cluster
+from ...cluster.model.topology import Cluster, with_classes
 from ...cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ...cluster.queue.expected import expected_run_s
 from ...cluster.queue.order import may_wait, next_ageing_s, turn_to

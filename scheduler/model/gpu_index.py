@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.needs import NodeNeeds, NodeOffer, accepted_types
 from ...cluster.model.placement import Placement, Share
+from ...cluster.model.topology import NodeNeeds, NodeOffer, accepted_types
 from .job import ReservationRow
 
 ONE_OFFER = (NodeOffer(""),)

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 
 from ...cluster.files.errors import LongshoreError
 from ...cluster.files.yaml_file import ExactTypes
-from ...cluster.model.needs import ANYTHING, NodeNeeds
+from ...cluster.model.topology import ANYTHING, NodeNeeds
 from ...cluster.model.training_plan import PlanFile
 from ...preflight.check import ALL_ATTACHMENTS, Attachment, CheckedJob, Collectives, Dtype
 from .job import DEFAULT_TRIES, NO_PROGRESS, Tries

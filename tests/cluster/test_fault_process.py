@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from longshore.cluster.faults.models import Correlated, Lemon, correlated, lemon
+from longshore.cluster.faults.models import Correlated, Lemon
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import FaultProcess
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.cluster.simulator.fault_process import repair_time_s, up_time_s
+from longshore.cluster.simulator.faults import repair_time_s, up_time_s
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import run_heuristic
 
@@ -54,7 +54,7 @@ def as_many(count: int, expected: float) -> bool:
 
 def test_correlated_faults_hit_gpus_nodes_and_racks_as_often_as_their_shares_say() -> None:
     configuration = Correlated(node_share=0.5, rack_share=0.25, transient_probability=1.0)
-    hits = faults(CLUSTER, *correlated(CLUSTER, np.full(24, HAZARD_PER_S), configuration, 0))
+    hits = faults(CLUSTER, *configuration.draw(CLUSTER, np.full(24, HAZARD_PER_S), 0))
     total = 24 * HAZARD_PER_S * RUN_S
     of_size = {size: sum(len(hit.gpus) == size for hit in hits) for size in (1, 4, 8, 16)}
     assert as_many(of_size[1], 0.25 * total)
@@ -66,7 +66,7 @@ def test_correlated_faults_hit_gpus_nodes_and_racks_as_often_as_their_shares_say
 
 def test_a_lemon_fails_as_much_more_often_as_its_factor_says() -> None:
     configuration = Lemon(lemon_share=0.3, lemon_factor=5.0, transient_probability=1.0)
-    rates, process = lemon(CLUSTER, np.full(24, HAZARD_PER_S), configuration, 2)
+    rates, process = configuration.draw(CLUSTER, np.full(24, HAZARD_PER_S), 2)
     bad = rates[:24] > HAZARD_PER_S
     assert 0 < bad.sum() < 24
     hits = faults(CLUSTER, rates, process)

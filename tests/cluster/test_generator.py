@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.workload import Workload, workload_of
-from longshore.cluster.traces.statistics import describe
+from longshore.cluster.model.workload import Workload, describe, workload_of
 from longshore.cluster.workloads.generator import (
     PROFILES,
     QUANTILE_LEVELS,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.workload import Workload, first_jobs, workload_of
+from longshore.cluster.model.workload import Workload, first_jobs, sample_windows, workload_of
 from longshore.cluster.traces.read import read_trace
-from longshore.cluster.traces.statistics import write_trace
+from longshore.cluster.traces.write import write_trace
 from longshore.cluster.workloads.estimates import (
     DECAY,
     DEFAULT_ESTIMATE_S,
@@ -21,7 +21,6 @@ from longshore.cluster.workloads.estimates import (
     histories,
     with_estimates,
 )
-from longshore.cluster.workloads.windows import sample_windows
 from tests.command_line import Command
 
 TIMES_S = st.one_of(st.floats(1e-3, 1e6), st.sampled_from([1.0, 10.0, 1e-300, 1e11]))

@@ -34,7 +34,7 @@ from longshore.training.config import TrainingConfig
 MODELS: list[type[BaseModel]] = [
     JobFile, SchedulerSettings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings,
     JobPatch, TokenRequest, DrainRequest, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
-    *(model.configuration for model in FAULT_MODELS.values()),
+    *FAULT_MODELS.values(),
 ]  # fmt: skip
 HOSTILE: list[object] = [
     None, True, 0, -1, 3, 2**70, 10**400, 0.5, -0.5, 1e300, math.nan, math.inf, "", "x", "X y", "a\0b", "x" * 200_000,

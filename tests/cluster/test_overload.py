@@ -7,10 +7,9 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import overloaded
 from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.model.workload import workload_of
+from longshore.cluster.model.workload import scaled_to_load, workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.cluster.workloads.windows import scaled_to_load
 from tests.eval.runs import outcome, scenarios
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.needs import ANYTHING
 from longshore.cluster.model.problem import LAYOUTS, laid_out
+from longshore.cluster.model.topology import ANYTHING
 from longshore.cluster.model.workload import Iteration, JobPlan, best_plan, iteration_s, workload_of
 from longshore.cluster.placing import slowdown_of
 from longshore.cluster.state.state import Simulation

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from longshore.cluster.presets.drawn import Stream, stream
+from longshore.cluster.presets.problems import Stream, stream
 
 
 def test_streams_are_those_that_numpy_spawns_from_one_seed() -> None:

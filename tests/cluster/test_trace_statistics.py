@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.model.workload import Workload, describe, workload_of
 from longshore.cluster.traces.read import read_trace
-from longshore.cluster.traces.statistics import describe, write_trace
+from longshore.cluster.traces.write import write_trace
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 FIELDS = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")

@@ -6,10 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.needs import NodeNeeds
-from longshore.cluster.model.workload import Workload, first_jobs, workload_of
-from longshore.cluster.traces.statistics import describe
-from longshore.cluster.workloads.windows import sample_windows, scaled_to_load, with_gpus_cut
+from longshore.cluster.model.topology import NodeNeeds
+from longshore.cluster.model.workload import (
+    Workload,
+    describe,
+    first_jobs,
+    sample_windows,
+    scaled_to_load,
+    with_gpus_cut,
+    workload_of,
+)
 
 
 def workload(jobs: int, seed: int = 0) -> Workload:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import pick_at_random
-from longshore.cluster.candidates.offers import DRAWS_PER_PLACEMENT
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.placing import DRAWS_PER_PLACEMENT
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.envs.batch import AgentView, Batch, episode_summaries

@@ -11,9 +11,8 @@ from longshore.agents.learned.checkpoint import network_of, save_policy, schema_
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import same_jobs
-from longshore.cluster.presets.drawn import training_key
 from longshore.cluster.presets.named import NAMED
-from longshore.cluster.presets.problems import Regime
+from longshore.cluster.presets.problems import Regime, training_key
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
 from longshore.eval.command import with_distinct_names

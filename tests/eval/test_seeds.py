@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.presets.drawn import VALIDATION_SEED, evaluation_key, hetero64, own_key, training_key
+from longshore.cluster.presets.drawn import hetero64
+from longshore.cluster.presets.problems import VALIDATION_SEED, evaluation_key, own_key, training_key
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longshore.cluster.model.workload import workload_of
-from longshore.cluster.traces.statistics import describe
+from longshore.cluster.model.workload import describe, workload_of
 from longshore.eval.table import print_trace
 
 

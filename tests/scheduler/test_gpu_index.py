@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.cluster.model.needs import NodeNeeds, NodeOffer
+from longshore.cluster.model.topology import NodeNeeds, NodeOffer
 from longshore.scheduler.model.gpu_index import Layout
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.model.needs import NodeNeeds, NodeOffer
+from longshore.cluster.model.topology import NodeNeeds, NodeOffer
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.journal import decode, encode, to_json

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.cluster.model.problem import ORDERS, Problem
-from longshore.cluster.presets.drawn import VALIDATION_SEED, hetero64, training_key
-from longshore.cluster.presets.problems import Regime
+from longshore.cluster.presets.drawn import hetero64
+from longshore.cluster.presets.problems import VALIDATION_SEED, Regime, training_key
 from longshore.training import run
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.problems import PRESETS, Hyperparameters, ProblemRequest, Problems, Sizes

@@ -89,10 +89,10 @@ def plan_trace(
     with progress("reading the input") as show:
         from ..cluster.files.errors import InputError
         from ..cluster.files.output_file import check_csv, check_outputs
+        from ..cluster.model.workload import with_gpus_cut
         from ..cluster.presets.cluster_file import read_cluster
         from ..cluster.traces.read import read_trace
-        from ..cluster.traces.statistics import write_trace
-        from ..cluster.workloads.windows import with_gpus_cut
+        from ..cluster.traces.write import write_trace
         from ..planner.calibration import read_gpus
         from ..planner.jobs import Tables, attach, read_models
         from ..planner.model import DEFAULT
@@ -133,9 +133,9 @@ def inspect(
     seed: SeedOption = 0,
 ) -> None:
     """Show the statistics of a trace."""
-    from ..cluster.presets.drawn import Stream, stream
+    from ..cluster.model.workload import describe
+    from ..cluster.presets.problems import Stream, stream
     from ..cluster.traces.read import detect_format, format_words, read_trace
-    from ..cluster.traces.statistics import describe
     from ..cluster.workloads.estimates import estimate_errors
     from ..eval.table import print_errors, print_trace
 
@@ -154,7 +154,7 @@ def convert(
     """Write a trace in Longshore's own format, which every command reads."""
     from ..cluster.files.output_file import check_csv, check_outputs
     from ..cluster.traces.read import read_trace
-    from ..cluster.traces.statistics import write_trace
+    from ..cluster.traces.write import write_trace
 
     check_csv("OUTPUT", output)
     check_outputs({"OUTPUT": output}, {"FILE": file})
@@ -179,9 +179,9 @@ def sample(
     import numpy as np
 
     from ..cluster.files.output_file import check_csv, check_outputs
+    from ..cluster.model.workload import sample_windows
     from ..cluster.traces.read import read_trace
-    from ..cluster.traces.statistics import write_trace
-    from ..cluster.workloads.windows import sample_windows
+    from ..cluster.traces.write import write_trace
 
     check_csv("OUTPUT", output)
     check_outputs({"OUTPUT": output}, {"FILE": file})

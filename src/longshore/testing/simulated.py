@@ -27,7 +27,6 @@ from ..cluster.files.errors import BackendError, InputError
 from ..cluster.kernels.structures import push, remove
 from ..cluster.model.placement import Placement
 from ..cluster.placing import begin_picks, take_gpu
-from ..cluster.simulator.endings import continue_after_switch, count_progress, finish_held, stop_after_fault
 from ..cluster.simulator.engine import (
     change_due_sources,
     handle_events,
@@ -38,6 +37,7 @@ from ..cluster.simulator.engine import (
     submit_due,
 )
 from ..cluster.simulator.faults import has_live_member
+from ..cluster.simulator.jobs import continue_after_switch, count_progress, finish, stop_after_fault
 from ..cluster.simulator.seats import average_s, compute_s
 from ..cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ..cluster.state.state import Simulation
@@ -181,7 +181,7 @@ class SimulatedBackend(Backend):
         while state.running[ROW] > 0 and state.end_s[ROW, state.run_heap[ROW, 0]] <= state.now_s[ROW]:
             job = int(state.run_heap[ROW, 0])
             if not is_struck(sim, ROW, job):
-                finish_held(sim, ROW, job)
+                finish(sim, ROW, job)
                 self._end_ring(job)
             elif not self._request_members(job):
                 stop_after_fault(sim, ROW, job)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.cluster.model.needs import NodeNeeds
+from longshore.cluster.model.topology import NodeNeeds
 from longshore.cluster.model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload
 from longshore.cluster.traces.read import detect_format, read_trace
-from longshore.cluster.traces.statistics import write_trace
+from longshore.cluster.traces.write import write_trace
 from tests.cluster.traces.small_traces import EXAMPLES, KALOS, MURI, OWN, SEREN, SWF, written
 
 

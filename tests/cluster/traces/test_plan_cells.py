@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, JobPlan
-from longshore.cluster.traces.plan_cells import cell_of, plans_in
+from longshore.cluster.traces.formats import cell_of, plans_in
 from longshore.cluster.traces.read import read_trace
-from longshore.cluster.traces.statistics import write_trace
+from longshore.cluster.traces.write import write_trace
 
 BYTES = st.just(0.0) | st.floats(1e-3, 1e18)
 ITERATIONS = st.builds(

@@ -1,80 +1,19 @@
-"""What is in a workload, in figures; workloads and schedules written to files."""
+"""Workloads and schedules written to files (docs/formats.md)."""
 
 import csv
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from ..files.errors import InputError
 from ..files.output_file import write_text
-from ..model.needs import NodeNeeds
 from ..model.outcome import Event
 from ..model.problem import Rules, Scenarios
-from ..model.topology import Cluster
-from ..model.workload import Workload, gap_variation
-from .formats import LONGSHORE_COLUMNS
-from .plan_cells import cell_of
+from ..model.topology import Cluster, NodeNeeds
+from ..model.workload import Workload
+from .formats import LONGSHORE_COLUMNS, cell_of
 from .read import TYPES_APART
-
-WORK_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-HOUR_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStatistics:
-    """Figures of a workload."""
-
-    jobs: int
-    left_out: int  # rows of the file that ask no GPU or never ran
-    span_s: float  # first to last submission
-    gpu_hours: float  # GPUs x work, summed
-    sizes: tuple[tuple[int, int], ...]  # (GPUs, jobs that ask for this number), ascending
-    work_s: tuple[tuple[float, float], ...]  # (quantile, work), for each of QUANTILES
-    mean_work_s: float
-    gap_variation: float  # standard deviation over mean of the times between submissions; NaN if all are at once
-
-    def offered_load(self, gpus: int) -> float:
-        """Return the share of a cluster's GPU-time, while jobs are submitted, that they ask for.
-
-        Args:
-            gpus: GPUs of the cluster, all of speed 1.
-
-        Returns:
-            1 where the cluster is just large enough, on average; inf if all jobs come at once.
-
-        Raises:
-            ValueError: If there is no GPU.
-        """
-        if gpus < 1:
-            raise ValueError(f"gpus is {gpus}, expected 1 or more")
-        return self.gpu_hours * HOUR_S / (self.span_s * gpus) if self.span_s > 0 else float("inf")
-
-
-def describe(workload: Workload) -> TraceStatistics:
-    """Return the figures of a workload.
-
-    Raises:
-        ValueError: If it has no job.
-    """
-    if not workload.jobs:
-        raise ValueError("the workload has no job")
-    sizes, counts = np.unique(workload.gpus, return_counts=True)
-    quantiles = np.quantile(workload.work_s, WORK_QUANTILES)
-    return TraceStatistics(
-        jobs=workload.jobs,
-        left_out=workload.left_out,
-        span_s=float(workload.submit_s[-1] - workload.submit_s[0]),
-        gpu_hours=float(workload.gpus @ workload.work_s) / HOUR_S,
-        sizes=tuple(zip(sizes.tolist(), counts.tolist(), strict=True)),
-        work_s=tuple(zip(WORK_QUANTILES, quantiles.tolist(), strict=True)),
-        mean_work_s=float(workload.work_s.mean()),
-        gap_variation=gap_variation(workload.submit_s),
-    )
 
 
 def write_trace(workload: Workload, path: Path) -> None:
@@ -95,7 +34,9 @@ def write_trace(workload: Workload, path: Path) -> None:
         workload.compute_s,
         workload.parameter_bytes,
     )
-    texts = {"user": workload.users, "name": workload.names, **_needs_columns(workload), **_plans_column(workload)}
+    texts = {"user": workload.users, "name": workload.names, **_needs_columns(workload)}
+    if any(plans := workload.plans or ()):
+        texts["plans"] = tuple(map(cell_of, plans))
     known = {column: cells for column, cells in texts.items() if cells is not None}
     # Python 3.11 quotes only what the line terminator holds, so a name with a carriage return would break its row.
     returns = any("\r" in str(cell) for cells in (workload.ids, *known.values()) for cell in cells)
@@ -113,12 +54,6 @@ def write_trace(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _plans_column(workload: Workload) -> dict[str, tuple[str, ...]]:
-    """Return the column of plans, none if no job has one."""
-    plans = workload.plans or ()
-    return {"plans": tuple(map(cell_of, plans))} if any(plans) else {}
-
-
 def _needs_columns(workload: Workload) -> dict[str, tuple[str | float, ...]]:
     """Return the columns of what jobs need, none if the workload has no needs."""
     if workload.needs is None:
@@ -129,23 +64,6 @@ def _needs_columns(workload: Workload) -> dict[str, tuple[str | float, ...]]:
 
 
 NEVER_S = 1e18
-
-
-def unique_ids(ids: Sequence[str]) -> tuple[str, ...]:
-    """Return ids of which no two are equal: jobs after the first of an id are called ID#2, ID#3, ...
-
-    Ids that are unique stay as they are, also where they end so.
-    """
-    used, copies, unique = set(ids), Counter[str](), list[str]()
-    for name in ids:
-        copies[name] += 1
-        chosen = name
-        while copies[name] > 1 and chosen in used:
-            chosen = f"{name}#{copies[name]}"
-            copies[name] += chosen in used
-        used.add(chosen)
-        unique.append(chosen)
-    return tuple(unique)
 
 
 def write_events(path: Path, events: Iterable[Event], ids: Sequence[str]) -> None:
