@@ -19,7 +19,7 @@ LOCAL = "127.0.0.1"
 PYTHON = {**os.environ, "PYTHONPATH": PYTHON_PATH}
 AGENT = """
 import sys
-from longshore.scheduler.health.monitor import AgentPort
+from longshore.scheduler.health.evidence import AgentPort
 print(AgentPort("n1", "b1").port, flush=True)
 sys.stdin.read()
 """
