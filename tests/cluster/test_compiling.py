@@ -235,13 +235,13 @@ import ast
 import inspect
 from longshore.cluster.kernels.compiled import Kernel
 from longshore.cluster.simulator import engine, faults, jobs
-from longshore.scheduler.mirror import cluster_mirror, records
+from longshore.scheduler.mirror import cluster_mirror
 from longshore.scheduler.mirror.rehearsal import rehearse
 rehearse()
 modules = {"engine": engine, "faults": faults, "jobs": jobs}
 used = [it for it in ast.walk(ast.parse(inspect.getsource(cluster_mirror))) if isinstance(it, ast.Attribute)]
 calls = [(ast.unparse(it.value), it.attr) for it in used]
-places = [vars(cluster_mirror), vars(records)]
+places = [vars(cluster_mirror)]
 places += [{name: getattr(modules[module], name)} for module, name in calls if module in modules]
 print({name for place in places for name, it in place.items() if isinstance(it, Kernel) and not it.overloads})
 """
