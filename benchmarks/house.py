@@ -117,7 +117,7 @@ class House:
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
                     own = {it.name for it in node.body if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)}
-                    names = {ast.unparse(it).partition("[")[0].rpartition(".")[2] for it in node.bases}
+                    names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
                     if "Protocol" in names:
                         protocols[node.name] = own
                         bases |= names
@@ -141,8 +141,8 @@ def _passes_through(node: ast.FunctionDef) -> bool:
 
 
 def words(path: Path) -> list[str]:
-    """Return the words of a page."""
-    return path.read_text(encoding="utf-8").split()
+    """Return the words of a page; the bars and rules of its tables, and other signs alone, are none."""
+    return [word for word in path.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
 
 
 def measure() -> Iterator[Row]:
