@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ..cluster.model.orders import OrderName
-from .access.browsers import is_loopback
+from .access.token_file import is_loopback
 from .model.job_spec import Priority
 
 SETTINGS_PAGE = "docs/configuration.md"  # on configuration files

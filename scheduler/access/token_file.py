@@ -10,15 +10,18 @@ Source: SPEC K8; docs/security.md.
 import os
 import re
 import stat
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...cluster.files.errors import InputError
-from .browsers import is_loopback, listeners
 
 FILE = "token"  # in a scheduler's folder
 HTTP_PORT, ROOT = 80, 0
 TOKEN = re.compile(r"ls_[A-Za-z0-9_-]{43}")
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTENS = "0A"  # state of a socket, as the kernel writes it
 
 
 def write_token(path: Path, secret: str) -> None:
@@ -102,11 +105,11 @@ def read_token_file(url: str) -> str | None:
     users = listeners(port)
     if not users or not users <= {ROOT, os.geteuid()}:
         return None
-    for path in (_led_to(_link(port)), Path(".longshore") / FILE):
-        secret = None if path is None else read_token(path)
-        if secret is not None:
-            return secret
-    return None
+    places, link = [Path(".longshore") / FILE], _link(port)
+    if link is not None:
+        with suppress(OSError):
+            places.insert(0, link.readlink())
+    return next((secret for secret in map(read_token, places) if secret is not None), None)
 
 
 def _link(port: int) -> Path | None:
@@ -115,8 +118,23 @@ def _link(port: int) -> Path | None:
     return Path(home) / "longshore" / f"token-{port}" if Path(home).is_absolute() else None
 
 
-def _led_to(link: Path | None) -> Path | None:
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is of this machine alone."""
     try:
-        return None if link is None else link.readlink()
-    except OSError:
-        return None
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listeners(port: int) -> set[int]:
+    """Return the numbers of the users whose processes listen at a port of this machine, at any address."""
+    found: set[int] = set()
+    for table in TABLES:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for _, local, _, state, _, _, _, user, *_ in map(str.split, lines):
+            if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
+                found.add(int(user))
+    return found

@@ -181,16 +181,7 @@ def check_node(role: Role, node: str | None) -> None:
 def new_token(
     name: str, owner: str, role: Role, made_s: float, expires_s: float | None, node: str | None = None
 ) -> NewToken:
-    """Return a new, unique token.
-
-    Args:
-        name: Of the token, for people.
-        owner: Its user.
-        role: What the owner may do with it.
-        made_s: Unix time.
-        expires_s: Unix time from which on it is refused, None for never.
-        node: That an agent reports on.
-    """
+    """Return a new, unique token, refused from `expires_s` on (Unix time; None for never); only an agent has a node."""
     secret = TOKEN_PREFIX + secrets.token_urlsafe(BITS // 8)
     return NewToken(secret, TokenRow(digest_of(secret), name, owner, role.value, made_s, expires_s, node=node))
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from ..access.browsers import is_loopback
+from ..access.token_file import is_loopback
 from ..access.tokens import Caller, Role, TokenRow, caller_of, digest_of, find_token, has_tokens, use_token
 from ..service.service import Service
 from ..store.database import StoreUnreachableError
@@ -189,28 +189,15 @@ async def writer_of_request(caller: Reader) -> Caller:
 Writer = Annotated[Caller, Depends(writer_of_request)]
 
 
-async def operator_of_request(caller: Reader) -> Caller:
-    """Return the caller, if it is an operator.
-
-    Raises:
-        ProblemError: If it is not.
-    """
-    if caller.role is not Role.OPERATOR:
-        raise ProblemError("forbidden", "this needs a token with the role operator")
-    return caller
-
-
-Operator = Annotated[Caller, Depends(operator_of_request)]
-
-
 def _one_of(*roles: Role) -> Callable[[Caller], Awaitable[Caller]]:
-    async def who(caller: AnyCaller) -> Caller:
+    async def checked(caller: AnyCaller) -> Caller:
         if caller.role not in roles:
             raise ProblemError("forbidden", f"this needs a token with the role {' or '.join(roles)}")
         return caller
 
-    return who
+    return checked
 
 
+Operator = Annotated[Caller, Depends(_one_of(Role.OPERATOR))]
 Reporter = Annotated[Caller, Depends(_one_of(Role.AGENT, Role.OPERATOR))]  # on nodes; an agent only on its own
 Scraper = Annotated[Caller, Depends(_one_of(Role.SCRAPE, Role.OPERATOR))]  # metrics cover all jobs

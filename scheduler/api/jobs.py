@@ -1,24 +1,27 @@
-"""Jobs: lists, one with all that is known of it, its history and checkpoints, and requests of its owner."""
+"""Jobs: lists, one with all that is known of it, its attempts, events and checkpoints, and requests of its owner."""
 
 import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from ...cluster.files.yaml_file import ExactTypes
+from ...cluster.model.placement import Placement
 from ..access.tokens import Caller, Role
+from ..control.adoption import UnknownAttempt
 from ..model.job import JobRow, is_job_id
-from ..model.job_spec import Priority, is_external, is_switching
+from ..model.job_spec import Priority, StoredJob, UnreadableSpecError, is_external, is_switching, stored_job
 from ..model.states import FINAL, Desired, JobState
+from ..rules.attempts import rank_to_look_at
 from ..rules.jobs import RetryStep, retry_step
-from ..service.queue_now import Queue
+from ..service.queue_now import PENDING_STATES, Queue, Waiting, why_jobs_wait
 from ..service.service import Service
 from ..store.attempts import (
     MAX_CHECKPOINTS,
@@ -26,43 +29,200 @@ from ..store.attempts import (
     CheckpointRow,
     attempts_of,
     checkpoints_of,
-    decisions_of,
     last_attempts,
     register,
 )
 from ..store.database import OlderAttemptError, StaleWriteError
-from ..store.events import events_after
-from ..store.jobs import get_job, get_jobs, list_jobs, listed_jobs, owners_of, set_desired, set_priority, try_again
+from ..store.events import EventRow, events_after
+from ..store.jobs import get_job, get_jobs, list_jobs, listed_jobs, set_desired, set_priority, try_again
 from ..store.rings import held_by_rings
-from .auth import Reader, ServiceDep, Writer
-from .models import (
-    WAITS,
-    AttemptPage,
-    CheckpointPage,
-    DecisionPage,
-    EventPage,
-    JobDetailPage,
-    JobPage,
-    JobsPage,
-    ListedJobPage,
-    QueuePage,
-    TaskPage,
-    attempt_page,
-    checkpoint_page,
-    decision_page,
-    event_page,
-    job_detail_page,
-    job_page,
-    listed_job_page,
-    task_pages,
-    users_decision_page,
-    waiting_pages,
-)
+from .auth import Operator, Reader, ServiceDep, Writer
 from .problems import ProblemError, problems
-from .submitting import API_WRITER, check_gpus, check_priority, check_room
+from .submitting import API_WRITER, JobPage, check_gpus, check_priority, check_queued, fields_of, job_page, shown_spec
 
-Number = Annotated[int, Path(ge=1, le=1_000_000)]
+HIDDEN_JOB = "-"  # in place of the id of another user's job
 JOB_PROBLEMS = problems("no-such-job")
+
+
+class SharePage(BaseModel):
+    """GPUs of one node."""
+
+    node: str
+    gpus: tuple[int, ...]
+
+
+class CrashPage(BaseModel):
+    """The rank that failed first."""
+
+    rank: int
+    node: str
+    gpu: int
+    code: int
+    signal: int
+
+
+class AttemptPage(BaseModel):
+    """One attempt to run a job."""
+
+    number: int
+    state: str
+    placement: tuple[SharePage, ...]  # by rank, as it began
+    held: tuple[SharePage, ...]  # GPUs that it holds, or held last: a ring changes them
+    contact: str
+    opened_s: float
+    started_s: float | None
+    ended_s: float | None
+    outcome: str
+    cause: str
+    cleanup_error: str
+    crash: CrashPage | None  # none unless a rank failed
+
+
+class UnknownAttemptPage(BaseModel):
+    """An attempt that the store does not have."""
+
+    attempt: str  # its name at the backend
+    job: str
+    placement: tuple[SharePage, ...]  # none if its GPUs are unknown: nothing starts then
+    found_s: float
+
+    @classmethod
+    def of(cls, found: UnknownAttempt) -> "UnknownAttemptPage":
+        """Return the page of one."""
+        return cls(
+            attempt=found.name, job=found.job, placement=share_pages(found.placement) or (), found_s=found.found_s
+        )
+
+
+class ListedJobPage(JobPage):
+    """A job in a list, with where it runs or why it does not."""
+
+    started_s: float | None  # when all ranks of the last attempt were seen
+    released_s: float | None  # when that attempt gave its GPUs back
+    placement: tuple[SharePage, ...]  # of that attempt; none before the first
+    waiting: Waiting | None  # none if it does not wait
+
+
+class JobsPage(BaseModel):
+    """Some jobs, the last submitted first."""
+
+    jobs: tuple[ListedJobPage, ...]
+    cursor: str | None  # of the next page
+
+
+class QueuePage(BaseModel):
+    """Some jobs that have not ended, in their order."""
+
+    jobs: tuple[ListedJobPage, ...]
+    total: int  # of all that match
+
+
+class JobDetailPage(JobPage):
+    """A job with all that is known of it."""
+
+    waiting: Waiting | None  # none if it does not wait
+    attempts: tuple[AttemptPage, ...]
+    estimate_s: float  # run time on the reference GPUs
+    estimate_from: str  # `given`, `unknown`, or what the ended jobs behind it share with this one
+    estimate_jobs: int  # number of these jobs
+    spec: dict[str, Any]  # the job file, with the names of its environment only
+
+
+class TaskPage(BaseModel):
+    """A rank: where it runs, and how it ended once that is known."""
+
+    attempt: int
+    rank: int
+    node: str
+    gpu: int
+    code: int | None
+    signal: int | None
+    ended_s: float | None
+
+
+class CheckpointPage(BaseModel):
+    """A checkpoint."""
+
+    attempt: int
+    step: int
+    path: str
+    digest: str
+    at_s: float  # when it was registered
+
+
+class EventPage(BaseModel):
+    """An event."""
+
+    seq: int
+    kind: str
+    job: str | None
+    attempt: int | None
+    version: int | None
+    was: str
+    now: str
+    writer: str
+    cause: str
+    at_s: float
+
+
+def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
+    """Return a placement."""
+    return None if placement is None else tuple(SharePage(node=share.node, gpus=share.gpus) for share in placement)
+
+
+def attempt_page(row: AttemptRow, held: Mapping[int, Placement]) -> AttemptPage:
+    """Return an attempt; `held` has the GPUs of attempts with rings, by number."""
+    return AttemptPage(
+        number=row.number, state=row.state, placement=share_pages(row.placement) or (), contact=row.contact,
+        held=share_pages(held.get(row.number, row.placement)) or (),
+        opened_s=row.opened_s, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome, cause=row.cause,
+        cleanup_error=row.cleanup_error, crash=_crash_page(row),
+    )  # fmt: skip
+
+
+def _crash_page(row: AttemptRow) -> CrashPage | None:
+    end, places = rank_to_look_at(row.ends, row.outcome), places_of(row)
+    if end is None or end.rank >= len(places):  # a job can forge how it ended
+        return None
+    node, gpu = places[end.rank]
+    return CrashPage(rank=end.rank, node=node, gpu=gpu, code=end.code, signal=end.signal)
+
+
+def places_of(row: AttemptRow) -> list[tuple[str, int]]:
+    """Return the node and the GPU of each rank of an attempt."""
+    return [(share.node, gpu) for share in row.placement for gpu in share.gpus]
+
+
+def job_detail_page(
+    row: JobRow, attempts: list[AttemptRow], waiting: Waiting | None, held: Mapping[int, Placement]
+) -> JobDetailPage:
+    """Return a job with all details; `held` has the GPUs of its attempts with rings, by number."""
+    return JobDetailPage(
+        **fields_of(row), waiting=waiting, attempts=tuple(attempt_page(attempt, held) for attempt in attempts),
+        estimate_s=row.estimate_s, estimate_from=row.estimate_from, estimate_jobs=row.estimate_jobs,
+        spec=shown_stored(row.spec),
+    )  # fmt: skip
+
+
+def shown_stored(spec: object) -> dict[str, Any]:
+    """Return a stored job file in the same way; one that cannot be read is empty."""
+    try:
+        return shown_spec(stored_job(spec))
+    except UnreadableSpecError:
+        return shown_spec(StoredJob.model_construct(command=()))
+
+
+def checkpoint_page(row: CheckpointRow) -> CheckpointPage:
+    """Return a checkpoint."""
+    return CheckpointPage(attempt=row.number, step=row.step, path=row.path, digest=row.digest, at_s=row.at_s)
+
+
+def event_page(row: EventRow) -> EventPage:
+    """Return an event."""
+    return EventPage(
+        seq=row.seq, kind=row.kind, job=row.job_id, attempt=row.number, version=row.version, was=row.was, now=row.now,
+        writer=row.writer, cause=row.cause, at_s=row.at_s,
+    )  # fmt: skip
 
 
 def seen_owner(caller: Caller) -> str | None:
@@ -157,19 +317,19 @@ def _in_order(
 def listed(
     tx: Connection, rows: Sequence[JobRow], service: Service, places: Queue | None = None
 ) -> tuple[ListedJobPage, ...]:
-    """Return jobs as a list shows them.
-
-    Args:
-        tx: Transaction.
-        rows: The jobs.
-        service: The scheduler.
-        places: The queue; read by default if one of the jobs waits.
-    """
+    """Return jobs as a list shows them; without `places` the queue is read if one of the jobs waits."""
     attempts = last_attempts(tx, [row.id for row in rows])
-    if places is None and any(row.state in WAITS for row in rows):
+    if places is None and any(row.state in PENDING_STATES for row in rows):
         places = service.queue.read(tx, service.now_s())
-    waiting = {} if places is None else waiting_pages(tx, rows, places)
-    return tuple(listed_job_page(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)
+    waiting = {} if places is None else why_jobs_wait(tx, rows, places)
+    return tuple(_listed(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)
+
+
+def _listed(row: JobRow, last: AttemptRow | None, waiting: Waiting | None) -> ListedJobPage:
+    return ListedJobPage(
+        **fields_of(row), started_s=last and last.started_s, released_s=last and last.ended_s,
+        placement=(share_pages(last.placement) or ()) if last else (), waiting=waiting,
+    )  # fmt: skip
 
 
 ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
@@ -203,7 +363,9 @@ def jobs(
         states = None if state is None else sorted(set(state))  # each is a query of its own
         rows = list_jobs(tx, limit=limit, states=states, owner=mine or user, name=name, before_seq=before)
         pages = listed(tx, rows, service)
-    more = _cursor_of(rows[-1].submit_seq) if len(rows) == limit else None
+    if len(rows) < limit:
+        return JobsPage(jobs=pages, cursor=None)
+    more = base64.urlsafe_b64encode(f"jobs:{rows[-1].submit_seq}".encode()).decode().rstrip("=")
     return JobsPage(jobs=pages, cursor=more)
 
 
@@ -213,9 +375,7 @@ def jobs(
     responses={**JOB_PROBLEMS, 304: {"description": "The job matches `If-None-Match`."}},
 )
 def job(
-    row: FoundJob,
-    service: ServiceDep,
-    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    row: FoundJob, service: ServiceDep, if_none_match: Annotated[str | None, Header(max_length=1000)] = None
 ) -> Response:
     """Show a job with its attempts, its place in the queue, and why it waits."""
     return _shown(service, row, if_none_match)
@@ -230,55 +390,54 @@ def job(
     },
 )
 def change(
-    wanted: JobPatch,
+    patch: JobPatch,
     row: FoundJob,
     service: ServiceDep,
     caller: Writer,
     if_match: Annotated[str | None, Header(max_length=100)] = None,
 ) -> Response:
     """Let a job run, hold it (it is stopped if it runs), cancel it, or give it another priority."""
-    if wanted.priority is not None:
-        check_priority(wanted.priority, caller, service)
+    if patch.priority is not None:
+        check_priority(patch.priority, caller, service)
     version = _version_of(if_match)
     if version not in (None, row.version):
         raise ProblemError("stale", f"job {row.id} has version {row.version}, not {version}")
-    if row.state in FINAL or (row.desired is Desired.CANCEL and wanted.desired not in (None, Desired.CANCEL)):
+    if row.state in FINAL or (row.desired is Desired.CANCEL and patch.desired not in (None, Desired.CANCEL)):
         what = row.state if row.state in FINAL else "being cancelled"
         undone = "which only a retry undoes" if row.state is JobState.FAILED else "which nothing undoes"
         raise ProblemError("ended", f"job {row.id} is {what}, {undone}")
     try:
-        return _shown(service, _want(service, row, wanted, version))
+        return _shown(service, _change(service, row, patch, version))
     except StaleWriteError as error:
         raise ProblemError("stale", str(error)) from error
 
 
 @router.delete("/v1/jobs/{job}", status_code=202, responses=JOB_PROBLEMS)
-def cancel(row: FoundJob, service: ServiceDep, caller: Writer) -> JobPage:
+def cancel(row: FoundJob, service: ServiceDep, _: Writer) -> JobPage:
     """Cancel a job; safe to repeat, and without effect once it has ended."""
-    return job_page(_want(service, row, JobPatch(desired=Desired.CANCEL), None))
+    return job_page(_change(service, row, JobPatch(desired=Desired.CANCEL), None))
 
 
-def _want(service: Service, row: JobRow, wanted: JobPatch, version: int | None) -> JobRow:
+def _change(service: Service, row: JobRow, patch: JobPatch, version: int | None) -> JobRow:
     at_s = service.now_s()
 
     def write(tx: Connection) -> None:
-        if wanted.priority is not None:
-            set_priority(tx, row.id, wanted.priority, at_s=at_s, writer=API_WRITER, version=version)
-        if wanted.desired is not None:
-            seen = version if wanted.priority is None else None  # which was compared above
-            set_desired(tx, row.id, wanted.desired, at_s=at_s, writer=API_WRITER, version=seen)
+        if patch.priority is not None:
+            set_priority(tx, row.id, patch.priority, at_s=at_s, writer=API_WRITER, version=version)
+        if patch.desired is not None:
+            seen = version if patch.priority is None else None  # which was compared above
+            set_desired(tx, row.id, patch.desired, at_s=at_s, writer=API_WRITER, version=seen)
 
     service.store.write(write)
     service.wake()
-    with service.store.read() as tx:
-        return get_job(tx, row.id) or row
+    return _now(service, row)
 
 
 def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
     """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
     with service.store.read() as tx:
-        waits = row.state in WAITS
-        waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
+        waits = row.state in PENDING_STATES
+        waiting = why_jobs_wait(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
         attempts = attempts_of(tx, row.id)
         held = held_by_rings(tx, row.id, attempts) if is_switching(row.spec) else {}
         page = job_detail_page(row, attempts, waiting.get(row.id), held)
@@ -301,10 +460,6 @@ def _version_of(if_match: str | None) -> int | None:
     if found is None:
         raise ProblemError("bad-header", f"If-Match is {if_match!r}; send one ETag of the job, or *")
     return int(found[1])
-
-
-def _cursor_of(seq: int) -> str:
-    return base64.urlsafe_b64encode(f"jobs:{seq}".encode()).decode().rstrip("=")
 
 
 def _seq_of(cursor: str) -> int:
@@ -333,7 +488,16 @@ def attempts(row: FoundJob, service: ServiceDep) -> list[AttemptPage]:
 @router.get("/v1/jobs/{job}/tasks", responses=problems("no-such-job", "no-such-attempt"))
 def tasks(row: FoundJob, service: ServiceDep, attempt: AttemptNumber = None) -> list[TaskPage]:
     """List the ranks of an attempt, and how they ended."""
-    return task_pages(find_attempt(service, row, attempt))
+    found = find_attempt(service, row, attempt)
+    ends = {end.rank: end for end in found.ends}
+    pages = []
+    for rank, (node, gpu) in enumerate(places_of(found)):
+        end = ends.get(rank)
+        code, signal, ended_s = (None, None, None) if end is None else (end.code, end.signal, end.ended_s)
+        pages.append(
+            TaskPage(attempt=found.number, rank=rank, node=node, gpu=gpu, code=code, signal=signal, ended_s=ended_s)
+        )
+    return pages
 
 
 @router.get("/v1/jobs/{job}/events", responses=JOB_PROBLEMS)
@@ -346,22 +510,6 @@ def events(
     """List the events of a job, in their order."""
     with service.store.read() as tx:
         return [event_page(event) for event in events_after(tx, after, limit, row.id)]
-
-
-@router.get("/v1/jobs/{job}/decisions", responses=JOB_PROBLEMS)
-def decisions(row: FoundJob, service: ServiceDep, caller: Reader) -> list[DecisionPage]:
-    """Show the GPUs chosen for a job, and what the policy and the heuristic would have chosen."""
-    with service.store.read() as tx:
-        rows = decisions_of(tx, row.id)
-        pages = [decision_page(each) for each in rows]
-        mine = seen_owner(caller)
-        if mine is None:
-            return pages
-        proposals = (each.proposal for each in pages)
-        named = {each.fallback_job for each in pages} | {each.job for each in proposals if each is not None}
-        owners = owners_of(tx, sorted(named))
-    own = {job for job, owner in owners.items() if owner == mine}
-    return [users_decision_page(each, own) for each in rows]
 
 
 class NewCheckpoint(ExactTypes):
@@ -413,7 +561,7 @@ def register_checkpoint(new: NewCheckpoint, row: FoundJob, service: ServiceDep, 
     status_code=202,
     responses={**JOB_PROBLEMS, **problems("ended", "too-large", "too-many-queued")},
 )
-def retry(row: FoundJob, service: ServiceDep, caller: Writer) -> JobPage:
+def retry(row: FoundJob, service: ServiceDep, _: Writer) -> JobPage:
     """Put a failed job back into the queue, or release a held one, with its full number of retries.
 
     Safe to repeat: a job that is to run does not change.
@@ -424,7 +572,7 @@ def retry(row: FoundJob, service: ServiceDep, caller: Writer) -> JobPage:
 
     def write(tx: Connection) -> None:
         if row.state is JobState.FAILED:
-            check_room(tx, row.owner, service.settings.limits)
+            check_queued(tx, row.owner, service.settings.limits)
         try_again(tx, row.id, at_s=at_s, writer=API_WRITER)
 
     service.store.write(write)
@@ -445,3 +593,32 @@ def _refuse_what_stays_ended(row: JobRow) -> None:
 def _now(service: Service, row: JobRow) -> JobRow:
     with service.store.read() as tx:
         return get_job(tx, row.id) or row
+
+
+UnknownName = Annotated[str, Path(max_length=100, description="Name of the attempt, from the list.")]
+NO_SUCH = problems("no-such-attempt")
+
+
+@router.get("/v1/unknown-attempts")
+def unknown(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
+    """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
+    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.known]
+
+
+@router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
+def end(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
+    """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
+    return _done(service, attempt, known=service.control.unknown_attempts.end(attempt))
+
+
+@router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
+def disregard(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
+    """Let jobs start on the GPUs of an attempt that is not proven dead."""
+    return _done(service, attempt, known=service.control.unknown_attempts.disregard(attempt))
+
+
+def _done(service: Service, attempt: str, *, known: bool) -> Response:
+    if not known:
+        raise ProblemError("no-such-attempt", f"there is no unknown attempt {attempt!r} here")
+    service.wake()
+    return Response(status_code=204)

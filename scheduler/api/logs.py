@@ -10,7 +10,6 @@ from fastapi import APIRouter, Header, Query, Response
 from ...cluster.files.errors import BackendError
 from ..backends.protocol import NoLogError
 from ..logs import tail_offset
-from ..model.job import JobRow
 from ..model.states import FINAL, AttemptState
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, get_attempt
@@ -18,7 +17,7 @@ from ..store.jobs import get_job
 from .auth import ServiceDep
 from .jobs import AttemptNumber, FoundJob, find_attempt
 from .problems import ProblemError, problems
-from .streaming import SentEvent, StreamsDep
+from .streaming import OpenStream, Poll, SentEvent
 
 ALL_RANKS = "all"
 MAX_LOG_BYTES = 1 << 20  # in one answer
@@ -91,13 +90,13 @@ class AllRanks:
             self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None
         self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
-        event_of, most = [], min(MAX_FOLLOWED_BYTES, share)
+        parts, most = [], min(MAX_FOLLOWED_BYTES, share)
         for rank in ranks:
             data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], most)
             whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
             self._offsets[rank] = end - (len(data) - len(whole))
-            event_of.append(prefixed(rank, whole))
-        return "".join(event_of)
+            parts.append(prefixed(rank, whole))
+        return "".join(parts)
 
     def restart(self) -> None:
         """Begin again, with the next attempt."""
@@ -118,18 +117,18 @@ def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str
     Args:
         service: The scheduler.
         attempt: Whose.
-        lines: Of each rank; default: as many as fit into an answer.
+        lines: Of each rank; None for all that fit into an answer.
 
     Raises:
         BackendError: If it cannot be read.
     """
     ranks = ranks_of(attempt)
     most = MAX_LOG_BYTES // ranks
-    event_of = []
+    parts = []
     for rank in range(ranks):
         offset = begin_of(service, attempt, rank, EVERY_LINE if lines is None else lines, most)
-        event_of.append(prefixed(rank, read_or_nothing(service, attempt, rank, offset, most)[0]))
-    return "".join(event_of)
+        parts.append(prefixed(rank, read_or_nothing(service, attempt, rank, offset, most)[0]))
+    return "".join(parts)
 
 
 def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MAX_LOG_BYTES) -> int:
@@ -197,7 +196,7 @@ router = APIRouter()
 def logs(
     row: FoundJob,
     service: ServiceDep,
-    streams: StreamsDep,
+    open_stream: OpenStream,
     rank: Annotated[Rank | Literal["all"], Query(description="`all` writes `[RANK]` before each line.")] = 0,
     attempt: AttemptNumber = None,
     offset: Annotated[int, Query(ge=0, le=2**62, description="In bytes; not with `tail` or of all ranks.")] = 0,
@@ -215,7 +214,7 @@ def logs(
         number, source = _begin(service, rank, offset, tail, last_event_id)
         if number or attempt:
             find_attempt(service, row, number or attempt)
-        return streams.stream(service, _LogFollower(service, row, number or attempt or 0, source, attempt).poll)
+        return open_stream(_following(service, row.id, number or attempt or 0, source, attempt))
     found = find_attempt(service, row, attempt)
     try:
         if rank == ALL_RANKS:
@@ -258,35 +257,34 @@ def _begin(
     raise ProblemError("bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream")
 
 
-class _LogFollower:
-    """Position of a client that follows a log, through all attempts or in one."""
+def _following(service: Service, job: str, number: int, source: Source, only: int | None) -> Poll:
+    """Return what polls the output of a job, from an attempt on (0: the last one) or of one only."""
 
-    def __init__(self, service: Service, row: JobRow, number: int, source: Source, only: int | None) -> None:
-        self._service, self._job, self._only = service, row.id, only
-        self._number, self._source = number, source
-
-    def poll(self) -> list[SentEvent] | None:
+    def poll() -> list[SentEvent] | None:
         """Return new output as events, None after the last."""
-        with self._service.store.read() as tx:
-            row = get_job(tx, self._job)
-            attempts = [each.number for each in attempts_of(tx, self._job)]
-            attempt = get_attempt(tx, self._job, self._number or (attempts or [0])[-1])
+        nonlocal number
+        with service.store.read() as tx:
+            row = get_job(tx, job)
+            attempts = [each.number for each in attempts_of(tx, job)]
+            attempt = get_attempt(tx, job, number or (attempts or [0])[-1])
         if row is None:
             return None
         if attempt is None:
             return None if row.state in FINAL else []
-        self._number = attempt.number
+        number = attempt.number
         # The end is read before the output, so that no output before the end is missed.
         is_over = attempt.state in (AttemptState.RELEASED, AttemptState.CLOSED)
         try:
-            text = self._source.text(attempt, is_over=is_over)
+            text = source.text(attempt, is_over=is_over)
         except BackendError:
             return []
         if text or not is_over:
-            return [self._source.event_of(attempt.number, text)] if text else []
-        if self._only is not None or (row.state in FINAL and attempts[-1] == self._number):
+            return [source.event_of(attempt.number, text)] if text else []
+        if only is not None or (row.state in FINAL and attempts[-1] == number):
             return None
-        if attempts[-1] > self._number:
-            self._number += 1
-            self._source.restart()
+        if attempts[-1] > number:
+            number += 1
+            source.restart()
         return []
+
+    return poll

@@ -4,9 +4,9 @@ Source: SPEC P1.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from functools import partial
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Self
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -19,9 +19,10 @@ from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.topology import Cluster
 from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE
-from ..health.evidence import AgentReport, GpuReport, NodeReport, PortState
-from ..health.monitor import NodeState, state_of
-from ..health.quarantining import QuarantineOutcome, by_hand
+from ..health.evidence import GpuReport, NodeReport, PortState
+from ..health.fault_report import FaultReport
+from ..health.monitor import state_of
+from ..health.quarantining import CheckOrder, QuarantineOutcome, by_hand
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
@@ -39,14 +40,14 @@ from ..store.nodes import (
 )
 from ..store.schema import Liveness
 from .auth import Operator, Reader, Reporter, ServiceDep
-from .jobs import seen_owner
-from .models import HIDDEN_JOB, ApiModel
+from .jobs import HIDDEN_JOB, seen_owner
 from .problems import ProblemError, problems
+from .submitting import API_WRITER
 
 SCHEDULER = "scheduler"  # among witnesses
 
 
-class QuarantinePage(ApiModel):
+class QuarantinePage(BaseModel):
     """A GPU, link or node that is or was in quarantine."""
 
     scope: str  # device, node or link
@@ -70,13 +71,7 @@ class QuarantinePage(ApiModel):
     cleared_by: str
 
 
-class ReportPage(ApiModel):
-    """The last report of a node's agent on its GPUs."""
-
-    gpus: tuple[GpuReport, ...]
-
-
-class NodePage(ApiModel):
+class NodePage(BaseModel):
     """A node and the jobs that hold its GPUs."""
 
     name: str
@@ -98,16 +93,11 @@ class NodePage(ApiModel):
     boot_id: str  # names the time since its last start, "" if unknown
     agent_version: str
     witnesses: tuple[str, ...]  # probers that reached its agent's port: `scheduler`, and nodes
-    reported: ReportPage | None  # by its agent, none if it has none
+    reported: dict[str, tuple[GpuReport, ...]] | None  # `gpus`, as its agent last reported them; none before
 
 
 def quarantine_page(entry: QuarantineEntry, running: Collection[HardwarePlace]) -> QuarantinePage:
-    """Return a quarantine.
-
-    Args:
-        entry: The quarantine.
-        running: What is being checked.
-    """
+    """Return a quarantine; `running` has what is being checked."""
     place = entry.place
     fields = {name: getattr(entry, name) for name in QuarantinePage.model_fields if hasattr(entry, name)}
     return QuarantinePage(
@@ -117,44 +107,9 @@ def quarantine_page(entry: QuarantineEntry, running: Collection[HardwarePlace]) 
     )  # fmt: skip
 
 
-class NodeFacts(NamedTuple):
-    """All facts on nodes beside their rows."""
-
-    sizes: Mapping[str, int]  # GPUs of each
-    peak_flops: Mapping[str, float]  # of each GPU of a node
-    held: Mapping[tuple[str, int], str]  # job that holds a GPU, by node and index
-    faulty: Collection[tuple[str, int]]  # node and index
-    reports: Mapping[str, AgentReport]  # of agents
-    quarantines: Sequence[QuarantineEntry]  # that stand
-    closed: Collection[tuple[str, int]]  # node and index of the GPUs that take no job for them
-    running: Collection[HardwarePlace]  # what is being checked
-    reached_by: Mapping[str, Sequence[str]]  # probers that reached the port of each agent; "" is the scheduler
-
-
-def node_page(row: NodeRow, shown: NodeFacts, state: NodeState) -> NodePage:
-    """Return a node."""
-    name, report = row.name, shown.reports.get(row.name)
-    return NodePage(
-        name=name, kind=row.kind, gpus=tuple(shown.held.get((name, gpu)) for gpu in range(shown.sizes[name])),
-        slots=row.slots, state=state.state, evidence=state.evidence, liveness=row.liveness, verdict=row.verdict,
-        since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, shown.faulty),
-        quarantined=_of(name, shown.closed),
-        quarantine=tuple(
-            quarantine_page(each, shown.running)
-            for each in shown.quarantines
-            if name in (each.place.node, each.place.other_node)
-        ),
-        peak_flops=shown.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
-        agent_version=row.agent_version, witnesses=tuple(each or SCHEDULER for each in shown.reached_by.get(name, ())),
-        reported=None if report is None else ReportPage(gpus=report.content.gpus),
-    )  # fmt: skip
-
-
 def _of(node: str, places: Collection[tuple[str, int]]) -> tuple[int, ...]:
     return tuple(sorted(gpu for name, gpu in places if name == node))
 
-
-API_WRITER = "api"
 
 router = APIRouter()
 
@@ -188,14 +143,26 @@ def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
         held = {gpu: job if owners.get(job) == mine else HIDDEN_JOB for gpu, job in held.items()}
         rows = {name: _for_users(row) for name, row in rows.items()}
     control, now_s = service.control, service.now_s()
-    shown = NodeFacts(
-        service.layout.nodes, service.peak_flops, held, faulty, control.last_reports(), broken, closed,
-        service.clearing.running, control.reached_by(),
-    )  # fmt: skip
-    seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
-    fenced = control.fenced_nodes()
-    states = [state_of(row, broken, is_fenced=row.name in fenced, now_s=now_s) for row in seen]
-    return [node_page(row, shown, state) for row, state in zip(seen, states, strict=True)]
+    fenced, reports, reached_by = control.fenced_nodes(), control.last_reports(), control.reached_by()
+    running = service.clearing.running
+
+    def page(name: str, gpus: int) -> NodePage:
+        row, report = rows.get(name, _unseen(service, name)), reports.get(name)
+        state = state_of(row, broken, is_fenced=name in fenced, now_s=now_s)
+        return NodePage(
+            name=name, kind=row.kind, gpus=tuple(held.get((name, gpu)) for gpu in range(gpus)), slots=row.slots,
+            state=state.state, evidence=state.evidence, liveness=row.liveness, verdict=row.verdict,
+            since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, faulty),
+            quarantined=_of(name, closed),
+            quarantine=tuple(
+                quarantine_page(each, running) for each in broken if name in (each.place.node, each.place.other_node)
+            ),
+            peak_flops=service.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
+            agent_version=row.agent_version, witnesses=tuple(each or SCHEDULER for each in reached_by.get(name, ())),
+            reported=None if report is None else {"gpus": report.content.gpus},
+        )  # fmt: skip
+
+    return [page(name, gpus) for name, gpus in service.layout.nodes.items()]
 
 
 def _for_users(row: NodeRow) -> NodeRow:
@@ -216,14 +183,6 @@ def resume(node: Node, service: ServiceDep, _: Operator) -> Response:
     _check_known(node, service)
     service.control.monitor.reports.dismiss(node)
     return _set(service, node, "")
-
-
-class OrderPage(BaseModel):
-    """Checks that an agent is to run."""
-
-    id: str
-    gpus: tuple[int, ...]
-    level: int
 
 
 class NewCheckOutcome(ExactTypes):
@@ -258,7 +217,7 @@ class LeasePage(BaseModel):
     lease_s: float | None  # for which processes of attempts may live there; none where no leases are granted
     token: int  # of who grants it: the agent heeds none of a lower one
     kill: tuple[str, ...]  # attempts that must not live there
-    checks: tuple[OrderPage, ...]  # that the agent is to run, until it has reported their outcome
+    checks: tuple[CheckOrder, ...]  # that the agent is to run, until it has reported their outcome
     port_probes: tuple[PortProbePage, ...]  # ports of others that it is to probe, until it has reported the results
 
 
@@ -270,7 +229,7 @@ def report(node: Node, body: NodeReport, service: ServiceDep, caller: Reporter, 
     orders = service.checks.orders.fetch(node, able=body.checks)
     port_probes = service.control.monitor.witnesses.fetch(node) if body.agent_port else ()
     return LeasePage(
-        **granted._asdict(), checks=tuple(OrderPage(**each._asdict()) for each in orders),
+        **granted._asdict(), checks=orders,
         port_probes=tuple(PortProbePage(id=each.id, **each.probe._asdict()) for each in port_probes),
     )  # fmt: skip
 
@@ -327,18 +286,14 @@ def _unseen(service: Service, node: str) -> NodeRow:
 
 
 QUARANTINE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
-
-
 QuarantinedNode = Annotated[str, Field(min_length=1, max_length=253, pattern=QUARANTINE_LINE)]
 Gpu = Annotated[int | None, Field(ge=0, le=1023, description="Index on the node; default: the whole node.")]
 
 
-class _QuarantineBody(ExactTypes):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NewFinding(_QuarantineBody):
+class NewFinding(ExactTypes):
     """A fault that an operator or a check found."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     node: QuarantinedNode
     gpu: Gpu = None
@@ -365,19 +320,14 @@ class NewFinding(_QuarantineBody):
     @property
     def place(self) -> HardwarePlace:
         """What it is about."""
-        gpus = (WHOLE_NODE if gpu is None else gpu for gpu in (self.gpu, self.other_gpu))
-        first, last = gpus
+        first, last = (WHOLE_NODE if gpu is None else gpu for gpu in (self.gpu, self.other_gpu))
         return HardwarePlace(self.node, first, self.other_node or "", last)
 
 
-class ActedPage(BaseModel):
-    """What was done with a finding."""
-
-    acted: QuarantineOutcome
-
-
-class ClearRequest(_QuarantineBody):
+class ClearRequest(ExactTypes):
     """A node or GPU to clear."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     node: QuarantinedNode
     gpu: Gpu = None
@@ -406,7 +356,7 @@ def quarantines(
 
 
 @router.post("/v1/quarantine", responses=problems("no-such-node", "bad-request", "too-much"))
-def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> ActedPage:
+def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> dict[str, QuarantineOutcome]:
     """Put a broken GPU, link or node into quarantine, unless the rules forbid it; safe to repeat."""
     if caller.role is Role.AGENT and {found.node, found.other_node or found.node} != {caller.node}:
         raise ProblemError("forbidden", f"the token is for node {caller.node}, its GPUs and the links between them")
@@ -424,7 +374,7 @@ def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> ActedPage:
     except InputError as error:
         raise ProblemError("no-such-node", str(error)) from error
     service.wake()
-    return ActedPage(acted=acted)
+    return {"acted": acted}
 
 
 @router.post(
@@ -434,7 +384,8 @@ def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> ActedPage:
 def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedPage:
     """Check what is in quarantine and clear it if the checks pass, or clear it without checks."""
     place = HardwarePlace(body.node, WHOLE_NODE if body.gpu is None else body.gpu)
-    _check_there(place, service)
+    if place.node not in service.layout.nodes:
+        raise ProblemError("no-such-node", f"there is no node {place.node!r}")
     if not (body.unchecked or service.clearing.can_check(place)):
         raise ProblemError(
             "no-checks",
@@ -444,7 +395,7 @@ def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedP
     by = f"operator {caller.owner}"
     try:
         if not body.unchecked:
-            service.clearing.ask(place, by)
+            service.clearing.request(place, by)
             return ClearedPage(cleared=0, checking=True)
         ended = service.clearing.skip_checks(place, by)
     except InputError as error:
@@ -453,12 +404,7 @@ def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedP
     return ClearedPage(cleared=ended, checking=False)
 
 
-def _check_there(place: HardwarePlace, service: Service) -> None:
-    if place.node not in service.layout.nodes:
-        raise ProblemError("no-such-node", f"there is no node {place.node!r}")
-
-
-class NodeTypePage(ApiModel):
+class NodeTypePage(BaseModel):
     """Nodes of one type. Figures of GPUs are of one GPU."""
 
     name: str
@@ -474,7 +420,7 @@ class NodeTypePage(ApiModel):
     uplink_bytes_per_s: float | None  # of the slowest rack with such nodes; none where they are in one rack
 
 
-class ClusterPage(ApiModel):
+class ClusterPage(BaseModel):
     """A cluster."""
 
     backend: str
@@ -508,42 +454,7 @@ def _node_type_page(here: Cluster, name: str, nodes: NDArray[np.int64], in_servi
     )  # fmt: skip
 
 
-class NodeFaultsPage(BaseModel):
-    """Faults of a node."""
-
-    node: str
-    type: str
-    faults: int
-    per_day: float  # faults per node-day
-    repair_s: float | None  # mean time from a fault to its end
-    hazard_per_s: float | None  # rate that policies reckon with, for each GPU
-    is_lemon: bool
-
-
-class TypeFaultsPage(BaseModel):
-    """Faults of all nodes of a type."""
-
-    type: str
-    nodes: int
-    faults: int
-    per_day: float
-    repair_s: float | None
-
-
-class FaultsPage(BaseModel):
-    """Faults of the cluster."""
-
-    since_s: float  # from when on it is known
-    nodes: tuple[NodeFaultsPage, ...]  # lemons first, then by rate
-    types: tuple[TypeFaultsPage, ...]
-
-
 @router.get("/v1/faults")
-def faults(service: ServiceDep, _: Reader) -> FaultsPage:
+def faults(service: ServiceDep, _: Reader) -> FaultReport:
     """Show how often nodes failed, for how long, and the rates that policies use."""
-    report = service.control.fault_report()
-    return FaultsPage(
-        since_s=report.since_s,
-        nodes=tuple(NodeFaultsPage(**each._asdict()) for each in report.nodes),
-        types=tuple(TypeFaultsPage(**each._asdict()) for each in report.types),
-    )
+    return service.control.fault_report()

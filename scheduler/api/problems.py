@@ -14,7 +14,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...cluster.files.errors import LongshoreError
 from ...cluster.files.input_problems import MAX_REPORTED, InputProblem, Schema, input_problems
@@ -249,61 +248,3 @@ def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> AnswerProbl
         return answer(request, "internal", "a fault of Longshore; its log has more")
 
     return answer
-
-
-MAX_BODY_BYTES = 256 * 1024
-
-
-class BodyLimit:
-    """Reads the body of a request, and refuses one that is too large.
-
-    Args:
-        app: What answers.
-        answer: Returns an error as a response.
-    """
-
-    def __init__(self, app: ASGIApp, answer: AnswerProblem) -> None:
-        self._app, self._answer = app, answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._app(scope, receive, send)
-            return
-        try:
-            body = await _body(receive)
-        except _DisconnectedError:
-            return
-        if body is None:
-            detail = f"the body is larger than {MAX_BODY_BYTES // 1024} KiB"
-            await self._answer(Request(scope), "too-much", detail)(scope, receive, send)
-            return
-        read = False
-
-        async def again() -> Message:
-            nonlocal read
-            if read:
-                return await receive()
-            read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, again, send)
-
-
-class _DisconnectedError(Exception):
-    """The client disconnected before it had sent all."""
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """Return the body of a request, None if it is too large."""
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise _DisconnectedError
-        more = message.get("more_body", False)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            return None
-    return b"".join(parts)

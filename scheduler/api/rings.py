@@ -4,32 +4,33 @@ Source: SPEC P1, P2, F2, F3.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from ...cluster.model.training_plan import PlanFile, StagePlan
 from ...ring.wire import Recovery, RingReport, from_json
 from ..backends.protocol import MemberPlace, call_backend
+from ..health.step_monitor import StepFigures
 from ..model.job import JobRow
 from ..model.job_spec import stored_or_usual
-from ..service.queue_now import PlacedTask, PlannedJob, SeatHolder, planned
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, held_gpus
 from ..store.nodes import records_of
 from ..store.rings import RING_ENDED, ReplacementRow, replacements_of, ring_ends
 from .auth import ServiceDep
-from .jobs import JOB_PROBLEMS, FoundJob
-from .models import ApiModel, places_of
+from .jobs import JOB_PROBLEMS, FoundJob, places_of
 
 router = APIRouter()
 
 RING_OVER = ("done", "lost")
+Figure = TypeVar("Figure", float, int)
 
 
-class CandidatePage(ApiModel):
+class CandidatePage(BaseModel):
     """A GPU that could have taken a seat; times of an iteration in seconds, none if unknown.
 
     One that cannot exchange with the neighbours of the seat has none of these figures; `links` has the reason.
@@ -47,7 +48,7 @@ class CandidatePage(ApiModel):
     links: str = ""  # whether these bandwidths were measured, and when; in words
 
 
-class ReplacementPage(ApiModel):
+class ReplacementPage(BaseModel):
     """A GPU that was given to the ring for an empty seat or as a backup, and why it was that one."""
 
     rank: int  # of the process there, as its log has it
@@ -62,14 +63,14 @@ class ReplacementPage(ApiModel):
     backup_for: int | None = None  # slow member in whose place it computes; none for an empty seat
 
 
-class PlacePage(ApiModel):
+class PlacePage(BaseModel):
     """A GPU of the ring."""
 
     node: str
     gpu: int
 
 
-class MemberPage(ApiModel):
+class MemberPage(BaseModel):
     """A member of the ring, or the last one that was on a GPU of it."""
 
     member: int
@@ -80,7 +81,7 @@ class MemberPage(ApiModel):
     pid: int | None  # on the node, by the node's numbers; none if it does not run
 
 
-class RingPage(ApiModel):
+class RingPage(BaseModel):
     """A ring at present, or its last state."""
 
     phase: str  # stopping, forming, running, done or lost; ended if it was ended from outside
@@ -126,6 +127,14 @@ def ring_page(job: str, service: Service) -> RingPage | None:
         return None
     places = call_backend(service.backend.ring_places, last.name) or ()
     return _page(report, places, held, given)
+
+
+class SeatHolder(NamedTuple):
+    """The rank that holds a seat of a ring."""
+
+    node: str
+    gpu: int
+    rank: int  # by which its steps are known
 
 
 def seats_of(job: str, service: Service) -> dict[int, SeatHolder]:
@@ -174,15 +183,66 @@ def _replacement(row: ReplacementRow) -> ReplacementPage:
     return ReplacementPage(rank=row.rank, node=row.node, gpu=row.gpu, at_s=row.at_s, **why)
 
 
-class EdgePage(ApiModel):
-    """What a rank sends in an iteration."""
+class Edge(BaseModel):
+    """What a rank sends in an iteration to a rank that waits for it."""
 
     kind: str  # tensor, ring (sum of gradients), next (activations) or back (their gradients)
     to: int  # rank
     sent_bytes: float
 
 
-class SubTaskPage(ApiModel):
+class SubTask(NamedTuple):
+    """What one rank does."""
+
+    rank: int
+    stage: int
+    replica: int
+    member: int  # of its tensor-parallel group
+    work: StagePlan
+    edges: tuple[Edge, ...]
+
+
+def tasks_of(plan: PlanFile) -> list[SubTask]:
+    """Return what each rank does, in the order of ranks.
+
+    Ranks count tensor-parallel members first, then replicas, then stages: members that exchange most are next to each
+    other, and so on one node, as a placement goes through its GPUs node by node.
+    """
+    return [
+        SubTask(_rank(plan, k, r, t), k, r, t, plan.stages[k], tuple(_edges(plan, k, r, t)))
+        for k in range(plan.pipeline)
+        for r in range(plan.data)
+        for t in range(plan.tensor)
+    ]
+
+
+def waited_for(tasks: list[SubTask]) -> list[tuple[int, ...]]:
+    """Return for each rank those that send to it, ascending."""
+    found: list[set[int]] = [set() for _ in tasks]
+    for task in tasks:
+        for edge in task.edges:
+            found[edge.to].add(task.rank)
+    return [tuple(sorted(senders)) for senders in found]
+
+
+def _rank(plan: PlanFile, stage: int, replica: int, member: int) -> int:
+    return (stage * plan.data + replica) * plan.tensor + member
+
+
+def _edges(plan: PlanFile, k: int, r: int, t: int) -> Iterator[Edge]:
+    """Find what a rank sends; groups that sum are rings, as libraries make them."""
+    work = plan.stages[k]
+    if plan.tensor > 1:
+        yield Edge(kind="tensor", to=_rank(plan, k, r, (t + 1) % plan.tensor), sent_bytes=work.tensor_bytes)
+    if plan.data > 1:
+        yield Edge(kind="ring", to=_rank(plan, k, (r + 1) % plan.data, t), sent_bytes=work.ring_bytes)
+    if k + 1 < plan.pipeline:
+        yield Edge(kind="next", to=_rank(plan, k + 1, r, t), sent_bytes=work.next_bytes)
+    if k > 0:
+        yield Edge(kind="back", to=_rank(plan, k - 1, r, t), sent_bytes=plan.stages[k - 1].next_bytes)
+
+
+class SubTaskPage(BaseModel):
     """What one rank does; figures are of an iteration."""
 
     rank: int  # by the plan; in a ring, the seat
@@ -198,11 +258,11 @@ class SubTaskPage(ApiModel):
     predicted_s: float  # without what it waits for other stages
     computed_s: float | None  # measured, without the sum of gradients; none before the first report
     away_bytes: int | None  # of its state that is put away at present; none if it reports none
-    edges: tuple[EdgePage, ...]
+    edges: tuple[Edge, ...]
     waits_for: tuple[int, ...]  # ranks
 
 
-class SubTasksPage(ApiModel):
+class SubTasksPage(BaseModel):
     """A job with a plan."""
 
     data: int
@@ -229,41 +289,75 @@ def sub_tasks(row: FoundJob, service: ServiceDep) -> SubTasksPage | None:
     """Show the sub-tasks of a job; null for one without a plan. Of its steps the leading scheduler knows."""
     with service.store.read() as tx:
         attempts = attempts_of(tx, row.id)
-    found = planned_job(row, attempts, service)
-    return None if found is None else sub_tasks_page(found)
+    return planned_job(row, attempts, service)
 
 
-def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> PlannedJob | None:
-    """Return how a job with a plan stands, None for one without."""
+def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> SubTasksPage | None:
+    """Return the sub-tasks of a job, None for one without a plan."""
     spec = stored_or_usual(row.spec)
     if spec.plan is None:
         return None
     figures = service.control.step_figures().get(row.id)
     seats = seats_of(row.id, service) if spec.seats else {}
-    return planned(spec.plan, attempts, figures, service.now_s(), seats)
+    return sub_tasks_page(spec.plan, attempts, figures, service.now_s(), seats)
 
 
-def sub_tasks_page(planned_job: PlannedJob) -> SubTasksPage:
-    """Return a job with a plan."""
-    plan, total_s = planned_job.plan, planned_job.plan.step_s * planned_job.plan.iterations
+def sub_tasks_page(
+    plan: PlanFile,
+    attempts: list[AttemptRow],
+    figures: StepFigures | None,
+    now_s: float,
+    seats: Mapping[int, SeatHolder],
+) -> SubTasksPage:
+    """Return a job with a plan.
+
+    Args:
+        plan: Of the job.
+        attempts: Of the job; it stands as the last one does.
+        figures: Of its steps; None if it does not run or report.
+        now_s: The present.
+        seats: Holders of the seats of the job's ring, each of which has a sub-task; empty for other jobs.
+    """
+    tasks, places = tasks_of(plan), places_of(attempts[-1]) if attempts else []
+    holders = seats or {rank: SeatHolder(*place, rank) for rank, place in enumerate(places)}
+    average = None if figures is None else figures.average
+    step_s, total_s = None if average is None else average.iteration_s, plan.step_s * plan.iterations
     return SubTasksPage(
         data=plan.data, pipeline=plan.pipeline, tensor=plan.tensor, micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches, saving=plan.saving, model=plan.model, hardware=plan.hardware,
-        iterations=plan.iterations, predicted_step_s=plan.step_s, step=planned_job.step, step_s=planned_job.step_s,
-        predicted_total_s=total_s, bound_s=total_s * plan.bound_factor, deadline_s=plan.deadline_s or None,
-        ends_s=planned_job.ends_s, tasks=tuple(map(_task_page, planned_job.tasks)),
+        iterations=plan.iterations, predicted_step_s=plan.step_s, step=None if figures is None else figures.step,
+        step_s=step_s, predicted_total_s=total_s, bound_s=total_s * plan.bound_factor,
+        deadline_s=plan.deadline_s or None,
+        ends_s=None if figures is None else _ends_s(plan, figures.step, step_s or plan.step_s, now_s),
+        tasks=tuple(
+            _task_page(task, waits, holders.get(task.rank), figures)
+            for task, waits in zip(tasks, waited_for(tasks), strict=True)
+        ),
     )  # fmt: skip
 
 
-def _task_page(placed: PlacedTask) -> SubTaskPage:
-    task, layers = placed.task, placed.task.work.layers
+def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:
+    """Return when all iterations will be done at the present speed; None if the plan has no number of iterations."""
+    return now_s + max(0, plan.iterations - step) * step_s if plan.iterations and step_s else None
+
+
+def _task_page(
+    task: SubTask, waits_for: tuple[int, ...], holder: SeatHolder | None, figures: StepFigures | None
+) -> SubTaskPage:
+    work, layers = task.work, task.work.layers
+    node, gpu, rank = ("", None, None) if holder is None else holder
+    computed_s, away_bytes = ((), ()) if figures is None else (figures.computed_s, figures.away_bytes)
     return SubTaskPage(
-        rank=task.rank, runs_as=placed.runs_as, stage=task.stage, replica=task.replica, member=task.member,
-        layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=placed.node, gpu=placed.gpu,
-        flops=task.work.flops, memory_bytes=task.work.memory_bytes, predicted_s=task.work.busy_s,
-        computed_s=placed.computed_s, away_bytes=placed.away_bytes,
-        edges=tuple(EdgePage(**edge._asdict()) for edge in task.edges), waits_for=placed.waits_for,
+        rank=task.rank, runs_as=rank, stage=task.stage, replica=task.replica, member=task.member,
+        layers=(layers[0],) if len(layers) == 1 else (layers[0], layers[-1]), node=node, gpu=gpu,
+        flops=work.flops, memory_bytes=work.memory_bytes, predicted_s=work.busy_s,
+        computed_s=_figure_of_rank(computed_s, rank), away_bytes=_figure_of_rank(away_bytes, rank),
+        edges=task.edges, waits_for=waits_for,
     )  # fmt: skip
+
+
+def _figure_of_rank(figures: tuple[Figure | None, ...], rank: int | None) -> Figure | None:
+    return figures[rank] if rank is not None and rank < len(figures) else None
 
 
 class ComputedPage(BaseModel):

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -19,8 +20,7 @@ from ..access.tokens import Caller
 from ..service.service import Service
 from ..store.events import EventRow, events_after, last_complete_seq, owners_events_after
 from .auth import Reader, ServiceDep, TokenCacheDep, caller_of_request
-from .jobs import seen_owner
-from .models import event_page
+from .jobs import event_page, seen_owner
 from .problems import ProblemError, problems
 
 MAX_STREAMS = 100  # streams at once, of all owners
@@ -32,8 +32,7 @@ class StreamSlots:
     Safe for threads.
     """
 
-    def __init__(self, most: int = MAX_STREAMS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._open = Counter[str]()
         self._lock = threading.RLock()  # the garbage collector returns slots at any moment
 
@@ -41,7 +40,7 @@ class StreamSlots:
         """Take a slot and return the function that returns it, at most once; None if there is no slot."""
         with self._lock:
             mine, all_ = self._open[owner], self._open.total()
-            if mine >= (self._most - (all_ - mine)) / 2:
+            if mine >= (MAX_STREAMS - (all_ - mine)) / 2:
                 return None
             self._open[owner] += 1
         taken = [owner]
@@ -66,7 +65,7 @@ log = logging.getLogger(__name__)
 STREAM_MEDIA_TYPE = "text/event-stream"
 HEARTBEAT, HEARTBEAT_S = b": it goes on\n\n", 15.0
 STREAM_POLL_S = 0.2  # between two polls for new events
-WHO_S = 5.0  # between two checks of the token
+TOKEN_CHECK_S = 5.0  # between two checks of the token
 END = "end"  # event by which a stream that is over differs from one that was cut off
 
 
@@ -74,53 +73,52 @@ class SentEvent(NamedTuple):
     """A server-sent event."""
 
     data: str  # JSON
-    id: str  # to go on from
+    id: str  # from which a client continues
     event: str
 
 
-class Streams:
-    """Opens streams for a caller.
+Poll = Callable[[], list[SentEvent] | None]  # returns new events, None after the last
+
+
+def open_stream(
+    slots: StreamSlots,
+    caller: Caller,
+    check: Callable[[], Awaitable[Caller]],
+    service: Service,
+    poll: Poll,
+    *,
+    check_s: float = TOKEN_CHECK_S,
+) -> StreamingResponse:
+    """Return a stream of events, until their end or that of the token.
 
     Args:
-        slots: Places for all streams of an application.
-        caller: Who asks.
-        who: Returns the caller; raises ProblemError once its token is not valid.
-        who_s: Seconds between two checks of that.
+        slots: Of all streams of an application.
+        caller: Of the request.
+        check: Returns the caller; raises ProblemError once its token is not valid.
+        service: When it ends, the answer ends.
+        poll: It is called on a thread, one call after the other.
+        check_s: Seconds between two checks of the token.
+
+    Raises:
+        ProblemError: If too many are open.
     """
+    give_back = slots.take(caller.owner)
+    if give_back is None:
+        detail = f"{slots.open_of()} streams are open, {slots.open_of(caller.owner)} of them yours"
+        raise ProblemError("too-many-followers", detail, Retry_After="10")
 
-    def __init__(
-        self, slots: StreamSlots, caller: Caller, who: Callable[[], Awaitable[Caller]], *, who_s: float = WHO_S
-    ) -> None:
-        self._slots, self._caller, self._who, self._who_s = slots, caller, who, who_s
-
-    def stream(self, service: Service, poll: Callable[[], list[SentEvent] | None]) -> StreamingResponse:
-        """Return a stream of events, until their end or that of the token.
-
-        Args:
-            service: When it ends, the answer ends.
-            poll: Returns new events, None after the last. It is called on a thread, one call after the other.
-
-        Raises:
-            ProblemError: If too many are open.
-        """
-        give_back = self._slots.take(self._caller.owner)
-        if give_back is None:
-            event = f"{self._slots.open_of()} streams are open, {self._slots.open_of(self._caller.owner)} of them yours"
-            raise ProblemError("too-many-followers", event, Retry_After="10")
-        return _Stream(self._event(service, poll), give_back)
-
-    async def _event(self, service: Service, poll: Callable[[], list[SentEvent] | None]) -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         yield HEARTBEAT  # the client knows at once that it is connected
         sent_s = checked_s = time.monotonic()
         while not service.ends.is_set():
             try:
-                if time.monotonic() - checked_s > self._who_s:
+                if time.monotonic() - checked_s > check_s:
                     checked_s = time.monotonic()
-                    if await self._who() != self._caller:
+                    if await check() != caller:
                         return
                 new = await run_in_threadpool(poll)
             except (LongshoreError, ProblemError) as error:
-                log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
+                log.warning("a stream of %s breaks off: %s", caller.owner, error)
                 return
             if new is None:
                 yield _as_bytes(SentEvent("{}", "", END))
@@ -134,13 +132,15 @@ class Streams:
                 continue
             sent_s = time.monotonic()
 
+    return _Stream(chunks(), give_back)
+
 
 class _Stream(StreamingResponse):
     """A stream that gives its place back when it ends, however it does, and when it never begins."""
 
-    def __init__(self, event: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(event, media_type=STREAM_MEDIA_TYPE, headers=headers)
+        super().__init__(chunks, media_type=STREAM_MEDIA_TYPE, headers=headers)
         self._give_back = give_back
         weakref.finalize(self, give_back)
 
@@ -157,17 +157,19 @@ def _as_bytes(event: SentEvent) -> bytes:
     return f"{number}event: {event.event}\ndata: {event.data}\n\n".encode()
 
 
-async def streams_of(request: Request, service: ServiceDep, known: TokenCacheDep, caller: Reader) -> Streams:
-    """Return the streams of a caller."""
-    slots: StreamSlots = request.app.state.streams
-    return Streams(slots, caller, lambda: caller_of_request(request, service, known))
+async def open_stream_of(
+    request: Request, service: ServiceDep, known: TokenCacheDep, caller: Reader
+) -> Callable[[Poll], StreamingResponse]:
+    """Return what opens a stream for a caller."""
+    check = partial(caller_of_request, request, service, known)
+    return partial(open_stream, request.app.state.streams, caller, check, service)
 
 
-StreamsDep = Annotated[Streams, Depends(streams_of)]
+OpenStream = Annotated[Callable[[Poll], StreamingResponse], Depends(open_stream_of)]
 
 
 MAX_EVENTS_AT_ONCE = 500  # in one poll
-STEP, MOST_STEPS = 20_000, 10  # numbers of others' events that are passed over in a statement, statements in a turn
+STEP, MAX_STEPS = 20_000, 10  # numbers of others' events that are passed over in a statement, statements in a turn
 
 router = APIRouter()
 
@@ -176,14 +178,14 @@ router = APIRouter()
     "/v1/events",
     response_class=StreamingResponse,
     responses={
-        200: {"description": "Events, for as long as they are listened to.", "content": {STREAM_MEDIA_TYPE: {}}},
+        200: {"description": "Events, until the client closes the connection.", "content": {STREAM_MEDIA_TYPE: {}}},
         **problems("bad-header", "too-many-followers"),
     },
 )
 def events(
     service: ServiceDep,
     caller: Reader,
-    streams: StreamsDep,
+    open_stream: OpenStream,
     last_event_id: Annotated[str | None, Header(max_length=40)] = None,
     after: Annotated[int | None, Query(ge=0, le=2**62, description="The same as `Last-Event-ID`.")] = None,
 ) -> StreamingResponse:
@@ -194,33 +196,33 @@ def events(
                 "bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream"
             )
         after = int(last_event_id)
-    return streams.stream(service, _EventFollower(service, seen_owner(caller), after).poll)
+    return open_stream(_following(service, seen_owner(caller), after))
 
 
-class _EventFollower:
-    """Position of a client that follows events."""
+def _following(service: Service, owner: str | None, after: int | None) -> Poll:
+    """Return what polls for the events after one, of an owner's jobs or of all; None: from now on."""
+    if after is None:
+        with service.store.read() as tx:
+            after = last_complete_seq(tx)
+    seq = after
 
-    def __init__(self, service: Service, owner: str | None, after: int | None) -> None:
-        self._service, self._owner = service, owner
-        if after is None:
-            with service.store.read() as tx:
-                after = last_complete_seq(tx)
-        self._seq = after
-
-    def poll(self) -> list[SentEvent]:
+    def poll() -> list[SentEvent]:
         """Return new events; events of other users are skipped, many at once."""
+        nonlocal seq
         rows: list[EventRow] = []
-        with self._service.store.read() as tx:
-            if self._owner is None:
-                rows = events_after(tx, self._seq, MAX_EVENTS_AT_ONCE)
-                self._seq = rows[-1].seq if rows else self._seq
+        with service.store.read() as tx:
+            if owner is None:
+                rows = events_after(tx, seq, MAX_EVENTS_AT_ONCE)
+                seq = rows[-1].seq if rows else seq
                 return [_event(row) for row in rows]
-            for _ in range(MOST_STEPS):
-                before = self._seq
-                rows, self._seq = owners_events_after(tx, before, MAX_EVENTS_AT_ONCE, self._owner, STEP)
-                if rows or self._seq - before < STEP:
+            for _ in range(MAX_STEPS):
+                before = seq
+                rows, seq = owners_events_after(tx, before, MAX_EVENTS_AT_ONCE, owner, STEP)
+                if rows or seq - before < STEP:
                     break
         return [_event(row) for row in rows]
+
+    return poll
 
 
 def _event(row: EventRow) -> SentEvent:

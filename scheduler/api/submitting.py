@@ -1,4 +1,4 @@
-"""POST /v1/jobs, safe to repeat; and attempts that the store does not know."""
+"""POST /v1/jobs, safe to repeat. No answer has values of a job's environment: they may be secrets."""
 
 import hashlib
 import json
@@ -6,21 +6,21 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from ..access.tokens import Caller, Role
-from ..model.job import new_job_id
+from ..model.job import JobRow, new_job_id
 from ..model.job_spec import JobFile
 from ..service.queue_now import room_in
 from ..service.service import Service
 from ..settings import UserLimits
 from ..store.jobs import GIVEN, UNKNOWN, NewJob, StoredAnswer, estimated, insert_job, queued_of, recall, remember
-from .auth import Operator, ServiceDep, Writer
-from .models import JobPage, PlanPage, UnknownAttemptPage, job_page, shown_spec
+from .auth import ServiceDep, Writer
 from .problems import ProblemError, problems
 
 API_WRITER = "api"
@@ -37,6 +37,47 @@ Key = Annotated[
         description="1 to 255 visible characters.",
     ),
 ]
+
+
+class JobPage(BaseModel):
+    """A job."""
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    desired: str
+    gpus: int
+    priority: int
+    submitted_s: float
+    ended_s: float | None
+    version: int
+    cause: str
+    cause_class: str
+
+
+class PlanPage(BaseModel):
+    """What a submission would do (`dry_run`)."""
+
+    spec: dict[str, Any]
+    jobs_ahead: int
+    free_gpus: int
+    would_fit: bool  # on the GPUs that are free
+
+
+def job_page(row: JobRow) -> JobPage:
+    """Return a job."""
+    return JobPage(**fields_of(row))
+
+
+def shown_spec(spec: JobFile) -> dict[str, Any]:
+    """Return a job file without the values of its environment."""
+    return {**spec.model_dump(mode="json"), "environment": sorted(spec.environment)}
+
+
+def fields_of(row: JobRow) -> dict[str, Any]:
+    """Return the fields of `JobPage`."""
+    return {name: getattr(row, name) for name in JobPage.model_fields}
 
 
 class InFlight:
@@ -152,6 +193,8 @@ def check_needs(spec: JobFile, service: Service) -> None:
     Raises:
         ProblemError: With the number that they have.
     """
+    if spec.needs is None:
+        return
     here = service.layout.gpus_for(spec.wants)
     gpus = spec.all_gpus
     if gpus > here:
@@ -176,7 +219,7 @@ def check_shape(spec: JobFile, service: Service) -> None:
         raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} that many")
 
 
-def check_room(tx: Connection, owner: str, limits: UserLimits) -> None:
+def check_queued(tx: Connection, owner: str, limits: UserLimits) -> None:
     """Refuse one more queued job of an owner than are allowed.
 
     Raises:
@@ -212,9 +255,9 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
     new = _new(spec, owner, service.now_s())
     request = hashlib.sha256(json.dumps(new.spec, sort_keys=True).encode()).hexdigest()
     try:
-        _check_room(service)
+        _check_disk(service)
         page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
-    except (_RepeatedError, ProblemError):
+    except ProblemError:
         # Repeats are rare, so they are detected by the error, which has rolled everything back.
         first = _first_answer(service, owner, key)
         if first is None:
@@ -233,7 +276,7 @@ def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
     )  # fmt: skip
 
 
-def _check_room(service: Service) -> None:
+def _check_disk(service: Service) -> None:
     """Refuse a job while there is too little room for what jobs write.
 
     Raises:
@@ -244,16 +287,12 @@ def _check_room(service: Service) -> None:
         raise ProblemError("no-room", text, Retry_After=RETRY_ROOM_S)
 
 
-class _RepeatedError(Exception):
-    """A key was used before."""
-
-
 def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: UserLimits) -> Mapping[str, object]:
     """Put a job into the queue with the answer to its key, both or none."""
-    check_room(tx, new.owner, limits)
+    check_queued(tx, new.owner, limits)
     page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
     if key is not None and not remember(tx, new.owner, key, StoredAnswer(request, 201, page, new.submitted_s)):
-        raise _RepeatedError
+        raise ProblemError("key-reused", f"the key {key!r} was used for another job")
     return page
 
 
@@ -262,32 +301,3 @@ def _first_answer(service: Service, owner: str, key: str | None) -> StoredAnswer
         return None
     with service.store.read() as tx:
         return recall(tx, owner, key)
-
-
-Name = Annotated[str, Path(max_length=100, description="Name of the attempt, from the list.")]
-NO_SUCH = problems("no-such-attempt")
-
-
-@router.get("/v1/unknown-attempts")
-def unknown(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
-    """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
-    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.known]
-
-
-@router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
-def end(attempt: Name, service: ServiceDep, _: Operator) -> Response:
-    """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
-    return _done(service, attempt, known=service.control.unknown_attempts.end(attempt))
-
-
-@router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
-def disregard(attempt: Name, service: ServiceDep, _: Operator) -> Response:
-    """Let jobs start on the GPUs of an attempt that is not proven dead."""
-    return _done(service, attempt, known=service.control.unknown_attempts.disregard(attempt))
-
-
-def _done(service: Service, attempt: str, *, known: bool) -> Response:
-    if not known:
-        raise ProblemError("no-such-attempt", f"there is no unknown attempt {attempt!r} here")
-    service.wake()
-    return Response(status_code=204)

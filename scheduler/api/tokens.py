@@ -1,5 +1,10 @@
-"""Tokens of users, and one-time links for browsers. The secret of a token is shown once, when it is made."""
+"""Tokens of users, one-time links, and browsers that are logged in. The secret of a token is shown once, when created.
 
+Source: SPEC K8; docs/operate.md, Dashboard.
+"""
+
+import secrets
+import threading
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -8,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import nearest
 from ...cluster.files.yaml_file import ExactTypes
-from ..access.browsers import Browsers, link_path
 from ..access.tokens import (
     MAX_VALID_TOKENS,
     TOKEN_NAME,
     TOKEN_NAME_WORDS,
     Caller,
     Role,
+    TokenRow,
     add_token,
     check_node,
     new_token,
@@ -24,7 +29,6 @@ from ..access.tokens import (
 from ..service.service import Service
 from ..store.database import TakenNameError, TooManyTokensError
 from .auth import Operator, Reader, ServiceDep, TokenCacheDep, Writer
-from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
 
 DAY_S = 86400.0
@@ -47,6 +51,29 @@ class TokenRequest(ExactTypes):
     role: Role = Role.USER
     node: str | None = Field(None, max_length=253)  # of an agent
     days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; default: as the caller's
+
+
+class TokenPage(BaseModel):
+    """A token without its secret."""
+
+    name: str
+    owner: str
+    role: str
+    node: str | None  # that an agent reports on
+    made_s: float
+    expires_s: float | None
+    used_s: float | None
+
+
+class NewTokenPage(TokenPage):
+    """A new token, with its secret."""
+
+    token: str  # never shown again
+
+
+def token_page(row: TokenRow) -> TokenPage:
+    """Return a token."""
+    return TokenPage(**{name: getattr(row, name) for name in TokenPage.model_fields})
 
 
 @router.get("/v1/users/me/tokens")
@@ -125,12 +152,60 @@ def _owner(caller: Caller, owner: str | None) -> str:
     return owner or caller.owner
 
 
-class BrowserLink(BaseModel):
-    """A link for a browser."""
+MAX_BROWSERS = 1000  # logged in at a time, and links; the oldest end first
+CODE_S = 3600.0  # lifetime of a link
+BROWSER_S = 7 * 86400.0  # after which a browser needs the token again
 
-    model_config = ConfigDict(frozen=True)
 
-    path: str  # on this server
+class Browsers:
+    """Browsers that are logged in, and links. Safe for threads.
+
+    A browser keeps a number, and a link has a code, in the token's place: neither is valid for the API. Both expire,
+    and end with the scheduler.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, tuple[str, float]] = {}  # by number: a token, and the Unix time at which its use ends
+        self._codes: dict[str, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+
+    def let_in(self, token: str, now_s: float) -> str:
+        """Log a browser in, and return its number."""
+        return self._add(self._tokens, token, now_s + BROWSER_S)
+
+    def token_of(self, number: str, now_s: float) -> str | None:
+        """Return the token of a browser, None if it is not logged in or has expired."""
+        with self._lock:
+            token, ends_s = self._tokens.get(number, ("", now_s))
+        return token if ends_s > now_s else None
+
+    def leave(self, number: str) -> None:
+        """Log a browser out."""
+        with self._lock:
+            self._tokens.pop(number, None)
+
+    def code_for(self, token: str, now_s: float) -> str:
+        """Return the code of a link that logs one browser in."""
+        return self._add(self._codes, token, now_s + CODE_S)
+
+    def use(self, code: str, now_s: float) -> str | None:
+        """Return the token of a code, once; None if it was used or has expired."""
+        with self._lock:
+            token, ends_s = self._codes.pop(code, ("", now_s))
+        return token if ends_s > now_s else None
+
+    def _add(self, known: dict[str, tuple[str, float]], token: str, ends_s: float) -> str:
+        name = secrets.token_urlsafe(32)
+        with self._lock:
+            if len(known) >= MAX_BROWSERS:
+                del known[next(iter(known))]
+            known[name] = token, ends_s
+        return name
+
+
+def link_path(code: str) -> str:
+    """Return the path that logs a browser in by a code."""
+    return f"/login?code={code}"
 
 
 async def browsers_of(request: Request) -> Browsers:
@@ -143,9 +218,9 @@ BrowsersDep = Annotated[Browsers, Depends(browsers_of)]
 
 
 @router.post("/v1/browser-links", status_code=201)
-async def link(request: Request, service: ServiceDep, _: Operator, browsers: BrowsersDep) -> BrowserLink:
-    """Create a link that logs one browser in as the caller, once and within an hour."""
+async def link(request: Request, service: ServiceDep, _: Operator, browsers: BrowsersDep) -> dict[str, str]:
+    """Create a link that logs one browser in as the caller, once and within an hour; `path` is on this server."""
     secret = request.headers.get("authorization", "").partition(" ")[2]
     if not secret:
-        return BrowserLink(path="/")  # an open scheduler needs no token
-    return BrowserLink(path=link_path(browsers.code_for(secret, service.now_s())))
+        return {"path": "/"}  # an open scheduler needs no token
+    return {"path": link_path(browsers.code_for(secret, service.now_s()))}

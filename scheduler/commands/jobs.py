@@ -24,15 +24,15 @@ from .options import (
     UrlOption,
     client_of,
     clock,
-    ended_s,
     moment,
+    placement_text,
     print_json,
     print_table,
     ran_s,
 )
 
 if TYPE_CHECKING:
-    from ..client import Client
+    pass
 
 ALL_RANKS = "all"
 
@@ -54,20 +54,11 @@ def logs(
         for text in client.follow_logs(job, rank, attempt, tail):
             typer.echo(text, nl=False)
     else:
-        _show_log(client, job, rank, attempt, tail)
-    _point_at_crash(client, job, rank, attempt)
-
-
-def _show_log(client: "Client", job: str, rank: str, attempt: int | None, tail: int | None) -> None:
-    data, after = client.logs(job, rank, 0, attempt, tail)
-    typer.echo(data, nl=False)
-    while after is not None and (part := client.logs(job, rank, after, attempt))[0]:
-        typer.echo(part[0], nl=False)
-        after = part[1]
-
-
-def _point_at_crash(client: "Client", job: str, rank: str, attempt: int | None) -> None:
-    """Name, beside the output, the rank that explains why the attempt failed, unless it is what is shown."""
+        data, after = client.logs(job, rank, 0, attempt, tail)
+        typer.echo(data, nl=False)
+        while after is not None and (part := client.logs(job, rank, after, attempt))[0]:
+            typer.echo(part[0], nl=False)
+            after = part[1]
     attempts = [each for each in client.job(job)["attempts"] if attempt in (None, each["number"])]
     crash = crash_line(job, attempts[-1]) if attempts else ""
     if crash and rank not in (ALL_RANKS, str(attempts[-1]["crash"]["rank"])):
@@ -75,12 +66,7 @@ def _point_at_crash(client: "Client", job: str, rank: str, attempt: int | None) 
 
 
 def crash_line(job: str, attempt: Mapping[str, Any]) -> str:
-    """Return which rank of an attempt failed, where, and how to see what it wrote; "" if none did.
-
-    Args:
-        job: Id of the job.
-        attempt: From the API.
-    """
+    """Return which rank of an attempt failed, where, and how to show its output; "" if none did."""
     crash = attempt["crash"]
     if crash is None:
         return ""
@@ -143,11 +129,11 @@ def print_ring(ring: Mapping[str, Any]) -> None:
 def _by_seat(ring: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the members by seat, empty seats among them, then the members without a seat."""
     empty = [{"seat": seat, "member": None} for seat, member in enumerate(ring["order"]) if member < 0]
-    return sorted([*ring["members"], *empty], key=_seat_order)
 
+    def order(member: Mapping[str, Any]) -> tuple[bool, int, int]:
+        return member["seat"] is None, member["seat"] or 0, member["member"] or 0
 
-def _seat_order(member: Mapping[str, Any]) -> tuple[bool, int, int]:
-    return member["seat"] is None, member["seat"] or 0, member["member"] or 0
+    return sorted([*ring["members"], *empty], key=order)
 
 
 def _member(member: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
@@ -180,17 +166,15 @@ MAX_SHOWN_TASKS = 64  # ranks; --json has all
 
 
 def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the plan of a job is, how its steps compare with it, and when it will be done.
-
-    Args:
-        found: As the API has it.
-    """
+    """Return what the plan of a job is, how its steps compare with it, and when it will be done."""
     degrees = f"data {found['data']} x pipeline {found['pipeline']} x tensor {found['tensor']}"
     predicted = f"predicted {_time(found['predicted_step_s'])}" if found["predicted_step_s"] else "not predicted"
+    of = f" of {found['iterations']}" if found["iterations"] else ""
+    reached = "" if found["step"] is None else f"{found['step']}{of}; "
     measured = "" if found["step_s"] is None else f", measured {_time(found['step_s'])}"
     facts = {
         "plan": f"{degrees}, {found['micro_batches']} micro-batches of {found['micro_batch']}",
-        "step": f"{_at(found)}{predicted}{measured}",
+        "step": f"{reached}{predicted}{measured}",
         "deadline": "" if found["deadline_s"] is None else f"{duration_text(found['deadline_s'])} of running",
         "done": "" if found["ends_s"] is None else f"{clock(found['ends_s'])}, as it goes now",
     }
@@ -201,12 +185,7 @@ def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
-    """Print what each rank does, where, how long that takes, and which ranks it waits for.
-
-    Args:
-        found: As the API has it.
-        in_ring: Whether sub-tasks have seats of a ring, on ranks that change.
-    """
+    """Print what each rank does, where, how long that takes, and for which ranks it waits; `in_ring`: by seats."""
     tasks, columns = found["tasks"][:MAX_SHOWN_TASKS], [*TASK_COLUMNS]
     rows = [[*_row(task)] for task in tasks]
     if in_ring:
@@ -216,7 +195,8 @@ def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
     if any(task["away_bytes"] is not None for task in tasks):
         columns.append(AWAY_COLUMN)
         for row, task in zip(rows, tasks, strict=True):
-            row.append(_size(task["away_bytes"]))
+            size_bytes = task["away_bytes"]
+            row.append("-" if size_bytes is None else f"{size_bytes / 1e6:.1f} MB")
     left_out = len(found["tasks"]) - len(tasks)
     if left_out:
         words = f"{left_out} more ranks; --json has all"
@@ -230,16 +210,6 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
     waits = " ".join(map(str, task["waits_for"])) or "-"
     parts = (task["rank"], task["stage"], task["replica"], place, " ... ".join(task["layers"]))
     return (*map(str, parts), _time(task["predicted_s"]) if task["predicted_s"] else "-", measured, waits)
-
-
-def _at(found: Mapping[str, Any]) -> str:
-    if found["step"] is None:
-        return ""
-    return f"{found['step']} of {found['iterations']}; " if found["iterations"] else f"{found['step']}; "
-
-
-def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else f"{size_bytes / 1e6:.1f} MB"
 
 
 def _time(seconds: float) -> str:
@@ -319,15 +289,9 @@ def _attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
     ran = "-" if attempt["started_s"] is None else duration_text(ended_s - attempt["started_s"])
     contact = "" if attempt["contact"] == "ok" else ", no answer from it"
     return (
-        str(attempt["number"]), attempt["state"] + contact, moment(attempt["started_s"]), ran, _shares(attempt["held"]),
-        attempt["cause"],
+        str(attempt["number"]), attempt["state"] + contact, moment(attempt["started_s"]), ran,
+        placement_text(attempt["held"]), attempt["cause"],
     )  # fmt: skip
-
-
-def _shares(placement: list[dict[str, Any]] | None) -> str:
-    if placement is None:
-        return "wait"
-    return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
 
 
 StateOption = Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; repeatable.")]
@@ -375,7 +339,7 @@ def jobs(
         return
     ended, why = TableColumn("ENDED"), TableColumn("CAUSE, NODES OR REASON", gives=True)
     columns = (JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, ended, why)
-    _show_list(columns, [(*_cells(job), moment(ended_s(job)), _where_or_why(job)) for job in found], "no jobs")
+    _show_list(columns, [(*_cells(job), moment(job["ended_s"]), _where_or_why(job)) for job in found], "no jobs")
 
 
 def _filters(state: list[JobState] | None, user: str | None, name: str | None) -> dict[str, object]:
@@ -446,11 +410,7 @@ def _turn(before: int) -> str:
 
 
 def checks_lines(job: dict[str, Any]) -> list[str]:
-    """Return what checks of nodes found for a job that does not run, and why it waits now.
-
-    Args:
-        job: As the API has it.
-    """
+    """Return what checks of nodes found for a job that does not run, and why it waits now."""
     unfit = [(attempt["number"], attempt["cause"]) for attempt in job["attempts"] if attempt["cause"].startswith(UNFIT)]
     lines = [f"attempt {number}: {cause}" for number, cause in unfit]
     if job["waiting"] is not None and job["attempts"]:
@@ -459,12 +419,7 @@ def checks_lines(job: dict[str, Any]) -> list[str]:
 
 
 def lines_of(decision: dict[str, Any], job: str) -> list[str]:
-    """Return a decision in words: what was done, and what the policy and the heuristic would have done.
-
-    Args:
-        decision: As the API has it.
-        job: The job whose decisions are shown; the policy may have proposed another one.
-    """
+    """Return a decision on a job in words: what was done, and what the policy and the heuristic would have done."""
     took = f"{1e3 * decision['took_s']:.1f} ms"
     done = _outlook(decision["placement"], decision["expected"])
     lines = [f"{_clock(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['decided_by']} in {took}"]
@@ -512,10 +467,10 @@ def _outlook(placement: list[dict[str, Any]] | None, expected: dict[str, float] 
     """Return GPUs and what is expected of them."""
     if placement is None:
         return "wait"
-    shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
+    gpus = placement_text(placement)
     if expected is None:
-        return shares
-    return f"{shares}, {expected['slowdown']:.2f} x its estimate, to end at {_clock(expected['end_s'])}"
+        return gpus
+    return f"{gpus}, {expected['slowdown']:.2f} x its estimate, to end at {_clock(expected['end_s'])}"
 
 
 def _version(version: str) -> str:

@@ -1,7 +1,6 @@
 """`longshore node`: list, health, drain, resume, agent, quarantine."""
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from .options import (
     nonempty,
     print_json,
     print_table,
+    utc_minute,
 )
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def _row(quarantine: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a quarantine; times are UTC."""
     cleared = quarantine["cleared_by"] or ("checks run" if quarantine["checking"] else quarantine["clears"])
     if quarantine["cleared_s"] is not None:
-        cleared += f", {_moment(quarantine['cleared_s'])}"
+        cleared += f", {utc_minute(quarantine['cleared_s'])}"
     evidence = "; ".join(words for words in (quarantine["evidence"], quarantine["checked"]) if words)
     return (
         place_of(quarantine),
-        _moment(quarantine["since_s"]),
+        utc_minute(quarantine["since_s"]),
         quarantine["cause"],
         quarantine["check"],
         quarantine["action"],
@@ -118,10 +118,6 @@ def place_of(quarantine: dict[str, Any]) -> str:
         [(quarantine["other_node"], quarantine["other_gpu"])] if quarantine["other_node"] else []
     )
     return " to ".join(node if gpu is None else f"{node}:{gpu}" for node, gpu in ends)
-
-
-def _moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]

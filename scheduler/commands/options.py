@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -82,12 +82,7 @@ def duration(text: str) -> float:
 
 
 def duration_between(least: str, most: str) -> Callable[[str | float], float]:
-    """Return the parser of a duration within bounds; a default is in seconds already.
-
-    Args:
-        least: Shortest duration, as typed.
-        most: Longest one.
-    """
+    """Return the parser of a duration from `least` to `most`, as typed; a default is in seconds already."""
     least_s, most_s = seconds_of(least), seconds_of(most)
 
     def read(text: str | float) -> float:
@@ -110,15 +105,14 @@ def moment(at_s: float | None) -> str:
     return at.strftime("%b %d %H:%M" if at.year == datetime.now().astimezone().year else "%b %d  %Y")
 
 
+def utc_minute(at_s: float) -> str:
+    """Return a moment in UTC, to the minute."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")
+
+
 def clock(at_s: float) -> str:
     """Return a moment to the second."""
     return datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def ended_s(job: dict[str, Any]) -> float | None:
-    """Return when a job ended, None if it has not."""
-    at_s: float | None = job["ended_s"]
-    return at_s
 
 
 def ran_s(job: dict[str, Any], now_s: float) -> float | None:
@@ -127,6 +121,11 @@ def ran_s(job: dict[str, Any], now_s: float) -> float | None:
         return None
     until_s = job["released_s"]
     return float((now_s if until_s is None else until_s) - job["started_s"])
+
+
+def placement_text(placement: Iterable[Mapping[str, Any]]) -> str:
+    """Return GPUs by node, such as `rack0-node1:0,1`."""
+    return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
 
 
 GAP, CUT = "  ", "…"
@@ -149,13 +148,7 @@ def print_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -
 
 
 def table_lines(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Return a table as lines.
-
-    Args:
-        columns: The columns.
-        rows: Their cells.
-        width: Of the terminal, None where lines may be of any length.
-    """
+    """Return a table as lines, cut to the width of a terminal unless that is None."""
     cells = [[column.title for column in columns], *([in_one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     if width is not None:

@@ -37,8 +37,7 @@ def preflight(
     level: Annotated[int, typer.Option(min=0, max=3, help="0 state, 1 seconds, 2 minutes, 3 half an hour.")] = 1,
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Type in which jobs compute.")] = "fp32",
     sample: Annotated[
-        str | None,
-        typer.Option(help="Program of two training steps, as in a job file; default: a built-in one."),
+        str | None, typer.Option(help="Program of two training steps, as in a job file; default: a built-in one.")
     ] = None,
     sample_limit: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds for the sample on a node.")] = 60.0,
     link_bytes_per_s: Annotated[
@@ -58,12 +57,17 @@ def preflight(
     from ...preflight.check import CheckedJob
     from ...preflight.context import NodeSetup
     from ...preflight.rounds import run_round as check_all
+    from ...preflight.wiring import Blueprint, read_blueprint, read_facts
 
     check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
     folder = folder or Path(".longshore")
     home, gpus = folder / "preflight", _gpus()
-    _check_files(wiring, port_facts)
-    known_wiring = _learned_before(learn_wiring)
+    if wiring is not None:
+        read_blueprint(wiring)
+    read_facts(port_facts)  # before nodes do
+    known_wiring = Blueprint()
+    if learn_wiring is not None and learn_wiring.exists():
+        known_wiring = read_blueprint(learn_wiring)
     program = _words(sample) if sample else ()
     placement = _placement(nodes, cluster, folder, gpus)
     make_folder(home, "--folder")
@@ -133,26 +137,6 @@ def _gpus() -> int:
         return open_nvml().count()
     except (BackendError, GpuLostError):
         return 0
-
-
-def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
-    """Validate the files that nodes will read.
-
-    Raises:
-        InputError: If one cannot be used.
-    """
-    from ...preflight.wiring import read_blueprint, read_facts
-
-    if wiring is not None:
-        read_blueprint(wiring)
-    read_facts(port_facts)
-
-
-def _learned_before(path: Path | None) -> "Blueprint":
-    """Return the wiring of an existing file, to compare with what is found; empty if there is no file."""
-    from ...preflight.wiring import Blueprint, read_blueprint
-
-    return Blueprint() if path is None or not path.exists() else read_blueprint(path)
 
 
 def _whole(path: Path | None) -> Path | None:

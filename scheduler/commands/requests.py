@@ -70,8 +70,7 @@ FAILED, LATE = 1, 124  # exit statuses; 124 is that of timeout(1)
 def wait(
     job: JobsArgument,
     timeout: Annotated[
-        float | None,
-        typer.Option(parser=duration, metavar=DURATION, help="Give up after this time; default: never."),
+        float | None, typer.Option(parser=duration, metavar=DURATION, help="Give up after this time; default: never.")
     ] = None,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,

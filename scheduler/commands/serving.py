@@ -2,11 +2,12 @@
 
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,6 @@ import typer
 from ...cluster.files.errors import InputError, LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.files.paths import check_present_folder
-from ..access.browsers import link_path
 from ..access.token_file import FILE, link_token
 from ..logs import LogFormat, count_repeats, log_as_json
 from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
@@ -24,7 +24,7 @@ from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, dura
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ..access.browsers import Browsers
+    from ..api.tokens import Browsers
     from ..extender.watching import KubernetesAddress
     from ..service.service import Service
     from ..settings import ServeOptions
@@ -101,6 +101,49 @@ def serve(
     run_service(chosen._replace(settings=chosen.settings.model_copy(update=changes)))
 
 
+_FROM_KERNEL = 0x80  # SI_KERNEL: of a terminal, which has sent it to the child, too
+_OWN = {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP, signal.SIGKILL, signal.SIGSTOP}
+
+
+def leave_first_place() -> None:
+    """Go on in a child if this process is the first of its PID namespace; it passes on signals, and ends as that does.
+
+    Supervisors of attempts outlive the scheduler, so their parent is the first process, which has to reap them.
+
+    Call it before there is any thread.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    if os.getpid() != 1:
+        return
+    signals = signal.valid_signals() - _OWN
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*signals, signal.SIGCHLD})
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    status = 1
+    try:
+        status = _watch(child, signals)
+    finally:
+        os._exit(status)  # What this process has loaded is the child's to end.
+
+
+def _watch(child: int, signals: Set[int]) -> int:
+    """Pass signals on and reap all children, until the main child has ended; return its status as a shell does."""
+    while True:
+        received = signal.sigwaitinfo({*signals, signal.SIGCHLD})
+        if received.si_signo != signal.SIGCHLD:
+            if received.si_code != _FROM_KERNEL:
+                os.kill(child, received.si_signo)
+            continue
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+                return code if code >= 0 else 128 - code
+
+
 def run_service(chosen: "ServeOptions") -> None:
     """Serve until a signal arrives.
 
@@ -113,8 +156,6 @@ def run_service(chosen: "ServeOptions") -> None:
     Raises:
         LongshoreError: If a setting cannot be used.
     """
-    from ..serve.app import leave_first_place
-
     check_present_folder()
     leave_first_place()
     from ..serve.app import create_app
@@ -156,6 +197,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _welcome(service: "Service", browsers: "Browsers") -> None:
+    from ..api.tokens import link_path
+
     settings, kind = service.settings, "slots" if service.slots else "GPUs"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     gpus, nodes = service.layout.gpus, len(service.layout.nodes)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...cluster.files.errors import InputError
-from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
+from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between, placement_text
 from .serving import compile_first, progress_lines
 
 if TYPE_CHECKING:
     from ..placement.replay import Compared
-    from ..settings import RetentionChoice, SchedulerSettings
+    from ..settings import SchedulerSettings
     from ..store.database import Store
 
 ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file of the scheduler.")]
@@ -42,31 +42,30 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
     return settings
 
 
-def file_of(settings: "SchedulerSettings") -> Path | None:
-    """Return the file of a store, which may not exist; None if the store is not in SQLite."""
-    from ..store.database import file_of as file_of_url
-
-    return file_of_url(settings.store_url)
-
-
 @contextmanager
-def existing_store(settings: "SchedulerSettings") -> Iterator["Store"]:
-    """Open the existing store of a scheduler: a mistyped name creates nothing.
+def existing_store(url: str) -> Iterator["Store"]:
+    """Open an existing store: a mistyped folder or file creates none.
 
     Raises:
         LongshoreError: If it does not exist, or cannot be used.
     """
-    from ...cluster.files.paths import exists
-    from ..store.database import open_store
+    from ..store.database import file_of, open_store
 
-    file = file_of(settings)
-    if file is not None and not exists(file):
-        raise InputError(f"{file} is not there", "name the scheduler by --config, --folder or --store")
-    opened = open_store(settings.store_url)
+    if (file := file_of(url)) is not None:
+        _check_store(file)
+    opened = open_store(url)
     try:
         yield opened
     finally:
         opened.close()
+
+
+def _check_store(file: Path) -> None:
+    from ...cluster.files.paths import is_file
+
+    if not is_file(file):
+        fix = "name the scheduler by --folder, or its store by --store; `longshore serve` creates it at its first start"
+        raise InputError(f"there is no store at {file}", fix)
 
 
 def backup(
@@ -76,12 +75,10 @@ def backup(
     store: StoreOption = None,
 ) -> None:
     """Copy the store to a file, also while the scheduler runs. The file holds secrets: only its owner can read it."""
-    from ...cluster.files.paths import exists
     from ..store.copying import back_up
 
     source = _file(config, folder, store, "pg_dump -Fc -f FILE DATABASE")
-    if not exists(source):
-        raise InputError(f"{source} is not there", "name the scheduler by --config, --folder or --store")
+    _check_store(source)
     size_bytes = back_up(source, file)
     typer.echo(f"{source} is copied to {file}: {size_bytes} bytes")
 
@@ -106,7 +103,9 @@ def restore(
 
 
 def _file(config: Path | None, folder: Path | None, store: str | None, instead: str) -> Path:
-    found = file_of(settings_of(config, folder, store))
+    from ..store.database import file_of
+
+    found = file_of(settings_of(config, folder, store).store_url)
     if found is None:
         raise InputError("the store is in PostgreSQL, which has its own commands for this", f"use {instead}")
     return found
@@ -146,18 +145,15 @@ def prune(
     from ..service import retention
 
     settings = settings_of(config, folder, store)
-    choice = settings.retention if older_than is None else _all_after(older_than / DAY_S)
-    with existing_store(settings) as opened:
+    choice = settings.retention
+    if older_than is not None:
+        days = older_than / DAY_S
+        choice = choice.model_copy(update={"jobs_days": days, "events_days": days, "decisions_days": days})
+    with existing_store(settings.store_url) as opened:
         horizon = retention.horizon_of(choice, time.time())
         found = retention.count(opened, horizon) if dry_run else retention.prune(opened, settings.folder, horizon)
     word = "would be deleted" if dry_run else "deleted"
     typer.echo(f"{found.jobs} jobs, {found.events} events and {found.decisions} decisions {word}")
-
-
-def _all_after(days: float) -> "RetentionChoice":
-    from ..settings import RetentionChoice
-
-    return RetentionChoice(jobs_days=days, events_days=days, decisions_days=days)
 
 
 MAX_SHOWN_DIFFERENCES = 20  # differences in the table
@@ -177,18 +173,11 @@ def decisions(
 ) -> None:  # fmt: skip
     """Write all decisions of a scheduler to a file, with what learning from them or replaying them needs."""
     from ...cluster.files.output_file import check_outputs, replacing
-    from ...cluster.files.paths import exists
     from ..placement.replay import export
-    from ..store.database import open_store
+    from ..settings import store_url_of
 
-    file = folder / "longshore.db"
-    if store is None and not exists(file):
-        raise InputError(
-            f"{file} is not there", "name the folder of the scheduler by --folder, or its store by --store"
-        )
     check_outputs({"--out": out}, {})
-    opened = open_store(store or f"sqlite:///{file}")
-    try:
+    with existing_store(store or store_url_of(folder)) as opened:
         if every is None:
             typer.echo(f"{_write(out, export(opened))} decisions in {out}")
         while every is not None:
@@ -196,8 +185,6 @@ def decisions(
                 count = _write(part, export(opened))
             typer.echo(f"{count} decisions in {out}")
             time.sleep(every)
-    finally:
-        opened.close()
 
 
 def _write(out: Path, lines: Iterable[str]) -> int:
@@ -304,8 +291,8 @@ def unknown(
         return
     found = client.unknown()
     for attempt in found:
-        shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in attempt["placement"])
+        gpus = placement_text(attempt["placement"])
         at = datetime.fromtimestamp(attempt["found_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{attempt['attempt']}  {shares or 'on unknown GPUs'}  found {at}")
+        typer.echo(f"{attempt['attempt']}  {gpus or 'on unknown GPUs'}  found {at}")
     if not found:
         typer.echo("no unknown attempts")

@@ -200,7 +200,7 @@ def _refuse_script(file: Path) -> None:
     """
     runs = _runs(file)
     if runs:
-        how = "" if not _is_batch(file) else f"; {BATCH}"
+        how = f"; {BATCH}" if b"#SBATCH" in _head(file) else ""
         raise InputError(f"{str(file)!r} is a program, no job file", f"to run it: longshore submit -- {runs}{how}")
 
 
@@ -210,10 +210,6 @@ def _runs(file: Path) -> str:
         return f"{SCRIPTS[file.suffix]} {shlex.quote(str(file))}"
     head = _head(file)
     return shlex.quote(str(file.absolute())) if head.startswith((b"#!", b"\x7fELF")) else ""
-
-
-def _is_batch(file: Path) -> bool:
-    return b"#SBATCH" in _head(file)
 
 
 def _head(file: Path) -> bytes:
@@ -257,10 +253,7 @@ EstimateOption = Annotated[
 LimitOption = Annotated[
     float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which the job is stopped.")
 ]
-GpuTypeOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TYPE", help="Node type that it accepts; repeatable."),
-]
+GpuTypeOption = Annotated[list[str] | None, typer.Option(metavar="TYPE", help="Node type that it accepts; repeatable.")]
 GpuMemoryOption = Annotated[
     float | None, typer.Option(metavar="GB", help="Minimum memory of each GPU, in GB of 1e9 bytes.")
 ]
@@ -272,7 +265,7 @@ VisibleGpusOption = Annotated[
     Literal["node", "rank"] | None,
     typer.Option(
         help="GPUs that each process sees: all of the job on its node, and LOCAL_RANK is its own (node, the default); "
-        "or its own alone, with LOCAL_RANK 0 (rank).",
+        "or its own alone, with LOCAL_RANK 0 (rank)."
     ),
 ]
 
@@ -293,8 +286,7 @@ def submit(
         str | None, typer.Option(help="Working directory; default: that of the file, or the present one.")
     ] = None,
     env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="Set a variable, or copy it from here; repeatable."),
+        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="Set a variable, or copy it from here; repeatable.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only validate the job and count those before it.")

@@ -1,12 +1,9 @@
 """`longshore token`: by the API, or directly in the store of a folder."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from enum import StrEnum
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +19,9 @@ from .options import (
     duration_between,
     print_json,
     print_table,
+    utc_minute,
 )
+from .store import existing_store
 
 if TYPE_CHECKING:
     from ..store.database import Store
@@ -40,20 +39,12 @@ OwnerOption = Annotated[str | None, typer.Option(help="Owner of the token; defau
 NameArgument = Annotated[str, typer.Argument(help="Name of the token, such as laptop.")]
 
 
-class RoleName(StrEnum):
-    """Roles, as `tokens.Role`."""
-
-    user = "user"
-    operator = "operator"
-    read_only = "read-only"
-    agent = "agent"
-    scrape = "scrape"
-
-
 def create(
     name: NameArgument,
     owner: OwnerOption = None,
-    role: Annotated[RoleName, typer.Option(help="Rights of the token.")] = RoleName.user,
+    role: Annotated[
+        Literal["user", "operator", "read-only", "agent", "scrape"], typer.Option(help="Rights of the token.")
+    ] = "user",
     node: Annotated[str | None, typer.Option(help="Node of an agent's token.")] = None,
     lifetime: Annotated[
         float | None,
@@ -71,15 +62,15 @@ def create(
     """Create a token and print it: it is never shown again."""
     if folder is None and store is None:
         days = None if lifetime is None else lifetime / DAY_S
-        request = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
+        request = {"name": name, "owner": owner, "role": role, "days": days, "node": node}
         typer.echo(client_of(url, ca).create_token(request))
         return
     from ..access.tokens import Role, add_token, check_name, check_node, new_token
 
     now_s = time.time()
     expires_s = None if lifetime is None else now_s + lifetime
-    check_node(Role(role.value), node)
-    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s, node)
+    check_node(Role(role), node)
+    made = new_token(check_name(name), check_name(owner or OWNER), Role(role), now_s, expires_s, node)
     with _store(folder, store) as opened:
         opened.write(lambda tx: add_token(tx, made.row))
     typer.echo(made.secret)
@@ -131,34 +122,15 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
     return [{name: value for name, value in row.items() if name != "digest"} for row in rows]  # as in the API
 
 
-@contextmanager
-def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
-    """Open an existing store: a mistyped folder or file creates none."""
-    from ...cluster.files.paths import is_file
+def _store(folder: Path | None, url: str | None) -> AbstractContextManager["Store"]:
     from ..settings import store_url_of
-    from ..store.database import file_of, open_store
 
-    address = url or store_url_of(folder or Path(".longshore"))
-    file = file_of(address)
-    if file is not None and not is_file(file):
-        raise InputError(
-            f"there is no store at {file}", "check the name; `longshore serve` creates the store at its first start"
-        )
-    opened = open_store(address)
-    try:
-        yield opened
-    finally:
-        opened.close()
+    return existing_store(url or store_url_of(folder or Path(".longshore")))
 
 
 def _row(token: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a token; times are UTC."""
-    expires_s = token["expires_s"]
-    expires = _day(expires_s, "never")
-    if expires_s is not None and expires_s <= time.time():
+    expires, used = ("never" if at_s is None else utc_minute(at_s) for at_s in (token["expires_s"], token["used_s"]))
+    if token["expires_s"] is not None and token["expires_s"] <= time.time():
         expires += ", expired"
-    return token["owner"], token["name"], token["role"], token["node"] or "-", expires, _day(token["used_s"], "never")
-
-
-def _day(at_s: float | None, none: str) -> str:
-    return none if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")
+    return token["owner"], token["name"], token["role"], token["node"] or "-", expires, used

@@ -63,12 +63,7 @@ class _Span(NamedTuple):
 
 
 def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
-    """Return the chart of a job.
-
-    Args:
-        events: Of the job, in their order.
-        now_s: The right end, unless the job ended before; Unix time.
-    """
+    """Return the chart of a job by its events in their order, up to its end or to the present (Unix time)."""
     spans = list(_spans(events, now_s))
     if not spans:
         return Gantt((), (), 0)
@@ -77,13 +72,11 @@ def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
     spans = [span for span in spans if span.line in (0, *shown)]
     first_s, last_s = min(span.from_s for span in spans), max(span.to_s for span in spans)
     length_s = max(last_s - first_s, 1e-3)
-    lines = [
-        GanttLine(
-            "queue" if number == 0 else f"attempt {number}",
-            [_bar(each, first_s, length_s) for each in spans if each.line == number],
-        )
-        for number in (0, *shown)
-    ]
+    bars: dict[int, list[Bar]] = {number: [] for number in (0, *shown)}
+    for line, phase, from_s, to_s in spans:
+        took_s = max(0.0, to_s - from_s)
+        bars[line].append(Bar(phase, 100.0 * (from_s - first_s) / length_s, 100.0 * took_s / length_s, took_s))
+    lines = [GanttLine("queue" if number == 0 else f"attempt {number}", bars[number]) for number in bars]
     return Gantt(lines, _ticks(length_s), len(numbers) - len(shown))
 
 
@@ -111,11 +104,6 @@ def _spans(events: Sequence[EventRow], now_s: float) -> list[_Span]:
     return spans
 
 
-def _bar(span: _Span, first_s: float, length_s: float) -> Bar:
-    took_s = max(0.0, span.to_s - span.from_s)
-    return Bar(span.phase, 100.0 * (span.from_s - first_s) / length_s, 100.0 * took_s / length_s, took_s)
-
-
 def _ticks(length_s: float) -> list[Tick]:
     step_s = next((step for step in STEPS_S if length_s / step <= MAX_TIME_TICKS), STEPS_S[-1])
     count = min(int(length_s / step_s), 10 * MAX_TIME_TICKS)
@@ -135,12 +123,7 @@ ROW_GPUS = 4  # GPUs that stay in one row at every width; two such rows stand si
 
 
 def blocks(node: NodeCard, *, named: bool) -> Markup:
-    """Return the GPUs of a node, in rows of four; those that a job holds lead to it.
-
-    Args:
-        node: The node.
-        named: Whether the name of the job stands on them.
-    """
+    """Return the GPUs of a node, in rows of four; those of a job lead to it, and have its name if `named`."""
     name, rows = escape(node.name), list[str]()
     for first in range(0, node.gpus, ROW_GPUS):
         inside = (_cut(block, first, first + ROW_GPUS) for block in node.blocks)
@@ -195,19 +178,12 @@ MAX_SAMPLE_GAP_S = 4 * SAMPLE_EVERY_S  # nothing is drawn between two samples fa
 MAX_USE_TICKS = 4
 
 
-class UseMark(NamedTuple):
-    """A mark of the time axis."""
-
-    x: float  # percent
-    label: str
-
-
 class UseChart(NamedTuple):
     """The use of GPUs along time. Points are x,y in the box, with all GPUs at the upper edge."""
 
     held: Sequence[str]  # areas
     busy: Sequence[str]  # lines; none if no agent reports
-    marks: Sequence[UseMark]
+    marks: Sequence[Tick]
     length_s: float
     held_now: float  # share, 0 to 1
     held_mean: float
@@ -221,12 +197,16 @@ def use_chart(samples: Sequence[UseSample]) -> UseChart | None:
         return None
     first_s, length_s = samples[0].at_s, samples[-1].at_s - samples[0].at_s
     gap_s = max(MAX_SAMPLE_GAP_S, 2.0 * length_s / MAX_USE_POINTS)
-    points = _thinned(samples)
+    size = -(-len(samples) // MAX_USE_POINTS)
+    points = [_mean(samples[first : first + size]) for first in range(0, len(samples), size)]  # means of neighbours
     scale = USE_WIDTH / length_s
     reported = [(each.at_s, each.busy) for each in points if each.busy is not None]
     busy = [each.busy for each in samples if each.busy is not None]
     return UseChart(
-        [_area(each) for each in _pieces([(each.at_s, each.held) for each in points], first_s, scale, gap_s)],
+        [
+            _line([(piece[0][0], USE_HEIGHT), *piece, (piece[-1][0], USE_HEIGHT)])
+            for piece in _pieces([(each.at_s, each.held) for each in points], first_s, scale, gap_s)
+        ],
         [_line(each) for each in _pieces(reported, first_s, scale, gap_s)],
         _marks(length_s),
         length_s,
@@ -237,18 +217,10 @@ def use_chart(samples: Sequence[UseSample]) -> UseChart | None:
     )
 
 
-def _thinned(samples: Sequence[UseSample]) -> list[UseSample]:
-    """Return at most `MAX_USE_POINTS` samples: means of neighbours."""
-    size = -(-len(samples) // MAX_USE_POINTS)
-    return [_mean(samples[first : first + size]) for first in range(0, len(samples), size)]
-
-
 def _mean(samples: Sequence[UseSample]) -> UseSample:
     busy = [each.busy for each in samples if each.busy is not None]
     return UseSample(
-        samples[-1].at_s,
-        sum(each.held for each in samples) / len(samples),
-        sum(busy) / len(busy) if busy else None,
+        samples[-1].at_s, sum(each.held for each in samples) / len(samples), sum(busy) / len(busy) if busy else None
     )
 
 
@@ -271,15 +243,10 @@ def _line(points: Sequence[_Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _area(points: Sequence[_Point]) -> str:
-    """Return a line with the ground below it."""
-    return _line([(points[0][0], USE_HEIGHT), *points, (points[-1][0], USE_HEIGHT)])
-
-
-def _marks(length_s: float) -> list[UseMark]:
+def _marks(length_s: float) -> list[Tick]:
     """Return times before the last sample, which is at the right end."""
     step_s = next((step for step in STEPS_S if length_s / step <= MAX_USE_TICKS), STEPS_S[-1])
     ago = [step_s * index for index in range(1, int(length_s / step_s) + 1)]
     return [
-        UseMark(100.0 * (1.0 - each / length_s), f"{duration_text(each, exact=False)} ago") for each in reversed(ago)
+        Tick(100.0 * (1.0 - each / length_s), f"{duration_text(each, exact=False)} ago") for each in reversed(ago)
     ]  # fmt: skip

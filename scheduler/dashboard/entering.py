@@ -11,11 +11,10 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from ..access.browsers import Browsers
 from ..access.tokens import Caller, Role
 from ..api.auth import ServiceDep, TokenCache, TokenCacheDep, caller_of_request, caller_with, has_own_origin
 from ..api.problems import CODES, ProblemError
-from ..api.tokens import BrowsersDep, browsers_of
+from ..api.tokens import Browsers, BrowsersDep, browsers_of
 from ..service.service import Service
 from .rendering import no_part, render, static_files
 

@@ -4,10 +4,9 @@ Source: SPEC K8; docs/operate.md, Dashboard.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -82,16 +81,9 @@ def _add_events(router: APIRouter, service: Service) -> None:
         return page("events_part.html", None, seen)
 
 
-class Action(StrEnum):
-    """A button."""
-
-    HOLD = "hold"
-    RELEASE = "release"
-    CANCEL = "cancel"
-
-
+Action = Literal["hold", "release", "cancel"]  # a button
 DESIRED_BY_ACTION: Mapping[Action, Desired] = MappingProxyType(
-    {Action.HOLD: Desired.HOLD, Action.RELEASE: Desired.RUN, Action.CANCEL: Desired.CANCEL}
+    {"hold": Desired.HOLD, "release": Desired.RUN, "cancel": Desired.CANCEL}
 )
 
 
@@ -99,7 +91,7 @@ def actions_of(row: JobRow) -> list[Action]:
     """Return the possible actions on a job; none once it has ended or is being cancelled."""
     if row.state in FINAL or row.desired is Desired.CANCEL:
         return []
-    return [Action.RELEASE if row.desired is Desired.HOLD else Action.HOLD, Action.CANCEL]
+    return ["release" if row.desired is Desired.HOLD else "hold", "cancel"]
 
 
 def _add_actions(router: APIRouter, service: Service) -> None:
@@ -201,14 +193,7 @@ def _is_starting(row: AttemptRow) -> bool:
 
 
 def _may_follow(view: JobView, row: AttemptRow | None, requested: int | None, *, is_final: bool) -> bool:
-    """Return whether output may follow where there is none now.
-
-    Args:
-        view: The job.
-        row: Its attempt that is shown, None if there is none.
-        requested: Number of the requested attempt, None for the last one.
-        is_final: Whether the backend reports that there is no such output.
-    """
+    """Return whether output may follow where there is none; `is_final`: the backend has no such output."""
     if view.is_over:
         return False
     if row is None:

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from ..api.models import decision_page
+from ..api.decisions import decision_page
 from ..api.problems import CODES
 from ..model.job import estimate_words
 from ..service.service import Service
@@ -84,13 +84,7 @@ def static(name: str) -> str:
 
 
 def render(template: str, status_code: int = 200, /, **values: object) -> HTMLResponse:
-    """Return a page; every value is escaped.
-
-    Args:
-        template: Its name.
-        status_code: Of the answer.
-        values: What it shows.
-    """
+    """Return a page that shows values; every value is escaped."""
     text = _environment().get_template(template).render(values)
     return HTMLResponse(text, status_code, headers=HEADERS)
 

@@ -13,13 +13,13 @@ from markupsafe import Markup
 from sqlalchemy import Connection
 
 from ...cluster.model.placement import Placement
-from ..api.models import WAITS, waiting_pages
 from ..logs import BLOCK_BYTES, Read, near_end
 from ..model.gpu_index import Layout, QuarantineEntry
 from ..model.job import JobRow
 from ..model.job_spec import UnreadableSpecError, stored_job, stored_or_usual
 from ..model.states import FINAL, AttemptState, JobState
 from ..policy_host.process import Miss
+from ..service.queue_now import PENDING_STATES, why_jobs_wait
 from ..service.service import Service
 from ..store.attempts import (
     SAVED,
@@ -97,13 +97,7 @@ class ClusterView(NamedTuple):
 
 
 def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> ClusterView:
-    """Return the view of the cluster.
-
-    Args:
-        tx: A read of the store.
-        layout: Of the cluster.
-        types: Node type of each node.
-    """
+    """Return the view of the cluster; `types` has the node type of each node."""
     occupied = {(gpu.node, gpu.gpu): gpu for gpu in occupied_gpus(tx)}
     faulty, broken = faulty_gpus(tx), quarantined(tx, layout.nodes)
     words = {row.name: _words(row) for row in list_nodes(tx)}
@@ -169,11 +163,7 @@ class FoldedEvent(NamedTuple):
 
 
 def folded(events: Iterable[EventRow]) -> list[FoldedEvent]:
-    """Return a line for each event, and one for the checkpoints of an attempt without other events of the job between.
-
-    Args:
-        events: The last first.
-    """
+    """Return lines, the last first: one an event, or one for checkpoints of an attempt in a row."""
     lines: list[FoldedEvent] = []
     open_at: dict[str | None, int] = {}  # where each job's line stands to which another checkpoint belongs
     for event in events:
@@ -210,12 +200,7 @@ def page_of(
 
 
 def with_checkpoints(events: Sequence[EventRow], saved: Sequence[tuple[EventRow, int]]) -> list[FoldedEvent]:
-    """Return the lines of a job, the last first.
-
-    Args:
-        events: All but those of checkpoints.
-        saved: The last checkpoint of each attempt, and their number.
-    """
+    """Return the lines of a job, the last first; `saved` has the last checkpoint of each attempt, and their number."""
     lines = [FoldedEvent(event, 1) for event in events] + [FoldedEvent(*each) for each in saved]
     return sorted(lines, key=lambda line: line.event.seq, reverse=True)
 
@@ -228,12 +213,7 @@ _UNITS = (  # seconds and name of the first unit, of the second, its digits, and
 
 
 def duration_text(seconds: float | None, *, exact: bool = True) -> str:
-    """Return a duration in its two largest units, such as "4 min 12 s"; "" for none.
-
-    Args:
-        seconds: The duration.
-        exact: Whether a second unit of 0 is written.
-    """
+    """Return a duration in its two largest units, as "4 min 12 s"; "" for none. If `exact`, 0 s is written, too."""
     if seconds is None:
         return ""
     whole = max(0, int(seconds))
@@ -346,9 +326,9 @@ def _command(spec: Mapping[str, object]) -> str:
 
 def _waits_for(tx: Connection, row: JobRow, service: Service) -> str:
     """Return why a job waits, and its place in the queue, in the words of the API."""
-    if row.state not in WAITS:
+    if row.state not in PENDING_STATES:
         return ""
-    waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s()))[row.id]
+    waiting = why_jobs_wait(tx, [row], service.queue.read(tx, service.now_s()))[row.id]
     place = "" if waiting.position is None else f"Number {waiting.position} in the queue: "
     return sentence(f"{place}{waiting.reason}")
 
@@ -392,12 +372,7 @@ class PolicyView(NamedTuple):
 
 
 def policy_view(decisions: Sequence[DecisionRow], deadline_s: float) -> PolicyView:
-    """Return the view of the policy.
-
-    Args:
-        decisions: The last ones, the last first.
-        deadline_s: Of the policy.
-    """
+    """Return the view of the policy by the last decisions, the last first."""
     took = sorted(row.took_s for row in decisions)
     by = Counter(str(row.explanation.get("obeyed") or "?") for row in decisions)
     agrees = [row.explanation["agrees"] for row in decisions if row.explanation.get("agrees") is not None]
@@ -496,13 +471,7 @@ def whole_characters(data: bytes) -> bytes:
 
 
 def part_after(read: Read, offset: int, *, is_over: bool) -> OutputPart:
-    """Return what stands behind an offset.
-
-    Args:
-        read: Reads the output.
-        offset: Where to begin.
-        is_over: Nothing will follow, so that nothing is held back.
-    """
+    """Return the output behind an offset; if it `is_over`, all of it, as nothing follows."""
     data, after = read(offset, MAX_OUTPUT_BYTES)
     kept = data if is_over else whole_characters(data)
     return OutputPart(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -52,13 +52,7 @@ NO_BIND = "Longshore only ranks nodes and never binds; leave bindVerb out of the
 
 
 Result = TypeVar("Result")
-
-
-class VerbReply(NamedTuple):
-    """A reply and its outcome."""
-
-    reply: object
-    outcome: str
+Verb = Callable[[bytes], tuple[object, str]]  # from a body to a reply and its outcome
 
 
 def create_app(ranker: Ranker, watch: ObjectWatch | None = None) -> FastAPI:
@@ -83,22 +77,23 @@ def create_app(ranker: Ranker, watch: ObjectWatch | None = None) -> FastAPI:
     counts = RequestCounts()
     _add_verb(app, counts, "filter", lambda body: _filter(ranker, body))
     _add_verb(app, counts, "prioritize", lambda body: _prioritize(ranker, body))
-    _add_verb(app, counts, "preempt", _preempt)
-    _add_verb(app, counts, "bind", _bind)
+    _add_verb(app, counts, "preempt", lambda body: (preempt_reply(read_victims(body)[1]), "passed"))
+    # An error: after a success without a Binding the pod would never be bound.
+    _add_verb(app, counts, "bind", lambda _: ({"Error": NO_BIND}, "refused"))
     _add_pages(app, watch, counts)
     return app
 
 
-def _add_verb(app: FastAPI, counts: RequestCounts, verb: str, answer: Callable[[bytes], VerbReply]) -> None:
+def _add_verb(app: FastAPI, counts: RequestCounts, verb: str, answer: Verb) -> None:
     @app.post(f"/{verb}", name=verb)
     async def answered(request: Request) -> Response:
         began = time.perf_counter()
         outcome = "unreadable"
         try:
             body = await _body(request)
-            found = await run_in_threadpool(answer, body)
-            text = as_json(found.reply)
-            outcome = found.outcome
+            reply, reached = await run_in_threadpool(answer, body)
+            text = as_json(reply)
+            outcome = reached
             return Response(text, media_type="application/json")
         finally:
             counts.add(verb, outcome, time.perf_counter() - began)
@@ -116,20 +111,20 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _filter(ranker: Ranker, body: bytes) -> VerbReply:
+def _filter(ranker: Ranker, body: bytes) -> tuple[object, str]:
     offer = read_request(body)
     out = refused(offer)
     left = [host for host in offer.hosts if host not in out]
     if len(left) == 1:
         # kube-scheduler requests no rank of a single node, so the placement is recorded here.
         _or_default(lambda: ranker.only(offer, left[0]), None)
-    return VerbReply(filter_reply(offer, out), "refused" if out else "passed")
+    return filter_reply(offer, out), "refused" if out else "passed"
 
 
-def _prioritize(ranker: Ranker, body: bytes) -> VerbReply:
+def _prioritize(ranker: Ranker, body: bytes) -> tuple[object, str]:
     offer = read_request(body)
     ranking = _or_default(lambda: ranker.rank(offer), NodeRanking([], RankingOutcome.FAILED))
-    return VerbReply(prioritize_reply(offer.hosts, ranking.order), ranking.outcome)
+    return prioritize_reply(offer.hosts, ranking.order), ranking.outcome
 
 
 def _or_default(advise: Callable[[], Result], otherwise: Result) -> Result:
@@ -139,15 +134,6 @@ def _or_default(advise: Callable[[], Result], otherwise: Result) -> Result:
     except Exception:
         log.exception("no advice")
         return otherwise
-
-
-def _preempt(body: bytes) -> VerbReply:
-    return VerbReply(preempt_reply(read_victims(body)[1]), "passed")
-
-
-def _bind(body: bytes) -> VerbReply:
-    # An error: after a success without a Binding the pod would never be bound.
-    return VerbReply({"Error": NO_BIND}, "refused")
 
 
 def _add_pages(app: FastAPI, watch: ObjectWatch | None, counts: RequestCounts) -> None:

@@ -270,7 +270,7 @@ class Ledger:
             self.assumed[uid] = holding
 
     def forget(self, uid: str) -> None:
-        """Assume a pod to wait: kube-scheduler asks about it."""
+        """Assume a pod to wait: kube-scheduler requests its ranking."""
         self.assumed.pop(uid, None)
 
     def expire(self, now_s: float) -> None:
@@ -304,11 +304,11 @@ class Ledger:
         """Return where pods of a gang are."""
         return [holding for holding in (*self.known.values(), *self.assumed.values()) if holding.group == group]
 
-    def holdings(self, asking: str | None, now_s: float) -> Iterable[tuple[str, HeldGpus]]:
+    def holdings(self, group: str | None) -> Iterable[tuple[str, HeldGpus]]:
         """Yield the GPUs that a pod of a gang (or of none) cannot have: held ones, and those planned for others."""
         yield from self.known.items()
         yield from self.assumed.items()
-        for group, plan in self.plans.items():
-            if group != asking:
+        for other, plan in self.plans.items():
+            if other != group:
                 for node, pods in plan.pods.items():
-                    yield f"{group} {node} {pods}", HeldGpus(node, pods * plan.gpus, group, plan.until_s, PLAN_S)
+                    yield f"{other} {node} {pods}", HeldGpus(node, pods * plan.gpus, other, plan.until_s, PLAN_S)

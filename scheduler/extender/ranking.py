@@ -5,7 +5,7 @@ Source: SPEC R8, K1; docs/kubernetes.md.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import NamedTuple
@@ -38,13 +38,7 @@ class Ranked(NamedTuple):
 
 
 class Mirror:
-    """A live cluster of which every request shows a part.
-
-    Args:
-        place: The cluster.
-        placer: Ranks by policy or heuristic.
-        now_s: The present.
-    """
+    """A live cluster of which every request shows a part."""
 
     def __init__(self, place: NamedSite, placer: Placer, now_s: float) -> None:
         self.place, self.placer = place, placer
@@ -89,10 +83,10 @@ class Mirror:
         self._held[uid] = held
         self._taken[node] += held.gpus
 
-    def _submit(self, asked: JobRequest) -> None:
+    def _submit(self, job: JobRequest) -> None:
         if self.cluster.is_full:
             self._reveal(set(self._hidden))  # hidden GPUs are revealed one by one, which takes long
-        self.cluster.submit(asked)
+        self.cluster.submit(job)
 
     def _free_gpus(self, node: int) -> list[int]:
         first, after = self.place.site.cluster.first_gpu[node : node + 2].tolist()
@@ -129,23 +123,23 @@ class Mirror:
             self.cluster.hide(hidden)
             self._hidden.update(hidden)
 
-    def rank(self, asked: JobRequest, tiers: Sequence[set[int]], most: int) -> Ranked:
+    def rank(self, job: JobRequest, tiers: Sequence[set[int]], most: int) -> Ranked:
         """Return the nodes that a job would take, then those that it would take without them, and so on.
 
         The policy makes the first choice, which decides; the heuristic makes the others, as it answers at once.
 
         Args:
-            asked: The job.
+            job: The job.
             tiers: Nodes that it may go to; those of an earlier tier go before all of a later one.
             most: Number of nodes to rank.
         """
         ranked = Ranked([], {}, None)
-        self._submit(asked)
+        self._submit(job)
         for tier in tiers:
             self._offer(tier - set(ranked.nodes))
             while len(ranked.nodes) < most and self.cluster.due() is not None:
                 ranked = self._next_choice(ranked)
-        self.cluster.withdraw(asked.job)
+        self.cluster.withdraw(job.job)
         return ranked
 
     def _next_choice(self, ranked: Ranked) -> Ranked:
@@ -155,9 +149,8 @@ class Mirror:
         for gpu in advice.proposal.gpus:
             node = int(self.place.site.cluster.gpu_node[gpu])
             shares[node] = shares.get(node, 0) + 1
-        nodes = sorted(
-            shares, key=lambda node: -shares[node]
-        )  # a pod goes to one node, also if the policy would split it
+        # A pod goes to one node, also if the policy would split it.
+        nodes = sorted(shares, key=lambda node: -shares[node])
         self.cluster.hide(nodes)
         self._hidden.update(nodes)
         return Ranked(
@@ -194,13 +187,10 @@ class Ranker:
         inventory: The nodes.
         placer: Ranks by policy or heuristic; its deadline is that of one question.
         deadline_s: For one answer. Half of it is for earlier requests, half for the policy.
-        now_s: The clock.
     """
 
-    def __init__(
-        self, inventory: Inventory, placer: Placer, deadline_s: float, now_s: Callable[[], float] = time.time
-    ) -> None:
-        self.inventory, self.placer, self.deadline_s, self.now_s = inventory, placer, deadline_s, now_s
+    def __init__(self, inventory: Inventory, placer: Placer, deadline_s: float) -> None:
+        self.inventory, self.placer, self.deadline_s, self.now_s = inventory, placer, deadline_s, time.time
         self.ledger = Ledger()
         self._mirror: Mirror | None = None
         self._lock = threading.Lock()
@@ -282,7 +272,7 @@ class Ranker:
         ledger.expire(now_s)
         numbers = {host: mirror.number[host] for host in offer.hosts if host in mirror.number}
         ledger.correct({host: mirror.gpus[i] - lost.get(i, 0) for host, i in numbers.items()}, request.gpus)
-        mirror.follow(ledger.holdings(request.group, now_s), lost, now_s)
+        mirror.follow(ledger.holdings(request.group), lost, now_s)
         return mirror
 
     def _rank(self, mirror: Mirror, offer: ExtenderRequest, request: PodRequest) -> NodeRanking:

@@ -71,12 +71,7 @@ class WatchedKind:
 
 
 class ObjectWatch:
-    """Follows pods and nodes in threads of their own, and keeps a ranker's ledger and inventory up to date.
-
-    Args:
-        api: Where the Kubernetes API is.
-        ranker: Ranker to keep up to date.
-    """
+    """Follows pods and nodes in threads of their own, and keeps a ranker's ledger and inventory up to date."""
 
     def __init__(self, api: KubernetesAddress, ranker: Ranker) -> None:
         self._api, self._ranker = api, ranker

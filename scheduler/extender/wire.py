@@ -245,12 +245,7 @@ def _uid(node: str, pod: Mapping[str, object]) -> str:
 
 
 def filter_reply(offer: ExtenderRequest, refused: Mapping[str, str]) -> dict[str, object]:
-    """Return the reply of `filter`, in the form in which the nodes were given.
-
-    Args:
-        offer: The request.
-        refused: Nodes on which the pod cannot run even after evictions, and why.
-    """
+    """Return the reply of `filter`, in the form of the request; `refused` has the nodes that stay out, and why."""
     names: list[str] | None = None
     nodes: dict[str, object] | None = None
     if offer.names is not None:
@@ -265,12 +260,7 @@ def filter_reply(offer: ExtenderRequest, refused: Mapping[str, str]) -> dict[str
 
 
 def prioritize_reply(hosts: Sequence[str], order: Sequence[str]) -> list[dict[str, object]]:
-    """Return the reply of `prioritize`: 10 for the best, one less for each after it, 0 for all others.
-
-    Args:
-        hosts: All offered nodes, each once.
-        order: The best of them, best first.
-    """
+    """Return the reply of `prioritize`: 10 for the first in `order`, one less for each after it, 0 for all others."""
     scores = {host: max(0, MAX_SCORE - rank) for rank, host in enumerate(order)}
     return [{"Host": host, "Score": scores.get(host, 0)} for host in hosts]
 

@@ -4,6 +4,7 @@ Source: SPEC F1; docs/nodes.md, Fault history; docs/simulator.md, Fault rates.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -103,7 +104,8 @@ DAY_S = 86400.0
 GPU_DOWN = -1  # in place of a GPU: the node itself
 
 
-class NodeFaults(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NodeFaults:
     """What is known of the faults of a node."""
 
     node: str
@@ -115,7 +117,8 @@ class NodeFaults(NamedTuple):
     is_lemon: bool  # its rate is far above that of other nodes
 
 
-class TypeFaults(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TypeFaults:
     """The same for all nodes of a type."""
 
     type: str
@@ -125,7 +128,8 @@ class TypeFaults(NamedTuple):
     repair_s: float | None
 
 
-class FaultReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FaultReport:
     """What is known of the faults of a cluster."""
 
     since_s: float  # Unix time; start of the known past

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -214,7 +213,8 @@ def _append_event(
 CHECK_LIMIT_S = 300.0  # for an agent to fetch an order, load PyTorch, run the checks and report
 
 
-class CheckOrder(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CheckOrder:
     """Checks that an agent is to run."""
 
     id: str

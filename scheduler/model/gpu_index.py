@@ -53,11 +53,7 @@ class Layout:
         for node, count in self.nodes.items():
             self._first[node] = len(self._place)
             self._place.extend((node, index) for index in range(count))
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all nodes."""
-        return len(self._place)
+        self.gpus = len(self._place)  # of all nodes
 
     def types_for(self, needs: NodeNeeds) -> tuple[int, ...]:
         """Return the numbers of the node types that suit a job, none where all do, and -1 where none does."""

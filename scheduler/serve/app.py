@@ -1,36 +1,78 @@
-"""The REST API, put together: one module for each kind of resource; and the duties of a container's first process.
+"""The REST API, put together: one module for each kind of resource, and here health, metrics and the codes of errors.
 
-What the first process of a container has to do beside its own work: take in orphans, and let none of them stay.
-
-Supervisors of attempts outlive the scheduler, so their parent is the first process of the PID namespace. Where that is
-the scheduler itself, it continues in a child, which reaps its own children.
-
-Source: SPEC K8, K6.
+Source: SPEC K8.
 """
 
-import os
-import signal
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..access.browsers import Browsers
-from ..api import health, jobs, logs, nodes, rings, submitting, tokens
-from ..api import streaming as changes
-from ..api.auth import TokenCache
-from ..api.problems import EVERYWHERE, BodyLimit, ProblemDetails, answer_with_problems
+from ..api import decisions, jobs, logs, nodes, rings, streaming, submitting, tokens
+from ..api.auth import Scraper, ServiceDep, TokenCache
+from ..api.problems import CODES, EVERYWHERE, ProblemDetails, ProblemError, answer_with_problems, problems
 from ..api.streaming import StreamSlots
+from ..api.tokens import Browsers
 from ..dashboard.entering import ask_for_tokens, let_operators_in, static_router
 from ..dashboard.pages import page_router
 from ..dashboard.rendering import refusal_page
 from ..service.service import Service
+from ..store.database import StoreLostError
+from ..store.events import SCHEDULER_LEASE, is_held
+from .server import BodyLimit
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Answer, without checking anything else."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses=problems("not-ready"))
+def readyz(service: ServiceDep) -> dict[str, str]:
+    """Check that the store answers, that a scheduler leads, and that this one makes progress; name the policy.
+
+    `policy` decides. `version` is of it; that of Longshore while the heuristic decides in its place.
+    """
+    try:
+        with service.store.read() as tx:
+            leads = is_held(tx, SCHEDULER_LEASE)
+    except StoreLostError as error:
+        raise ProblemError("not-ready", str(error), Retry_After="5") from error
+    missing = service.failures.reason
+    if not missing and not leads:
+        missing = "no scheduler leads"
+    elif not missing and service.is_stalled:
+        missing = "the scheduler's loop is stalled"
+    if missing:
+        raise ProblemError("not-ready", missing, Retry_After="5")
+    policy = service.control.policy
+    return {"status": "ok", "policy": policy.decides, "version": policy.version}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(service: ServiceDep, _: Scraper) -> Response:
+    """Return all metrics for Prometheus."""
+    return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/problems/{code}", response_class=PlainTextResponse, responses=problems("not-found"))
+async def problem(code: str) -> PlainTextResponse:
+    """Explain the code of an error."""
+    if code not in CODES:
+        raise ProblemError("not-found", f"no error has the code {code!r}")
+    return PlainTextResponse(f"{code}: status {CODES[code].status}. {CODES[code].meaning}\n")
+
 
 ROUTERS = (
-    submitting.router, jobs.router, logs.router, rings.router, nodes.router, changes.router, tokens.router,
-    health.router,
+    submitting.router, jobs.router, decisions.router, logs.router, rings.router, nodes.router, streaming.router,
+    tokens.router, router,
 )  # fmt: skip
 
 
@@ -73,44 +115,3 @@ def _describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-_FROM_KERNEL = 0x80  # SI_KERNEL: of a terminal, which has sent it to the child, too
-_OWN = {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP, signal.SIGKILL, signal.SIGSTOP}
-
-
-def leave_first_place() -> None:
-    """Go on in a child if this process is the first of its PID namespace; it passes on signals, and ends as that does.
-
-    Call it before there is any thread.
-
-    Raises:
-        OSError: If there can be no further process.
-    """
-    if os.getpid() != 1:
-        return
-    signals = signal.valid_signals() - _OWN
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*signals, signal.SIGCHLD})
-    child = os.fork()
-    if child == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return
-    status = 1
-    try:
-        status = _watch(child, signals)
-    finally:
-        os._exit(status)  # What this process has loaded is the child's to end.
-
-
-def _watch(child: int, signals: Set[int]) -> int:
-    """Pass signals on and reap all children, until the main child has ended; return its status as a shell does."""
-    while True:
-        came = signal.sigwaitinfo({*signals, signal.SIGCHLD})
-        if came.si_signo != signal.SIGCHLD:
-            if came.si_code != _FROM_KERNEL:
-                os.kill(child, came.si_signo)
-            continue
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                code = os.waitstatus_to_exitcode(ended[1])
-                return code if code >= 0 else 128 - code

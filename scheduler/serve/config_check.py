@@ -15,7 +15,7 @@ from ...cluster.files.input_problems import Place
 from ...cluster.files.paths import exists, is_folder
 from ...cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
-from ..access.browsers import is_loopback
+from ..access.token_file import is_loopback
 from ..backends.building import PLACE, kind_of
 from ..policy_host.worker import sampling
 from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open, cluster_of, located
@@ -23,7 +23,7 @@ from ..store.database import check_folder_of, check_url, file_of
 
 
 class ConfigReport(NamedTuple):
-    """What a configuration comes to."""
+    """Result of a check."""
 
     problems: list[LongshoreError]
     settings: SchedulerSettings  # without what is wrong with them
@@ -34,7 +34,7 @@ class ConfigReport(NamedTuple):
 def check(path: Path | None) -> ConfigReport:
     """Return the errors of a configuration file, and its settings; the defaults without one.
 
-    Nothing is made, opened or asked: neither folder, store, nor backend.
+    It makes no folder, opens no store and calls no backend.
     """
     if path is None:
         return ConfigReport([], SchedulerSettings(), None)
@@ -77,7 +77,7 @@ def _use_of(settings: SchedulerSettings) -> UsedUnder:
 
 
 def summary(checked: ConfigReport) -> Iterator[str]:
-    """Yield what a configuration comes to, a line for each part."""
+    """Yield a configuration in words, a line for each part."""
     settings, cluster = checked.settings, checked.cluster
     if cluster is None:
         yield "cluster: four nodes of four slots"
@@ -85,8 +85,8 @@ def summary(checked: ConfigReport) -> Iterator[str]:
         gpus, nodes = int(cluster.cluster.first_gpu[-1]), len(cluster.node_names)
         yield f"cluster: {settings.cluster or cluster_of(settings.folder)}, {gpus} GPUs on {nodes} nodes"
     policy = settings.policy
-    who = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
-    yield f"policy: {who}; order {settings.order}"
+    name = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
+    yield f"policy: {name}; order {settings.order}"
     yield from checked.remarks
     yield f"backend: {settings.backend.name}"
     yield f"store: {'SQLite in the folder' if settings.store is None else _without_password(settings.store)}"
@@ -97,7 +97,7 @@ def summary(checked: ConfigReport) -> Iterator[str]:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that is none, or that cannot be made as something above it is none."""
-    there = next(it for it in (folder, *folder.parents) if exists(it) or it.is_symlink())
+    there = next(path for path in (folder, *folder.parents) if exists(path) or path.is_symlink())
     if not is_folder(there):
         raise InputError(f"{there} is no folder", "name one, or none that exists")
 
@@ -134,7 +134,7 @@ def _sound(data: object) -> SchedulerSettings:
     try:
         return SchedulerSettings.model_validate(known)
     except ValidationError as error:
-        wrong = {str(it["loc"][0]) for it in error.errors()}
+        wrong = {str(each["loc"][0]) for each in error.errors()}
         return SchedulerSettings.model_validate({name: value for name, value in known.items() if name not in wrong})
 
 
@@ -144,7 +144,9 @@ def _noted(problems: list[LongshoreError], file: YamlFile, place: Place) -> Iter
     try:
         yield
     except InputError as error:
-        problems += [it if it.path is not None else file.error(place, it.problem, it.fix) for it in _each(error)]
+        problems += [
+            each if each.path is not None else file.error(place, each.problem, each.fix) for each in _each(error)
+        ]
     except LongshoreError as error:
         problems.append(file.error(place, str(error)))
     except OSError as error:  # of a file that another check reads, such as a checkpoint

@@ -1,11 +1,11 @@
 """The HTTP server of the API, with bounds that hold before anything is known of a client.
 
-Bounds on connections, before anything is known of who asks: how many there are, and how long a client may take.
+They are on the number of connections, on how long a client may take, and on the size of a body.
 
-uvicorn has neither a deadline for a request that does not come to its end nor a bound by address. Where there are too
-many connections, one goes whose request is not there yet: the oldest of the address that has most of those. So who
-opens many only closes his own, and a request that is sent at once is answered at once. One that is being answered goes
-on, and is given up only if its client does not read.
+uvicorn has neither a deadline for an incomplete request nor a bound by address. Where there are too many connections,
+it closes one without a whole request: the oldest of the address that has most of those. So a client that opens many
+closes only its own, and a request that is sent at once is answered at once. One that is being answered goes on, and is
+given up only if its client does not read.
 
 Source: SPEC K8; docs/security.md.
 """
@@ -21,22 +21,18 @@ from typing import Any, NamedTuple, cast
 
 import h11
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..api.problems import AnswerProblem
 from ..service.service import Service
 
-MAX_CONNECTIONS, MIN_CONNECTIONS = 1000, 16  # connections at once; as many as there are files for
+MAX_CONNECTIONS, MIN_CONNECTIONS = 1000, 16  # connections at once, by the number of files
 BUSY_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )  # fmt: skip
-
-
-class ConnectionLimits(NamedTuple):
-    """How many connections there may be."""
-
-    most: int  # in all
-    most_asking: int  # of one address, that have not sent a whole request
 
 
 class Patience(NamedTuple):
@@ -47,15 +43,14 @@ class Patience(NamedTuple):
     unread_s: float = 60.0  # that what was sent may wait to be read
 
 
-def bounds_of(files: int) -> ConnectionLimits:
-    """Return bounds that leave half of the files that a process may open to other things."""
-    most = max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, files // 2))
-    return ConnectionLimits(most, max(1, most // 2))
+def max_connections(files: int) -> int:
+    """Return the number of connections that leaves half of the files that a process may open to other uses."""
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, files // 2))
 
 
-def bounded_protocol(bounds: ConnectionLimits, patience: Patience) -> type[H11Protocol]:
+def bounded_protocol(most: int, patience: Patience) -> type[H11Protocol]:
     """Return what makes the connections of a server that has bounds on them; uvicorn does no more than call it."""
-    return cast("type[H11Protocol]", partial(_Bounded, _Connections(bounds), patience))
+    return cast("type[H11Protocol]", partial(_Bounded, _Connections(most), patience))
 
 
 class _Bounded(H11Protocol):
@@ -66,7 +61,7 @@ class _Bounded(H11Protocol):
         self.others, self.patience = others, patience
 
     address = ""
-    is_asking = True  # no whole request is there
+    is_incomplete = True  # no whole request has arrived
     _phase: object = None
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -81,7 +76,7 @@ class _Bounded(H11Protocol):
             transport.write(BUSY_RESPONSE)
             transport.close()
             return
-        self._look()
+        self._set_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection."""
@@ -93,12 +88,12 @@ class _Bounded(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read on."""
         super().data_received(data)
-        self._look()
+        self._set_phase()
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         super().on_response_complete()
-        self._look()
+        self._set_phase()
 
     def pause_writing(self) -> None:
         """Wait for the client to read."""
@@ -112,12 +107,12 @@ class _Bounded(H11Protocol):
             self._unread.cancel()
             self._unread = None
 
-    def _look(self) -> None:
+    def _set_phase(self) -> None:
         """Set the deadline for what comes next of a request; more bytes of the same put nothing off."""
         phase = self.conn.their_state
         if phase is self._phase or self.transport.is_closing():
             return
-        self._phase, self.is_asking = phase, phase in (h11.IDLE, h11.SEND_BODY)
+        self._phase, self.is_incomplete = phase, phase in (h11.IDLE, h11.SEND_BODY)
         self._set_deadline({h11.IDLE: self.patience.headers_s, h11.SEND_BODY: self.patience.body_s}.get(phase))
         self.others.note(self)
 
@@ -128,46 +123,98 @@ class _Bounded(H11Protocol):
 
 
 class _Connections:
-    """All connections of a server; those that ask stand in the order in which they began to."""
+    """All connections of a server; those without a whole request are in the order in which they began to wait for it.
 
-    def __init__(self, bounds: ConnectionLimits) -> None:
-        self._bounds = bounds
+    One address may have half of all connections without a whole request.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._all: set[_Bounded] = set()
-        self._asking: dict[str, dict[_Bounded, None]] = {}  # by address
+        self._incomplete: dict[str, dict[_Bounded, None]] = {}  # by address
 
     def take(self, connection: _Bounded) -> bool:
         """Make room for a connection; return whether there is room."""
-        mine = self._asking.get(connection.address, {})
-        if len(mine) >= self._bounds.most_asking:
+        mine = self._incomplete.get(connection.address, {})
+        if len(mine) >= self._most // 2:
             self._close(next(iter(mine)))
-        elif len(self._all) >= self._bounds.most:
-            if not self._asking:
+        elif len(self._all) >= self._most:
+            if not self._incomplete:
                 return False
-            most = max(self._asking, key=lambda address: len(self._asking[address]))
-            self._close(next(iter(self._asking[most])))
+            most = max(self._incomplete, key=lambda address: len(self._incomplete[address]))
+            self._close(next(iter(self._incomplete[most])))
         self._all.add(connection)
         return True
 
     def note(self, connection: _Bounded) -> None:
-        """Know whether a connection asks, from now on."""
-        self._forget_asking(connection)
-        if connection.is_asking:
-            self._asking.setdefault(connection.address, {})[connection] = None
+        """Note whether a connection has sent a whole request."""
+        self._forget_incomplete(connection)
+        if connection.is_incomplete:
+            self._incomplete.setdefault(connection.address, {})[connection] = None
 
     def forget(self, connection: _Bounded) -> None:
-        """Know a connection no more."""
+        """Forget a connection."""
         self._all.discard(connection)
-        self._forget_asking(connection)
+        self._forget_incomplete(connection)
 
-    def _forget_asking(self, connection: _Bounded) -> None:
-        mine = self._asking.get(connection.address, {})
+    def _forget_incomplete(self, connection: _Bounded) -> None:
+        mine = self._incomplete.get(connection.address, {})
         mine.pop(connection, None)
         if not mine:
-            self._asking.pop(connection.address, None)
+            self._incomplete.pop(connection.address, None)
 
     def _close(self, connection: _Bounded) -> None:
         connection.transport.abort()
         self.forget(connection)
+
+
+MAX_BODY_BYTES = 256 * 1024
+
+
+class BodyLimit:
+    """Reads the body of a request, and refuses one that is too large."""
+
+    def __init__(self, app: ASGIApp, answer: AnswerProblem) -> None:
+        self._app, self._answer = app, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await _read_body(receive)
+        except ClientDisconnect:
+            return
+        if body is None:
+            detail = f"the body is larger than {MAX_BODY_BYTES // 1024} KiB"
+            await self._answer(Request(scope), "too-much", detail)(scope, receive, send)
+            return
+        read = False
+
+        async def again() -> Message:
+            nonlocal read
+            if read:
+                return await receive()
+            read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, again, send)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body of a request, None if it is too large."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            return None
+    return b"".join(parts)
 
 
 SWEEP_EVERY_S = 60.0
@@ -206,14 +253,13 @@ log = logging.getLogger(__name__)
 DEFAULT_PATIENCE = Patience()
 STOP_S = 5  # that requests have to come to their end
 BACKLOG = 128  # connections that wait to be taken; asyncio tries this number at a time, also when files have run out
-MAX_OPEN_FILES = (
-    65536  # more are never needed, and some programs of jobs, which inherit the bound, close all one by one
-)
+# More are never needed, and some programs of jobs, which inherit the bound, close all one by one.
+MAX_OPEN_FILES = 65536
 NO_FILES = "socket.accept() out of system resource"  # asyncio's message, once for each try
 
 
 def raise_files() -> int:
-    """Let this process open as many files as it may, and return how many that are."""
+    """Raise the number of files that this process may open to its maximum, and return that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -223,7 +269,7 @@ def raise_files() -> int:
 
 
 class ApiServer(uvicorn.Server):
-    """Serves an application until a signal comes; its streams end then, for which it would wait for ever.
+    """Serves an application until a signal arrives; its streams end then, as it would wait for them for ever.
 
     Args:
         app: What answers.
@@ -244,7 +290,7 @@ class ApiServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(bounds_of(files), patience),
+                http=bounded_protocol(max_connections(files), patience),
                 ws="none",
                 backlog=BACKLOG,
                 access_log=False,
@@ -267,7 +313,7 @@ class ApiServer(uvicorn.Server):
 
 
 def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say once a minute that no connection can be taken; asyncio tries again after a second."""
+    """Log once a minute that no connection can be accepted; asyncio tries again after a second."""
     if context.get("message") == NO_FILES:
         log.error("no connection can be taken: %s", context.get("exception"))
     else:

@@ -1,13 +1,6 @@
-"""How the queue and planned jobs stand at a moment, as the store knows it.
+"""How the queue stands at a moment, as the store knows it: the place of each job, the GPUs, and why jobs wait.
 
-How the queue stands at a moment, as the store knows it: which place each job has, and which GPUs there are.
-
-It takes 0.1 s to read where 10,000 jobs wait, so it is read once for all who ask, until something has happened.
-
-The sub-tasks of a job with a plan: which rank does what, and what it sends to whom.
-
-Ranks count tensor-parallel members first, then replicas, then stages: members that exchange most are next to each
-other, and so on one node, as a placement goes through its GPUs node by node.
+It takes 0.1 s to read where 10,000 jobs wait, so it is read once for all requests, until something has happened.
 
 Source: SPEC P1, P2.
 """
@@ -16,20 +9,24 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from ...cluster.model.orders import ORDER_REGIMES
-from ...cluster.model.training_plan import PlanFile, StagePlan
+from ...cluster.model.topology import ANYTHING, NodeNeeds
 from ..control.job_errors import JobErrors
 from ..control.reconciler import RunningScheduler
-from ..health.step_monitor import StepFigures
+from ..control.state_cache import needs_of
 from ..model.gpu_index import Layout
+from ..model.job import JobRow
+from ..model.job_spec import Shape, is_shaped, stored_or_usual
+from ..model.states import Desired, JobState
 from ..rules.jobs import Led, Turns, WaitingJob, in_order, in_turn, places
 from ..settings import SchedulerSettings
-from ..store.attempts import AttemptRow, held_gpus
+from ..store.attempts import DecisionRow, held_gpus, last_decisions_of
 from ..store.events import last_seq
 from ..store.jobs import owners_of, waiting_jobs
 from ..store.nodes import gpus_in_service, user_turns
@@ -110,12 +107,7 @@ class QueueNow:
         self._last: tuple[int, float, Queue] | None = None  # number of the last event, when it was read, what was read
 
     def read(self, tx: Connection, now_s: float) -> Queue:
-        """Return how the queue stands, by the last event that a transaction sees; a second old at most.
-
-        Args:
-            tx: Transaction.
-            now_s: Unix time.
-        """
+        """Return how the queue stands, by the last event that a transaction sees; a second old at most."""
         seq = last_seq(tx)
         with self._lock:
             if self._last is not None and self._last[0] == seq and time.monotonic() - self._last[1] < self._fresh_s:
@@ -156,8 +148,8 @@ class QueueNow:
 def _turns_before(waiting: Iterable[WaitingJob], had: Turns) -> dict[tuple[str, int], int]:
     """Return how many users have their turn before each owner of waiting jobs, at each priority."""
     by_priority: dict[int, list[WaitingJob]] = {}
-    for it in waiting:
-        by_priority.setdefault(it.priority, []).append(it)
+    for job in waiting:
+        by_priority.setdefault(job.priority, []).append(job)
     return {
         (owner, priority): before
         for priority, jobs in by_priority.items()
@@ -165,138 +157,95 @@ def _turns_before(waiting: Iterable[WaitingJob], had: Turns) -> dict[tuple[str, 
     }
 
 
-class Edge(NamedTuple):
-    """What a rank sends in an iteration to a rank that waits for it."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a job does not run yet."""
 
-    kind: str  # tensor, ring (sum of gradients), next (activations) or back (their gradients)
-    to: int  # rank
-    sent_bytes: float
-
-
-class SubTask(NamedTuple):
-    """What one rank does."""
-
-    rank: int
-    stage: int
-    replica: int
-    member: int  # of its tensor-parallel group
-    work: StagePlan
-    edges: tuple[Edge, ...]
+    position: int | None  # in the queue, from 1; none outside of it
+    turn: int | None  # users whose turn comes before its owner's at its priority; none outside, or without turns
+    reason: str
 
 
-def sub_tasks(plan: PlanFile) -> list[SubTask]:
-    """Return what each rank does, in the order of ranks."""
-    return [
-        SubTask(_rank(plan, k, r, t), k, r, t, plan.stages[k], tuple(_edges(plan, k, r, t)))
-        for k in range(plan.pipeline)
-        for r in range(plan.data)
-        for t in range(plan.tensor)
-    ]
+PENDING_STATES = (JobState.QUEUED, JobState.HELD, JobState.STARTING)
 
 
-def waited_for(tasks: list[SubTask]) -> list[tuple[int, ...]]:
-    """Return for each rank those that send to it, ascending."""
-    found: list[set[int]] = [set() for _ in tasks]
-    for task in tasks:
-        for edge in task.edges:
-            found[edge.to].add(task.rank)
-    return [tuple(sorted(it)) for it in found]
+def why_jobs_wait(tx: Connection, rows: Sequence[JobRow], queue: Queue) -> dict[str, Waiting]:
+    """Return the places in the queue of waiting jobs, and why they wait, by id."""
+    last = last_decisions_of(tx, [row.id for row in rows if row.state in PENDING_STATES and row.id in queue.places])
+    return {row.id: _why_waits(row, queue, last.get(row.id)) for row in rows if row.state in PENDING_STATES}
 
 
-def _rank(plan: PlanFile, stage: int, replica: int, member: int) -> int:
-    return (stage * plan.data + replica) * plan.tensor + member
+def _why_waits(row: JobRow, queue: Queue, last: DecisionRow | None) -> Waiting:
+    place = queue.places.get(row.id)
+    outside = _why_outside(row, queue)
+    if outside or place is None:
+        return Waiting(position=None, turn=None, reason=outside or "it is decided about next")
+    turn = queue.turns.get((row.owner, row.priority))
+    return Waiting(position=place, turn=turn, reason=_why_in_queue(row, queue, place, last))
 
 
-def _edges(plan: PlanFile, k: int, r: int, t: int) -> Iterator[Edge]:
-    """Find what a rank sends; groups that sum are rings, as libraries make them."""
-    work = plan.stages[k]
-    if plan.tensor > 1:
-        yield Edge("tensor", _rank(plan, k, r, (t + 1) % plan.tensor), work.tensor_bytes)
-    if plan.data > 1:
-        yield Edge("ring", _rank(plan, k, (r + 1) % plan.data, t), work.ring_bytes)
-    if k + 1 < plan.pipeline:
-        yield Edge("next", _rank(plan, k + 1, r, t), work.next_bytes)
-    if k > 0:
-        yield Edge("back", _rank(plan, k - 1, r, t), plan.stages[k - 1].next_bytes)
+def _why_outside(row: JobRow, queue: Queue) -> str:
+    """Return why a job is not in the queue, nothing if it is."""
+    if row.state is JobState.STARTING and (error := queue.why_not_launched(row.id) or queue.errors.last_error(row.id)):
+        return f"its GPUs are reserved, and it could not be launched yet, which is tried again: {error}"
+    if row.state is JobState.STARTING:
+        going_on = "its nodes are being checked" if row.id in queue.checked else "its processes are being started"
+        return f"its GPUs are reserved, and {going_on}"
+    if row.desired is Desired.CANCEL:
+        return "it is being cancelled"
+    if row.desired is Desired.HOLD:
+        return "it is held until its owner releases it"
+    if row.state is JobState.HELD:
+        return row.cause or "it is held"
+    if row.not_before_s > queue.now_s:
+        return f"it is tried again in {row.not_before_s - queue.now_s:.0f} s, after: {row.cause}"
+    return ""
 
 
-Figure = TypeVar("Figure", float, int)
+def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | None) -> str:
+    needs = needs_of(row)
+    room = queue.room if needs == ANYTHING else queue.room.on(queue.layout.nodes_for(needs))
+    asks = f"it asks for {_gpus(row.gpus)} {needs.words}".rstrip()
+    error = queue.errors.why_resting(row.id, queue.now_s)
+    if queue.held_back or error:
+        return queue.held_back or f"it could not be handled, and is tried again: {error}"
+    if row.gpus > room.in_service:
+        return f"{asks}, and only {room.in_service} of {room.gpus}{_such(needs)} are in service"
+    if queue.most is not None and queue.held[row.owner] + row.gpus > queue.most:
+        return f"{asks}, its owner's jobs hold {queue.held[row.owner]}, and one user may have {queue.most}"
+    if row.gpus > room.free:
+        return f"{asks}, and {room.free or _none(needs)}{_such(needs)} {'is' if room.free == 1 else 'are'} free"
+    if (shape := _shape(row)) is not None and not room.has(shape.nodes, shape.gpus_per_node):
+        return f"it asks for {shape.words}, and the free GPUs do not lie so"
+    if last is not None and last.placement is None:
+        return f"{last.explanation.get('obeyed')} lets it wait for better GPUs"
+    if place == 1:
+        return "it is decided about next"
+    before = "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
+    return f"{before}, {_turn(row, queue)}".removesuffix(", ")
 
 
-class SeatHolder(NamedTuple):
-    """The rank that holds a seat of a ring."""
-
-    node: str
-    gpu: int
-    rank: int  # by which its steps are known
-
-
-class PlacedTask(NamedTuple):
-    """A sub-task where it runs."""
-
-    task: SubTask
-    runs_as: int | None  # rank by which its log is known; none before the first attempt
-    node: str  # "" before the first attempt
-    gpu: int | None  # index on the node
-    waits_for: tuple[int, ...]  # ranks
-    computed_s: float | None  # measured, of an iteration; None before the first report
-    away_bytes: int | None  # of its state that is offloaded; None if it reports none
+def _turn(row: JobRow, queue: Queue) -> str:
+    """Return whose turn it is at a job's priority; "" without turns, and with one user alone."""
+    before = queue.turns.get((row.owner, row.priority))
+    if before is None or sum(priority == row.priority for _, priority in queue.turns) < 2:
+        return ""
+    if before == 0:
+        return "and it is its owner's turn"
+    return "and 1 other user has a turn first" if before == 1 else f"and {before} other users have their turns first"
 
 
-class PlannedJob(NamedTuple):
-    """A job with a plan."""
-
-    plan: PlanFile
-    tasks: tuple[PlacedTask, ...]
-    step: int | None  # that it is at; None if it does not run or report
-    step_s: float | None  # measured
-    ends_s: float | None  # Unix time at which it will have done all its iterations
+def _such(needs: NodeNeeds) -> str:
+    return "" if needs == ANYTHING else " of these"
 
 
-def planned(
-    plan: PlanFile,
-    attempts: list[AttemptRow],
-    figures: StepFigures | None,
-    now_s: float,
-    seats: Mapping[int, SeatHolder],
-) -> PlannedJob:
-    """Return how a job with a plan stands.
-
-    Args:
-        plan: Of the job.
-        attempts: Of the job; it stands as the last one does.
-        figures: Of its steps; None if it does not run or report.
-        now_s: The present.
-        seats: Holders of the seats of the job's ring, each of which has a sub-task; empty for other jobs.
-    """
-    tasks = sub_tasks(plan)
-    places = [(share.node, gpu) for share in attempts[-1].placement for gpu in share.gpus] if attempts else []
-    computed_s, away_bytes = (figures.computed_s, figures.away_bytes) if figures else ((), ())
-    sitting = seats or {rank: SeatHolder(*place, rank) for rank, place in enumerate(places)}
-    found = []
-    for task, waits in zip(tasks, waited_for(tasks), strict=True):
-        it = sitting.get(task.rank)
-        node, gpu, rank = ("", None, None) if it is None else it
-        found.append(
-            PlacedTask(
-                task, rank, node, gpu, waits, _figure_of_rank(computed_s, rank), _figure_of_rank(away_bytes, rank)
-            )
-        )
-    average = None if figures is None else figures.average
-    step_s = None if average is None else average.iteration_s
-    return PlannedJob(
-        plan,
-        tuple(found),
-        None if figures is None else figures.step,
-        step_s,
-        None if figures is None else _ends_s(plan, figures.step, step_s or plan.step_s, now_s),
-    )
+def _none(needs: NodeNeeds) -> str:
+    return "0" if needs == ANYTHING else "none"
 
 
-def _figure_of_rank(figures: tuple[Figure | None, ...], rank: int | None) -> Figure | None:
-    return figures[rank] if rank is not None and rank < len(figures) else None
+def _shape(row: JobRow) -> Shape | None:
+    return stored_or_usual(row.spec).shape if is_shaped(row.spec) else None
 
 
-def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | None:
-    """Return when all iterations will be done at the present speed; None if the plan has no number of iterations."""
-    return now_s + max(0, plan.iterations - step) * step_s if plan.iterations and step_s else None
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

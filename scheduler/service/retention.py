@@ -83,8 +83,8 @@ def prune(store: Store, folder: Path, horizon: Horizon, goes_on: Callable[[], bo
     Args:
         store: Of the scheduler; one that runs is not disturbed.
         folder: Of the scheduler, with the folders of attempts.
-        horizon: What is to go.
-        goes_on: Asked before each batch.
+        horizon: What to delete.
+        goes_on: Returns whether to continue, before each batch.
 
     Raises:
         StoreError: If the store does not answer.
@@ -93,9 +93,9 @@ def prune(store: Store, folder: Path, horizon: Horizon, goes_on: Callable[[], bo
     if horizon.jobs_s is not None:
         jobs = _prune_jobs(store, folder, horizon.jobs_s, goes_on)
     if horizon.events_s is not None:
-        events = _prune_pages(store, delete_events, horizon.events_s, goes_on)
+        events = _prune_pages(store, event, horizon.events_s, goes_on)
     if horizon.decisions_s is not None:
-        decisions = _prune_pages(store, delete_decisions, horizon.decisions_s, goes_on)
+        decisions = _prune_pages(store, decision, horizon.decisions_s, goes_on)
     if jobs or events or decisions:
         log.info("pruned %d jobs, %d events, %d decisions", jobs, events, decisions)
     return Pruned(jobs, events, decisions)
@@ -173,13 +173,11 @@ def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
         pass
 
 
-def _prune_pages(
-    store: Store, delete_page: Callable[..., PrunedRows], before_s: float, goes_on: Callable[[], bool]
-) -> int:
+def _prune_pages(store: Store, table: Table, before_s: float, goes_on: Callable[[], bool]) -> int:
     deleted, page = 0, PrunedRows(0, 0, is_last=False)
     while not page.is_last and goes_on():
         try:
-            page = store.write(partial(delete_page, before_s=before_s, after_seq=page.last_seq))
+            page = store.write(partial(delete_page, table=table, before_s=before_s, after_seq=page.last_seq))
         except StoreUnreachableError:
             raise
         except (StoreError, SQLAlchemyError) as error:
@@ -270,29 +268,16 @@ def delete_jobs(tx: Connection, job_ids: Sequence[str], before_s: float) -> int:
     return len(ids)
 
 
-def delete_events(tx: Connection, before_s: float, after_seq: int) -> PrunedRows:
-    """Delete the events among the next ones that are older than a Unix time, but for those of jobs not yet ended."""
-    return _delete_page(tx, event, before_s, after_seq, event.c.seq < _LAST_EVENT)
-
-
-def delete_decisions(tx: Connection, before_s: float, after_seq: int) -> PrunedRows:
-    """Delete the decisions among the next ones that are older than a Unix time, but for those of jobs not yet ended."""
-    return _delete_page(tx, decision, before_s, after_seq)
-
-
 def count_old(tx: Connection, table: Table, before_s: float) -> int:
     """Return how many jobs, events or decisions could be deleted; reads all of them."""
     if table is job:
         return int(tx.execute(_COUNT_JOBS, {"before_s": before_s}).scalar_one())
-    alone = (event.c.seq < _LAST_EVENT,) if table is event else ()
-    old = select(func.count()).select_from(table).where(table.c.at_s < before_s, _ended(table), *alone)
+    old = select(func.count()).select_from(table).where(table.c.at_s < before_s, *_deletable(table))
     return int(tx.execute(old).scalar_one())
 
 
-def _delete_page(
-    tx: Connection, table: Table, before_s: float, after_seq: int, *conditions: ColumnElement[bool]
-) -> PrunedRows:
-    """Delete the old ones among the next rows of a table that is numbered in the order of time."""
+def delete_page(tx: Connection, table: Table, before_s: float, after_seq: int) -> PrunedRows:
+    """Delete the events or decisions among the next ones that are older than a Unix time and of no unended job."""
     rows = tx.execute(
         select(table.c.seq, table.c.at_s).where(table.c.seq > after_seq).order_by(table.c.seq).limit(MAX_ROWS_PRUNED)
     ).all()
@@ -300,10 +285,11 @@ def _delete_page(
         return PrunedRows(after_seq, 0, is_last=True)
     last = rows[-1].seq
     within = (table.c.seq > after_seq, table.c.seq <= last, table.c.at_s < before_s)
-    deleted = tx.execute(delete(table).where(*within, _ended(table), *conditions)).rowcount
+    deleted = tx.execute(delete(table).where(*within, *_deletable(table))).rowcount
     return PrunedRows(last, deleted, is_last=len(rows) < MAX_ROWS_PRUNED or rows[-1].at_s >= before_s)
 
 
-def _ended(table: Table) -> ColumnElement[bool]:
-    """Return the condition that a row belongs to no job that has not ended."""
-    return ~exists().where(job.c.id == table.c.job_id, job.c.state.in_(_OPEN_STATES))
+def _deletable(table: Table) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions that a row belongs to no job that has not ended, and is not the last event."""
+    is_of_no_open_job = ~exists().where(job.c.id == table.c.job_id, job.c.state.in_(_OPEN_STATES))
+    return (is_of_no_open_job, event.c.seq < _LAST_EVENT) if table is event else (is_of_no_open_job,)

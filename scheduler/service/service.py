@@ -1,15 +1,20 @@
-"""A scheduler as it runs: its parts put together, a thread that lets it tick, and what becomes of failed ticks."""
+"""A scheduler as it runs: its parts put together, its threads, what becomes of failed ticks, and checks of nodes.
+
+Source: SPEC C1, C4, C8; docs/preflight.md; docs/nodes.md, Quarantine.
+"""
 
 import logging
 import threading
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from sqlalchemy import Connection
 
 from ...agents.learned.schema import USERS, remark_on, use_of
-from ...agents.protocol import Policy
 from ...agents.registry import check_registered, find_policy
 from ...cluster.files.disk_space import DiskSpace
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
@@ -17,31 +22,36 @@ from ...cluster.files.paths import exists
 from ...cluster.files.processes import this_process
 from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
+from ...preflight.context import NodeSetup
+from ...preflight.rounds import BackgroundRounds, check_node
+from ...preflight.warm import WarmNodes, load_ahead
+from ...preflight.wiring import read_blueprint, read_facts
 from ..access.tokens import Role, agents_without_node, first_token, has_valid_tokens
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
+from ..control.node_checks import NodeChecks
 from ..control.reconciler import Reconciler, RunningScheduler
 from ..control.state_cache import Parts
 from ..health.evidence import Usage, sample_of
 from ..health.monitor import Leases, Monitor
+from ..health.quarantining import CheckOrders, clear, entries_for, keep
 from ..metrics import SchedulerMetrics
 from ..mirror.cluster_mirror import ClusterSite
-from ..model.gpu_index import Layout
+from ..model.gpu_index import WHOLE_NODE, HardwarePlace, Layout, QuarantineEntry
 from ..placement.placer import Mode, Placer
+from ..rules.quarantine import BY_CHECKS, is_due
 from ..settings import SchedulerSettings, ServeOptions, check_open, cluster_of
 from ..store.attempts import held_gpus
 from ..store.database import Store, StoreUnreachableError, file_of, open_store
 from ..store.jobs import forget_before
-from .checking import Clearing, checks_of
+from ..store.nodes import boot_ids, open_entries
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 
 log = logging.getLogger(__name__)
 
-FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S = (
-    0.25,
-    5.0,
-)  # before the next pass, doubled with each failure; the lease lasts 15 s
+# Before the next pass, doubled with each failure; the lease lasts 15 s.
+FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S = 0.25, 5.0
 REPEATED = 3  # in a row, from which on the scheduler is not ready
 
 
@@ -88,9 +98,6 @@ PRUNE_PAUSE_S = 0.05  # between two batches of it, in which others read and writ
 class Service:
     """A scheduler in a thread of its own.
 
-    Args:
-        chosen: What was chosen.
-
     Raises:
         LongshoreError: If the cluster file, the store, the backend or a policy cannot be used, or if other
             machines reach the API and there is no token.
@@ -121,9 +128,11 @@ class Service:
         except InputError:
             self.store.close()
             raise
-        self._tell_of_agents()
+        self._warn_of_agents()
         site = site_of(setup, settings)
-        _note_training(placer.fallback, site)
+        # The policy's own process warns for the policy.
+        if remark := remark_on(fallback, use_of(site.rules, USERS)):
+            log.warning("policy %s: %s", fallback.name, remark)
         self.node_types = node_types_of(setup)
         self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU
         leases = Leases() if settings.fencing == "leases" else None
@@ -138,7 +147,7 @@ class Service:
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = RunningScheduler(self.reconciler)
-        self.clearing = Clearing(self.store, self.checks.place, monitor.fleet, parts.now_s, self.checks.can)
+        self.clearing = Clearing(self.store, self.checks.place, parts.now_s, self.checks.can)
         self.metrics = SchedulerMetrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
@@ -164,7 +173,7 @@ class Service:
 
     def now_s(self) -> float:
         """Return the present: Unix time."""
-        return self.control.now_s()
+        return self.reconciler.parts.now_s()
 
     def leads(self) -> bool:
         """Return whether this scheduler leads."""
@@ -198,7 +207,7 @@ class Service:
         self._woken.set()
 
     def close(self) -> None:
-        """Stop scheduling; jobs run on, and the next scheduler goes on with them."""
+        """Stop scheduling; jobs run on, and the next scheduler continues them."""
         self.ends.set()
         self._woken.set()
         for thread in (self._thread, self._keeping):
@@ -223,8 +232,8 @@ class Service:
                 )
         return secret
 
-    def _tell_of_agents(self) -> None:
-        """Say which tokens of agents are for no node, as their reports are refused."""
+    def _warn_of_agents(self) -> None:
+        """Warn of tokens of agents that are for no node, as their reports are refused."""
         with self.store.read() as tx:
             found = agents_without_node(tx, Role.AGENT.value, time.time())
         for row in found:
@@ -297,6 +306,198 @@ class Service:
         prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(PRUNE_PAUSE_S) and self.leads())
 
 
+LOCAL = "local"  # backend whose nodes are this machine
+
+CheckPlace = Callable[[str, int | None], tuple[bool, str]]
+
+
+class ServiceChecks(NamedTuple):
+    """What a scheduler has of checks."""
+
+    of_jobs: NodeChecks
+    place: CheckPlace  # of a node or a GPU in quarantine
+    can: Callable[[str], bool]  # whether a node can be checked
+    orders: CheckOrders  # for agents
+    close: Callable[[], None]
+
+
+def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], None], *, slots: bool) -> ServiceChecks:
+    """Return what checks the nodes of a scheduler.
+
+    Where its nodes are this machine, it runs rounds itself. Elsewhere checks travel with jobs, and agents check what is
+    in quarantine.
+
+    Args:
+        settings: Of the scheduler.
+        layout: Of its cluster.
+        wake: Called when a round has ended.
+        slots: Whether slots stand for GPUs.
+
+    Raises:
+        InputError: If a file of expected wiring or of facts of ports cannot be used.
+    """
+    choice, orders = settings.preflight, CheckOrders()
+
+    def request(node: str, gpu: int | None) -> tuple[bool, str]:
+        return orders.run(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+
+    def node_checks(rounds: BackgroundRounds | None) -> NodeChecks:
+        links, scratch = choice.link_bytes_per_s, None if choice.scratch is None else choice.scratch.absolute()
+        return NodeChecks(rounds, choice.jobs, slots=slots, link_bytes_per_s=links, scratch=scratch)
+
+    if settings.backend.name != LOCAL:
+        return ServiceChecks(node_checks(None), request, orders.can, orders, orders.stop)
+    if choice.wiring is not None:
+        read_blueprint(choice.wiring)
+    read_facts(choice.port_facts)
+    if choice.jobs == "auto":
+        load_ahead()
+    home = settings.folder.absolute() / "preflight"
+    make_folder(home)
+
+    def place_of(node: str) -> NodeSetup:
+        return NodeSetup(node, home, slots, wiring=choice.wiring, port_facts=choice.port_facts)
+
+    rounds = BackgroundRounds(WarmNodes(place_of), wake)
+
+    def check(node: str, gpu: int | None) -> tuple[bool, str]:
+        return check_node(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+
+    return ServiceChecks(node_checks(rounds), check, lambda _: True, orders, rounds.close)
+
+
+QUARANTINE_WRITER = "quarantine"
+MAX_CHECKS_AT_ONCE = 4  # checks that begin by themselves: more would slow each other below the limits of speed
+CLEARED_UNCHECKED = "cleared by an operator, no checks were run"
+
+
+class Clearing:
+    """Runs the checks that end quarantines: on request of an operator, or once a quarantine has rested long enough.
+
+    They may take half an hour, so each runs in a thread of its own, and its outcome is written to the store. A
+    scheduler that ends meanwhile loses only that outcome. Any thread may use it.
+
+    Args:
+        store: Where quarantines are.
+        check: Runs the checks of a node or of a GPU that no job uses.
+        now_s: Returns Unix time.
+        can: Returns whether a node can be checked.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        check: CheckPlace,
+        now_s: Callable[[], float],
+        can: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._store, self._check, self._now_s, self._can = store, check, now_s, can
+        self._running: set[HardwarePlace] = set()
+        self._lock = threading.Lock()
+
+    def can_check(self, place: HardwarePlace) -> bool:
+        """Return whether there are checks of a place."""
+        return all(self._can(end.node) for end in place.ends)
+
+    @property
+    def running(self) -> frozenset[HardwarePlace]:
+        """The places that are being checked."""
+        with self._lock:
+            return frozenset(self._running)
+
+    def request(self, place: HardwarePlace, by: str) -> None:
+        """Begin to check a place, and end its quarantine if the checks pass.
+
+        Args:
+            place: Of a quarantine, or the node of some.
+            by: An operator, or the rules of quarantine.
+
+        Raises:
+            InputError: If it is not in quarantine, or jobs run there.
+        """
+        with self._store.read() as tx:
+            entries_for(open_entries(tx), place)
+            if jobs := self._jobs_on(tx, place):
+                raise InputError(
+                    f"{place.words} cannot be checked while it is used by {', '.join(sorted(jobs))}",
+                    "wait for their ends, or cancel them",
+                )
+        self._begin(place, by)
+
+    def skip_checks(self, place: HardwarePlace, by: str) -> int:
+        """End the quarantine of a place without any check, and return how many ended.
+
+        Raises:
+            InputError: If it is not in quarantine.
+        """
+        return self._store.write(
+            lambda tx: clear(tx, place, by, CLEARED_UNCHECKED, self._now_s(), writer=QUARANTINE_WRITER)
+        )
+
+    def check_due(self) -> None:
+        """Begin to check all that checks may clear by themselves by now."""
+        with self._store.read() as tx:
+            boots = boot_ids(tx)
+            due = {
+                entry.place
+                for entry in open_entries(tx)
+                if is_due(entry, boots.get(entry.place.node, ""), self._now_s())
+            }
+            free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
+        for place in free[: max(MAX_CHECKS_AT_ONCE - len(self.running), 0)]:
+            self._begin(place, BY_CHECKS)
+
+    def _jobs_on(self, tx: Connection, place: HardwarePlace) -> Collection[str]:
+        return {
+            row.job_id
+            for row in held_gpus(tx)
+            if any(end.node == row.node and end.gpu in (WHOLE_NODE, row.gpu) for end in place.ends)
+        }
+
+    def _begin(self, place: HardwarePlace, by: str) -> None:
+        with self._lock:
+            if place in self._running:
+                return
+            self._running.add(place)
+        threading.Thread(target=self._run, args=(place, by), name=f"checks of {place.words}", daemon=True).start()
+
+    def _run(self, place: HardwarePlace, by: str) -> None:
+        try:
+            passed, evidence = self._checked(place)
+            self._store.write(lambda tx: self._finish(tx, place, by, evidence, passed=passed))
+        except InputError:
+            log.info("%s was cleared while it was checked", place.words)
+        except Exception:  # the store may be away; the quarantine stands, and it is tried again
+            log.exception("the result of the checks of %s is not stored", place.words)
+        finally:
+            with self._lock:
+                self._running.discard(place)
+
+    def _checked(self, place: HardwarePlace) -> tuple[bool, str]:
+        """Run the checks of all ends of a place; what they raise is no pass."""
+        found = []
+        for end in place.ends:
+            try:
+                passed, evidence = self._check(end.node, None if end.gpu == WHOLE_NODE else end.gpu)
+            except Exception as error:  # a check may fail in any way
+                passed, evidence = False, f"the checks themselves failed: {error_line(error)}"
+            found.append((bool(passed), f"{end.words}: {evidence}"))
+        return all(passed for passed, _ in found), "; ".join(words for _, words in found)
+
+    def _finish(self, tx: Connection, place: HardwarePlace, by: str, evidence: str, *, passed: bool) -> None:
+        now_s = self._now_s()
+        if not passed:
+            keep(tx, place, evidence, now_s, writer=QUARANTINE_WRITER)
+            return
+        boots = boot_ids(tx)
+
+        def is_ready(entry: QuarantineEntry) -> bool:
+            """Return whether a quarantine ends; without a request only one that the rules let checks end."""
+            return by != BY_CHECKS or (entry.place == place and is_due(entry, boots.get(entry.place.node, ""), now_s))
+
+        clear(tx, place, by, evidence, now_s, writer=QUARANTINE_WRITER, is_ready=is_ready)
+
+
 def make_folder(folder: Path) -> None:
     """Make a scheduler's folder, its user's alone, if it is not there.
 
@@ -355,12 +556,6 @@ def node_types_of(setup: ClusterSetup) -> dict[str, str]:
     """Return the node type of each node."""
     types = [setup.type_names[number] for number in setup.cluster.node_type.tolist()]
     return dict(zip(setup.node_names, types, strict=True))
-
-
-def _note_training(policy: Policy, site: ClusterSite) -> None:
-    """Warn if the fallback is used otherwise than it was trained; the policy's own process warns for the policy."""
-    if remark := remark_on(policy, use_of(site.rules, USERS)):
-        log.warning("policy %s: %s", policy.name, remark)
 
 
 def site_of(setup: ClusterSetup, settings: SchedulerSettings) -> ClusterSite:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import update
 
-from longshore.scheduler.api.models import job_detail_page
+from longshore.scheduler.api.jobs import job_detail_page
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.job_spec import YEAR_S, JobFile
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, EndedBy, JobState, RankEnd, Run, Status

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from longshore.scheduler.api.models import EventPage
+from longshore.scheduler.api.jobs import EventPage
 from longshore.scheduler.control import adoption, job_errors, node_checks
 from longshore.scheduler.health import step_monitor
 from longshore.scheduler.store import attempts, jobs, nodes, rings

@@ -15,7 +15,7 @@ SPACE += ["--kill-child"]
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from longshore.scheduler.serve.app import leave_first_place
+from longshore.scheduler.commands.serving import leave_first_place
 
 leave_first_place()
 assert os.getpid() != 1

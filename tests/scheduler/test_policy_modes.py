@@ -11,7 +11,7 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
-from longshore.scheduler.api.models import decision_page
+from longshore.scheduler.api.decisions import decision_page
 from longshore.scheduler.placement.placer import Mode, Placer, Proposal
 from longshore.scheduler.placement.replay import export
 from longshore.scheduler.store.attempts import DecisionRow, decisions_after, decisions_of

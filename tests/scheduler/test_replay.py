@@ -212,5 +212,5 @@ def test_the_command_line_writes_decisions_and_reports_where_another_policy_diff
 
 
 def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"longshore\.db is not there; name the folder of the scheduler"):
+    with pytest.raises(InputError, match=r"there is no store at .*longshore\.db; name the scheduler by --folder"):
         decisions(tmp_path / "decisions.jsonl", tmp_path)

@@ -201,7 +201,7 @@ def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_pat
 
     assert "is no folder" in call("--folder", "typo").stderr
     (tmp_path / ".longshore").mkdir()
-    assert "longshore.db is not there" in call().stderr
+    assert "there is no store at" in call().stderr
     assert list((tmp_path / ".longshore").iterdir()) == []
     trial = Trial(tmp_path, NODES)
     job = trial.submit("true")

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import stopping
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.access.browsers import is_loopback
+from longshore.scheduler.access.token_file import is_loopback
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Mode

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.plan_file import plan_in
+from longshore.scheduler.api.rings import Edge, SeatHolder, sub_tasks_page, tasks_of, waited_for
 from longshore.scheduler.health.step_monitor import StepFigures
 from longshore.scheduler.health.step_watch import Average
 from longshore.scheduler.model.job_spec import MAX_PLAN_BYTES, JobFile, plan_text
-from longshore.scheduler.service.queue_now import SeatHolder, planned, sub_tasks, waited_for
 
 DEGREES = st.integers(1, 4)
 
@@ -37,7 +37,7 @@ def plan_of(data: int, pipeline: int, tensor: int, **more: Any) -> PlanFile:
 
 @given(DEGREES, DEGREES, DEGREES)
 def test_each_part_of_a_plan_is_done_by_one_rank(data: int, pipeline: int, tensor: int) -> None:
-    tasks = sub_tasks(plan_of(data, pipeline, tensor))
+    tasks = tasks_of(plan_of(data, pipeline, tensor))
     assert [it.rank for it in tasks] == list(range(data * pipeline * tensor))
     parts = {(it.stage, it.replica, it.member) for it in tasks}
     assert parts == {(k, r, t) for k in range(pipeline) for r in range(data) for t in range(tensor)}
@@ -48,7 +48,7 @@ def test_where_nodes_give_whole_groups_each_group_is_on_one_node(
     data: int, pipeline: int, tensor: int, groups_per_node: int
 ) -> None:
     assume(data * pipeline % groups_per_node == 0)
-    tasks, per_node = sub_tasks(plan_of(data, pipeline, tensor)), groups_per_node * tensor
+    tasks, per_node = tasks_of(plan_of(data, pipeline, tensor)), groups_per_node * tensor
     nodes: dict[tuple[int, int], set[int]] = {}
     for it in tasks:  # ranks go through a placement node by node
         nodes.setdefault((it.stage, it.replica), set()).add(it.rank // per_node)
@@ -57,7 +57,7 @@ def test_where_nodes_give_whole_groups_each_group_is_on_one_node(
 
 @given(DEGREES, DEGREES, DEGREES)
 def test_whoever_sends_is_waited_for_and_groups_are_rings(data: int, pipeline: int, tensor: int) -> None:
-    tasks = sub_tasks(plan_of(data, pipeline, tensor))
+    tasks = tasks_of(plan_of(data, pipeline, tensor))
     waits = waited_for(tasks)
     assert all((a.rank in waits[edge.to]) and edge.to != a.rank for a in tasks for edge in a.edges)
     for kind, size in (("ring", data), ("tensor", tensor)):
@@ -72,23 +72,23 @@ def test_whoever_sends_is_waited_for_and_groups_are_rings(data: int, pipeline: i
 
 
 def test_activations_go_on_and_their_gradients_come_back() -> None:
-    first, last = sub_tasks(plan_of(1, 2, 1))
-    assert [tuple(it) for it in first.edges] == [("next", 1, 7.0)]
-    assert [tuple(it) for it in last.edges] == [("back", 0, 7.0)]
+    first, last = tasks_of(plan_of(1, 2, 1))
+    assert first.edges == (Edge(kind="next", to=1, sent_bytes=7.0),)
+    assert last.edges == (Edge(kind="back", to=0, sent_bytes=7.0),)
 
 
 def test_a_job_is_done_when_its_steps_go_on_as_they_do() -> None:
     plan = plan_of(2, 1, 1, iterations=100, step_s=1.0)
     figures = StepFigures(step=40, step_s=2.0, average=Average(2.0, 0, 30), slowest="n", computed_s=(0.5,))
-    found = planned(plan, [], figures, now_s=1000.0, seats={})
+    found = sub_tasks_page(plan, [], figures, now_s=1000.0, seats={})
     assert found.ends_s == 1000.0 + 60 * 2.0
-    assert planned(plan, [], None, now_s=1000.0, seats={}).ends_s is None
+    assert sub_tasks_page(plan, [], None, now_s=1000.0, seats={}).ends_s is None
 
 
 def test_in_a_ring_a_sub_task_is_where_its_seat_is_and_takes_what_the_rank_there_takes() -> None:
     figures = StepFigures(step=40, step_s=2.0, computed_s=(0.5, 0.6, 0.7), away_bytes=(None, None, 5))
     seats = {0: SeatHolder("a", 3, 2), 1: SeatHolder("b", 1, 0)}
-    found = planned(plan_of(3, 1, 1), [], figures, now_s=1000.0, seats=seats).tasks
+    found = sub_tasks_page(plan_of(3, 1, 1), [], figures, now_s=1000.0, seats=seats).tasks
     assert [(it.node, it.gpu, it.computed_s) for it in found] == [("a", 3, 0.7), ("b", 1, 0.5), ("", None, None)]
     assert [it.away_bytes for it in found] == [5, None, None]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from longshore.cluster.files.durable import open_folder
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Placement, Share
-from longshore.scheduler.api.models import UnknownAttemptPage
+from longshore.scheduler.api.jobs import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import Folders, launched_in
 from longshore.scheduler.backends.protocol import Attempt

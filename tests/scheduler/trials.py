@@ -13,7 +13,6 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.files.processes import Process, environment, living, this_process
 from longshore.cluster.model.placement import Placement
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
@@ -26,7 +25,7 @@ from longshore.scheduler.model.job import JobRow, ReservationRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.queue_now import QueueNow
+from longshore.scheduler.service.queue_now import QueueNow, why_jobs_wait
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
@@ -267,4 +266,4 @@ def reason(trial: Trial, job: str) -> str:
     """Return why a job waits, as users read it."""
     queue = QueueNow(SchedulerSettings(folder=trial.folder), trial.layout, RunningScheduler(trial.scheduler))
     with trial.store.read() as tx:
-        return waiting_pages(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason
+        return why_jobs_wait(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason

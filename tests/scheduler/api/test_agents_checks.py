@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from longshore.scheduler.health.quarantining import CheckOrders
-from longshore.scheduler.service.checking import Clearing
-from longshore.scheduler.service.service import Service
+from longshore.scheduler.service.service import Clearing, Service
 from tests.scheduler.served import LONGSHORE, until
 from tests.support import processes
 
@@ -22,11 +21,9 @@ NODE = "rack0-node2"
 def elsewhere(service: Service) -> None:
     """Let the nodes be checked by agents alone."""
     orders = CheckOrders()
-    parts = service.reconciler.parts
     service.checks = service.checks._replace(orders=orders)
     service.clearing = Clearing(
-        service.store, lambda node, gpu: orders.run(node, (0, 1) if gpu is None else (gpu,)), parts.monitor.fleet,
-        parts.now_s, orders.can,
+        service.store, lambda node, gpu: orders.run(node, (0, 1) if gpu is None else (gpu,)), service.now_s, orders.can
     )  # fmt: skip
 
 
@@ -84,7 +81,7 @@ def test_an_agent_that_checks_clears_what_passes(smoking: httpx.Client, tmp_path
     assert "checks passed in" in str(entry(smoking))
 
 
-def test_what_another_node_tells_is_taken_from_nobody(smoking: httpx.Client, service: Service) -> None:
+def test_an_outcome_from_another_node_is_ignored(smoking: httpx.Client, service: Service) -> None:
     service.checks.orders.fetch(NODE, able=True)
     assert clear(smoking).json() == {"cleared": 0, "checking": True}
     until(lambda: bool(service.checks.orders.fetch(NODE, able=True)))

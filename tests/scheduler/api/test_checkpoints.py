@@ -1,4 +1,4 @@
-"""Checkpoints through the API: an attempt behind which another one has begun has no say any more."""
+"""Checkpoints through the API: those of an attempt that a later one has replaced are refused."""
 
 import httpx
 import pytest

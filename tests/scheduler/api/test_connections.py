@@ -1,4 +1,4 @@
-"""Clients that send half of a request, or do not read: nobody else waits for them."""
+"""Clients that send half of a request, or do not read: no other client waits for them."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from longshore.scheduler.serve import server
-from longshore.scheduler.serve.server import DEFAULT_PATIENCE, ConnectionLimits, Patience, Seldom, bounds_of
+from longshore.scheduler.serve.server import DEFAULT_PATIENCE, Patience, Seldom, max_connections
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 from tests.support import processes
 
@@ -83,7 +83,7 @@ def test_no_part_of_an_answer_waits_for_the_client_to_confirm_another(
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("half", HALVES)
-def test_half_sent_requests_keep_nobody_waiting(crowded: httpx.Client, half: str) -> None:
+def test_half_sent_requests_delay_no_other_client(crowded: httpx.Client, half: str) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(40):
             with contextlib.suppress(OSError):  # it may be closed already
@@ -153,7 +153,7 @@ def test_requests_that_are_being_answered_are_not_closed_for_others(crowded: htt
             assert job in next(line for line in each if job in line)
 
 
-def test_where_everybody_is_being_answered_the_next_is_told_to_come_again(crowded: httpx.Client) -> None:
+def test_where_all_connections_are_being_answered_the_next_is_refused_with_503(crowded: httpx.Client) -> None:
     with contextlib.ExitStack() as held:
         followers = [held.enter_context(crowded.stream("GET", "/v1/events")) for _ in range(16)]
         assert {each.status_code for each in followers} == {200}
@@ -165,16 +165,11 @@ def test_where_everybody_is_being_answered_the_next_is_told_to_come_again(crowde
 
 
 @pytest.mark.parametrize(
-    ("files", "bounds"),
-    [
-        (20, ConnectionLimits(16, 8)),
-        (256, ConnectionLimits(128, 64)),
-        (1024, ConnectionLimits(512, 256)),
-        (10**6, ConnectionLimits(1000, 500)),
-    ],
+    ("files", "connections"),
+    [(20, 16), (256, 128), (1024, 512), (10**6, 1000)],
 )
-def test_half_of_the_files_are_left_to_others(files: int, bounds: ConnectionLimits) -> None:
-    assert bounds_of(files) == bounds
+def test_half_of_the_files_are_left_to_others(files: int, connections: int) -> None:
+    assert max_connections(files) == connections
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ SEATS = 3
 
 
 @given(st.lists(st.booleans(), min_size=SEATS + 1, max_size=SEATS + 1))
-def test_all_members_of_seats_are_shown_whoever_went_first(is_left: list[bool]) -> None:
+def test_all_members_of_seats_are_shown_whichever_left_first(is_left: list[bool]) -> None:
     """At the end of a ring its processes end one by one, and the scheduler may look in between."""
     report = RingReport("done", 1, SEATS, list(range(SEATS)), [], 9, {str(SEATS): "it was killed"}, [])
     places = [["n", gpu, True, left, gpu, 0] for gpu, left in enumerate(is_left)]

@@ -7,8 +7,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.access.tokens import Role, add_token, new_token, revoke_token
+from longshore.scheduler.api.tokens import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.dashboard.entering import MAX_FORM_BYTES, router, static_router
 from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.dashboard.rendering import is_of_browsers
@@ -34,9 +34,7 @@ def test_without_tokens_the_pages_are_open_on_this_machine(api: httpx.Client) ->
     assert api.get("/", headers={"Host": "somewhere.example"}).status_code == 403
 
 
-def test_with_tokens_every_page_leads_to_the_one_that_asks_for_one(
-    api: httpx.Client, token: Callable[[Role], str]
-) -> None:
+def test_with_tokens_every_page_leads_to_the_login(api: httpx.Client, token: Callable[[Role], str]) -> None:
     token(Role.OPERATOR)
     for page in PAGES:
         answer = api.get(page)
@@ -102,7 +100,7 @@ def test_a_token_that_is_none_is_refused_and_not_shown_again(api: httpx.Client, 
 
 
 @pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY, Role.AGENT])
-def test_who_may_not_see_all_jobs_does_not_see_the_pages(
+def test_a_caller_that_may_not_see_all_jobs_does_not_see_the_pages(
     api: httpx.Client, token: Callable[[Role], str], role: Role
 ) -> None:
     secret = token(role)
@@ -126,7 +124,9 @@ def test_metrics_take_a_token_where_the_api_does(api: httpx.Client, token: Calla
     assert api.get("/metrics").status_code == 401
 
 
-def test_a_link_lets_one_browser_in_once_as_who_asked_for_it(api: httpx.Client, token: Callable[[Role], str]) -> None:
+def test_a_link_logs_one_browser_in_once_as_the_caller_that_requested_it(
+    api: httpx.Client, token: Callable[[Role], str]
+) -> None:
     headers = {"Authorization": f"Bearer {token(Role.OPERATOR)}"}
     path = api.post("/v1/browser-links", headers=headers).json()["path"]
 
@@ -176,7 +176,7 @@ def test_every_refusal_of_a_page_is_a_page(
     assert answer.headers["Content-Security-Policy"]
 
 
-def test_a_fault_and_a_body_that_is_too_large_are_told_on_a_page_too(api: httpx.Client, app: FastAPI) -> None:
+def test_a_fault_and_a_body_that_is_too_large_are_shown_on_a_page_too(api: httpx.Client, app: FastAPI) -> None:
     large = api.post("/login", content=b"x" * 300_000)
     del app.state.known
     fault = api.get("/jobs")

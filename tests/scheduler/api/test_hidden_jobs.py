@@ -1,4 +1,4 @@
-"""What a user reads names nobody else's job, wherever the scheduler wrote one down."""
+"""What a user reads names no other user's job, wherever the scheduler stored one."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -74,13 +74,13 @@ def submit(api: httpx.Client, headers: Headers, gpus: int) -> str:
 
 
 def read_all(app: FastAPI, api: httpx.Client, headers: Headers, job: str) -> Iterator[tuple[str, str]]:
-    """Yield all that somebody can read of a job and of the whole, with its path."""
+    """Yield all that a user can read of a job and of the whole, with its path."""
     for path, methods in app.openapi()["paths"].items():
         if "get" in methods and path not in STREAMS:
             yield path, api.get(path.format(job=job, code="stale"), headers=headers).text
 
 
-def test_a_user_reads_nothing_of_somebody_elses_jobs(
+def test_a_user_reads_nothing_of_other_users_jobs(
     app: FastAPI, api: httpx.Client, service: Service, ada: Headers, olga: Headers, mine: str
 ) -> None:
     (his,) = (each["id"] for each in api.get("/v1/jobs", headers=olga).json()["jobs"] if each["owner"] == "bob")
@@ -104,7 +104,7 @@ def test_of_a_policy_that_was_not_heard_a_user_reads_the_kind_and_of_anothers_jo
     assert (shown["job"], shown["placement"], shown["expected"]) == ("-", None, None)
 
 
-def test_of_what_the_heuristic_would_do_with_somebody_elses_job_a_user_reads_nothing(
+def test_a_user_does_not_read_what_the_heuristic_would_do_with_another_users_job(
     api: httpx.Client, ada: Headers, olga: Headers, mine: str
 ) -> None:
     (his,) = (each["id"] for each in api.get("/v1/jobs", headers=olga).json()["jobs"] if each["owner"] == "bob")

@@ -28,7 +28,7 @@ def test_pages_of_a_list_hold_every_job_once_the_last_submitted_first(api: httpx
     assert listed == submitted[::-1]
 
 
-def test_a_list_is_of_the_states_that_are_asked_for(api: httpx.Client, service: Service) -> None:
+def test_a_list_has_only_the_requested_states(api: httpx.Client, service: Service) -> None:
     queued, held = submit(api), submit(api)
     api.patch(f"/v1/jobs/{held}", json={"desired": "hold"}, headers=HELD)
     api.patch(f"/v1/jobs/{queued}", json={"desired": "hold"}, headers=HELD)
@@ -68,7 +68,7 @@ def test_a_waiting_job_knows_its_place_behind_those_of_a_higher_priority(api: ht
     assert places == [1, 2, 3]
 
 
-def test_a_job_that_asks_for_more_gpus_than_are_free_says_so(api: httpx.Client, service: Service) -> None:
+def test_a_job_of_more_gpus_than_are_free_shows_that(api: httpx.Client, service: Service) -> None:
     service.reconciler.tick()
     fills = submit(api, gpus=16, command=["/bin/sleep", "1000"], grace_s=0)
     service.reconciler.tick()
@@ -116,7 +116,7 @@ def test_the_place_in_the_queue_may_move_between_reading_and_changing(api: httpx
     assert api.patch(path, json={"desired": "hold"}, headers={"If-Match": etag}).status_code == 200
 
 
-def test_a_job_is_cancelled_once_however_often_that_is_asked(api: httpx.Client, service: Service) -> None:
+def test_a_job_is_cancelled_once_however_often_that_is_requested(api: httpx.Client, service: Service) -> None:
     path = f"/v1/jobs/{submit(api)}"
 
     first, second = api.delete(path), api.delete(path)
@@ -199,7 +199,7 @@ def test_a_job_that_waits_as_the_disk_is_nearly_full_says_so(
     assert api.get(f"/v1/jobs/{job}").json()["state"] != "queued"
 
 
-def test_a_job_that_waits_as_nobody_knows_what_runs_says_so_and_the_log_says_why(
+def test_a_job_that_waits_as_running_attempts_are_unknown_shows_that_and_the_log_has_why(
     api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_backend: LocalBackend) -> None:

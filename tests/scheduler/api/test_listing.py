@@ -76,8 +76,8 @@ def test_the_queue_has_its_own_order_and_says_where_each_job_is(api: httpx.Clien
 
 
 @pytest.fixture
-def asked() -> Iterator[list[str]]:
-    """The statements that any store is asked."""
+def statements() -> Iterator[list[str]]:
+    """The statements that any store executes."""
     found: list[str] = []
 
     def note(_: object, __: object, statement: str, *___: object) -> None:
@@ -90,7 +90,7 @@ def asked() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/queue"])
 def test_the_last_decisions_on_all_jobs_of_a_list_are_read_at_once(
-    api: httpx.Client, service: Service, asked: list[str], path: str
+    api: httpx.Client, service: Service, statements: list[str], path: str
 ) -> None:
     jobs = [submit(api) for _ in range(5)]
     waits = [
@@ -99,25 +99,27 @@ def test_the_last_decisions_on_all_jobs_of_a_list_are_read_at_once(
         for obeyed in ("an older one", f"p-{job[-4:]}")
     ]
     service.store.write(lambda tx: add_decisions(tx, waits))
-    asked.clear()
+    statements.clear()
 
     found = {job["id"]: job["waiting"]["reason"] for job in api.get(path).json()["jobs"]}
 
-    assert len([each for each in asked if "FROM decision" in each]) == 1
+    assert len([each for each in statements if "FROM decision" in each]) == 1
     assert [found[job] for job in jobs] == [
         *(f"p-{job[-4:]} lets it wait for better GPUs" for job in jobs[:3]),
         "3 jobs stand before it", "4 jobs stand before it",
     ]  # fmt: skip
 
 
-def test_the_queue_is_read_once_until_something_happens(api: httpx.Client, service: Service, asked: list[str]) -> None:
+def test_the_queue_is_read_once_until_something_happens(
+    api: httpx.Client, service: Service, statements: list[str]
+) -> None:
     service.queue = QueueNow(service.settings, service.layout, service.control, fresh_s=1e9)
 
     def place(job: str) -> int:
         return int(api.get(f"/v1/jobs/{job}").json()["waiting"]["position"])
 
     def reads() -> int:
-        return len([each for each in asked if "job.guess_s" in each and "job.spec" not in each])
+        return len([each for each in statements if "job.guess_s" in each and "job.spec" not in each])
 
     first = submit(api)
     places = [place(first) for _ in range(5)]

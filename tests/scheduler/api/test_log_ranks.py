@@ -32,7 +32,7 @@ def run(api: httpx.Client, service: Service) -> Callable[..., str]:
 
 
 def texts(answer: httpx.Response) -> str:
-    """Return what a stream told."""
+    """Return what a stream sent."""
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith('data: {"text')]
     return "".join(json.loads(line)["text"] for line in lines)
 

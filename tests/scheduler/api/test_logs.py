@@ -40,7 +40,7 @@ def unreachable_for(times: int, logs: Callable[..., tuple[bytes, int]]) -> Calla
     return read
 
 
-def test_who_follows_a_log_waits_while_the_backend_does_not_answer(
+def test_a_followed_log_waits_while_the_backend_does_not_answer(
     api: httpx.Client, service: Service, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service.backend, "logs", unreachable_for(2, service.backend.logs))
@@ -51,7 +51,7 @@ def test_who_follows_a_log_waits_while_the_backend_does_not_answer(
     assert received.rstrip().endswith("event: end\ndata: {}")
 
 
-def test_a_log_that_cannot_be_read_now_is_told_from_one_that_is_not_there(
+def test_a_log_that_cannot_be_read_now_differs_from_one_that_does_not_exist(
     api: httpx.Client, service: Service, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"/v1/jobs/{ended}/logs"

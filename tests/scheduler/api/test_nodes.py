@@ -1,4 +1,4 @@
-"""Nodes through the API: how they stand, in and out of service, and what their agents tell."""
+"""Nodes through the API: their state, in and out of service, and what their agents report."""
 
 import httpx
 import pytest
@@ -46,7 +46,7 @@ def test_a_drain_is_kept_that_no_scheduler_has_seen_yet(api: httpx.Client, servi
     assert closed(service) == [4, 5, 6, 7]
 
 
-def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: httpx.Client, service: Service) -> None:
+def test_a_node_shows_what_its_agent_reported_last_and_has_its_faulty_gpus(api: httpx.Client, service: Service) -> None:
     service.reconciler.tick()
     for healthy in (True, False, False):
         body = {"gpus": [{**GPU, "healthy": healthy}]}
@@ -91,14 +91,14 @@ def test_the_token_of_an_agent_reports_and_does_nothing_else(api: httpx.Client, 
         assert api.get(path, headers=headers).status_code == 403
 
 
-def test_the_token_of_an_agent_from_before_is_refused_and_told_of(
+def test_the_token_of_an_agent_without_node_is_refused_and_logged(
     api: httpx.Client, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = new_token("agents", "ada", Role.AGENT, 1.0, None)
     service.store.write(lambda tx: add_token(tx, made.row))
 
     answer = api.post(f"/v1/nodes/{NODE}/report", json={}, headers={"Authorization": f"Bearer {made.secret}"})
-    service._tell_of_agents()
+    service._warn_of_agents()
 
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert "longshore token create NAME --role agent --node NODE" in answer.json()["detail"]
@@ -136,9 +136,9 @@ PORT_PROBES: tuple[dict[str, object], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("told", PORT_PROBES)
-def test_impossible_probe_results_are_refused(refusing_api: httpx.Client, told: dict[str, object]) -> None:
-    answer = refusing_api.post(f"/v1/nodes/{NODE}/port-probes", json=told)
+@pytest.mark.parametrize("body", PORT_PROBES)
+def test_impossible_probe_results_are_refused(refusing_api: httpx.Client, body: dict[str, object]) -> None:
+    answer = refusing_api.post(f"/v1/nodes/{NODE}/port-probes", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
 
 

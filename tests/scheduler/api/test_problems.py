@@ -101,7 +101,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "detail"), INVALID)
-def test_a_request_that_cannot_be_used_is_told_in_plain_words(
+def test_an_invalid_request_is_answered_in_plain_words(
     refusing_api: httpx.Client, method: str, path: str, body: object, detail: str
 ) -> None:
     answer = refusing_api.request(method, path, **({} if body is None else {"json": body}))  # type: ignore[arg-type]
@@ -116,12 +116,12 @@ def test_what_is_no_json_says_so(refusing_api: httpx.Client) -> None:
     assert answer.json()["detail"].startswith("body: not JSON: ")
 
 
-def test_a_filter_that_is_repeated_is_asked_for_once(api: httpx.Client) -> None:
+def test_a_repeated_filter_is_queried_once(api: httpx.Client) -> None:
     answer = api.get("/v1/jobs?" + "&".join(["state=held"] * 600))  # more terms than SQLite takes in a statement
     assert (answer.status_code, answer.json()["jobs"]) == (200, [])
 
 
-def test_a_body_with_thousands_of_faults_is_told_by_its_first_and_their_number(api: httpx.Client) -> None:
+def test_a_body_with_thousands_of_faults_is_answered_by_its_first_and_their_number(api: httpx.Client) -> None:
     answer = api.post("/v1/jobs", json={"gpus": 1, "command": ["true"]} | {f"a{number}": 0 for number in range(3000)})
     assert answer.status_code == 422
     assert "(2999 more)" in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""Quarantine through the API: who may put things there, and how they are cleared."""
+"""Quarantine through the API: which callers may put things there, and how they are cleared."""
 
 import threading
 from collections.abc import Callable
@@ -10,8 +10,7 @@ import pytest
 from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.health.quarantining import quarantine
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
-from longshore.scheduler.service.checking import MAX_CHECKS_AT_ONCE, Clearing
-from longshore.scheduler.service.service import Service
+from longshore.scheduler.service.service import MAX_CHECKS_AT_ONCE, Clearing, Service
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import add_entry
 from tests.scheduler.served import until
@@ -23,18 +22,21 @@ XID = {
 }  # fmt: skip
 
 
-def checked_by(service: Service, check: Callable[[str, int | None], tuple[bool, str]] | None) -> None:
+def checked_by(
+    service: Service,
+    check: Callable[[str, int | None], tuple[bool, str]],
+    can: Callable[[str], bool] = lambda _: True,
+) -> None:
     """Let checks be available, as the preflight gives them to a scheduler."""
-    parts = service.reconciler.parts
-    service.clearing = Clearing(service.store, check, parts.monitor.fleet, parts.now_s)
+    service.clearing = Clearing(service.store, check, service.now_s, can)
 
 
-def standing(api: httpx.Client) -> list[dict[str, object]]:
+def open_quarantines(api: httpx.Client) -> list[dict[str, object]]:
     found: list[dict[str, object]] = api.get("/v1/quarantine").json()
     return found
 
 
-def settled(service: Service) -> None:
+def wait_for_checks(service: Service) -> None:
     """Wait for the checks that run."""
     for thread in threading.enumerate():
         if thread.name.startswith("checks of"):
@@ -42,13 +44,13 @@ def settled(service: Service) -> None:
     assert not service.clearing.running
 
 
-def test_a_finding_closes_its_gpu_and_is_told_everywhere(api: httpx.Client, service: Service) -> None:
+def test_a_finding_closes_its_gpu_and_is_shown_everywhere(api: httpx.Client, service: Service) -> None:
     service.reconciler.tick()
     assert [api.post("/v1/quarantine", json=XID).json()["acted"] for _ in range(2)] == ["quarantined", "known"]
     service.reconciler.tick()
 
     assert service.reconciler.parts.monitor.health.closed == (6,)
-    (received,) = standing(api)
+    (received,) = open_quarantines(api)
     assert {name: received[name] for name in XID} == XID
     assert (received["scope"], received["tries"], received["checking"], received["cleared_s"]) == (
         "device",
@@ -67,19 +69,19 @@ def test_a_finding_closes_its_gpu_and_is_told_everywhere(api: httpx.Client, serv
     assert (plan["free_gpus"], plan["would_fit"]) == (15, False)
 
 
-def test_without_checks_only_an_operator_who_says_so_clears(api: httpx.Client, service: Service) -> None:
-    checked_by(service, None)  # as with backends whose nodes are other machines
+def test_without_checks_an_operator_clears_only_unchecked(api: httpx.Client, service: Service) -> None:
+    checked_by(service, lambda _node, _gpu: (True, ""), can=lambda _: False)  # as where agents check, and none runs
     api.post("/v1/quarantine", json=XID)
-    asked = {"node": NODE, "gpu": 2}
-    refused = api.post("/v1/quarantine/clear", json=asked)
+    target = {"node": NODE, "gpu": 2}
+    refused = api.post("/v1/quarantine/clear", json=target)
     assert (refused.status_code, refused.json()["code"]) == (409, "no-checks")
-    assert len(standing(api)) == 1
-    done = api.post("/v1/quarantine/clear", json={**asked, "unchecked": True})
+    assert len(open_quarantines(api)) == 1
+    done = api.post("/v1/quarantine/clear", json={**target, "unchecked": True})
     assert done.json() == {"cleared": 1, "checking": False}
-    assert standing(api) == []
+    assert open_quarantines(api) == []
     (past,) = api.get("/v1/quarantine", params={"cleared": True}).json()
     assert (past["cleared_by"], past["checked"]) == ("operator local", "cleared by an operator, no checks were run")
-    again = api.post("/v1/quarantine/clear", json={**asked, "unchecked": True})
+    again = api.post("/v1/quarantine/clear", json={**target, "unchecked": True})
     assert (again.status_code, again.json()["code"]) == (409, "not-in-quarantine")
     service.reconciler.tick()
     assert service.reconciler.parts.monitor.health.closed == ()
@@ -88,23 +90,23 @@ def test_without_checks_only_an_operator_who_says_so_clears(api: httpx.Client, s
 def test_checks_that_pass_clear_it_and_those_that_fail_or_break_say_why(api: httpx.Client, service: Service) -> None:
     api.post("/v1/quarantine", json=XID)
     outcomes = [(False, "gemm.ref: index 7"), (True, "level 3 passed")]
-    asked: list[tuple[str, int | None]] = []
+    checked: list[tuple[str, int | None]] = []
 
     def check(node: str, gpu: int | None) -> tuple[bool, str]:
-        asked.append((node, gpu))
-        if len(asked) == 1:
+        checked.append((node, gpu))
+        if len(checked) == 1:
             raise OSError("no driver")
-        return outcomes[len(asked) - 2]
+        return outcomes[len(checked) - 2]
 
     checked_by(service, check)
     for words in ("the checks themselves failed: OSError: no driver", "gemm.ref: index 7"):
         assert api.post("/v1/quarantine/clear", json={"node": NODE}).json() == {"cleared": 0, "checking": True}
-        settled(service)
-        assert words in str(standing(api)[0]["checked"])
+        wait_for_checks(service)
+        assert words in str(open_quarantines(api)[0]["checked"])
     api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
-    settled(service)
-    assert standing(api) == []
-    assert asked == [(NODE, None), (NODE, None), (NODE, 2)]
+    wait_for_checks(service)
+    assert open_quarantines(api) == []
+    assert checked == [(NODE, None), (NODE, None), (NODE, 2)]
 
 
 def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> None:
@@ -124,8 +126,8 @@ def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> 
             break
         threading.Event().wait(0.05)
     assert api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2}).status_code == 200
-    settled(service)
-    assert standing(api) == []
+    wait_for_checks(service)
+    assert open_quarantines(api) == []
 
 
 def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Service) -> None:
@@ -137,16 +139,16 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
     put = partial(quarantine, fleet=parts.monitor.fleet, writer="t")
     for each, age_s in zip(long_ago, (700.0, 700.0, 100.0), strict=True):
         service.store.write(partial(put, finding=each, now_s=now_s - age_s))
-    asked: list[str] = []
+    checked: list[str] = []
 
     def check(node: str, _gpu: int | None) -> tuple[bool, str]:
-        asked.append(node)
+        checked.append(node)
         return True, "fine"
 
     checked_by(service, check)
     service.clearing.check_due()
-    settled(service)
-    assert asked == ["rack0-node0"]
+    wait_for_checks(service)
+    assert checked == ["rack0-node0"]
     with service.store.read() as tx:
         received = [item.cause for item in events_after(tx, 0, 100) if item.now == "cleared"]
     assert received == ["rack0-node0:0 is out of quarantine, cleared by checks: rack0-node0:0: fine"]
@@ -164,7 +166,7 @@ def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: S
 
     checked_by(service, check)
     service.clearing.check_due()
-    settled(service)
+    wait_for_checks(service)
     with service.store.read() as tx:
         assert [each.now for each in events_after(tx, 0, 100)] == ["quarantined"]
 
@@ -238,8 +240,8 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     service.clearing.check_due()  # while those run
     go.set()
     for _ in range(len(places)):
-        settled(service)
+        wait_for_checks(service)
         service.clearing.check_due()
-    settled(service)
+    wait_for_checks(service)
     assert sorted(done) == sorted(f"{each.node}:{each.gpu}" for each in places)
     assert max(counts) == MAX_CHECKS_AT_ONCE

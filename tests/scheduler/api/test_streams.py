@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.access.tokens import Caller, Role
-from longshore.scheduler.api.streaming import MAX_STREAMS, Streams, StreamSlots
+from longshore.scheduler.api.streaming import MAX_STREAMS, StreamSlots, open_stream
 from longshore.scheduler.service.service import Service
 from tests.scheduler.served import until
 
@@ -39,7 +39,7 @@ def test_no_two_owners_take_all_streams(order: list[int]) -> None:
     assert sum(taken) <= MAX_STREAMS
 
 
-def test_two_that_ask_at_the_same_time_do_not_both_get_the_last_place() -> None:
+def test_two_requests_at_the_same_time_do_not_both_get_the_last_slot() -> None:
     slots, at_once = StreamSlots(), threading.Barrier(8)
     taken: list[object] = []
 
@@ -78,7 +78,7 @@ def stream_of(slots: StreamSlots, service: Service, looks: list[object]) -> Any:
             raise found
         return found
 
-    return Streams(slots, Caller("ada", Role.USER), who).stream(service, look)
+    return open_stream(slots, Caller("ada", Role.USER), who, service, look)
 
 
 def test_a_stream_that_never_begins_gives_its_place_back(service: Service) -> None:
@@ -125,7 +125,7 @@ def test_a_stream_gives_its_place_back_however_it_ends(service: Service, end: st
     assert slots.open_of() == 0
 
 
-def test_where_all_places_are_taken_the_next_is_told_so(api: httpx.Client, app: FastAPI) -> None:
+def test_where_all_slots_are_taken_the_next_stream_is_refused(api: httpx.Client, app: FastAPI) -> None:
     slots: StreamSlots = app.state.streams
     assert fill(slots, "local")
 

@@ -81,7 +81,7 @@ def test_a_dry_run_tells_what_would_become_of_a_job_and_submits_nothing(api: htt
     assert len(jobs(api)) == 1
 
 
-def test_who_has_enough_jobs_queued_is_refused_another_but_told_the_first_answer_again(
+def test_beyond_the_queued_jobs_of_a_user_a_submission_is_refused_but_a_repeat_answered(
     api: httpx.Client,
 ) -> None:
     first = [keyed(api, f"k{number}") for number in range(20)]
@@ -128,7 +128,7 @@ def test_a_shape_says_how_many_gpus(api: httpx.Client) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("given", "status", "told"),
+    ("given", "status", "text"),
     [
         (
             {"shape": {"nodes": 2, "gpus_per_node": 2}, "gpus": 3},
@@ -147,8 +147,8 @@ def test_a_shape_says_how_many_gpus(api: httpx.Client) -> None:
     ],
 )
 def test_a_shape_that_nothing_can_have_is_refused(
-    api: httpx.Client, given: dict[str, object], status: int, told: str
+    api: httpx.Client, given: dict[str, object], status: int, text: str
 ) -> None:
     answer = api.post("/v1/jobs", json={**SPEC, **given})
     assert answer.status_code == status
-    assert told in answer.text
+    assert text in answer.text

@@ -1,9 +1,10 @@
-"""Tokens, and who may see and do what."""
+"""Tokens, and what each role may see and do."""
 
 import asyncio
 import re
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import httpx
 import pytest
@@ -37,7 +38,7 @@ def bearer(secret: str) -> Headers:
 
 @pytest.fixture
 def known(service: Service) -> Callable[..., Headers]:
-    """Makes somebody known, and returns the headers by which they are."""
+    """Makes tokens of a user, and returns their headers by role."""
 
     def make(owner: str, role: Role = Role.USER, expires_s: float | None = None) -> Headers:
         made = new_token(f"t-{role}", owner, role, service.now_s(), expires_s)
@@ -53,7 +54,7 @@ def submit(api: httpx.Client, headers: Headers) -> str:
     return str(answer.json()["id"])
 
 
-def test_without_any_token_whoever_is_on_this_machine_is_the_user_local(api: httpx.Client) -> None:
+def test_without_any_token_every_program_of_this_machine_is_the_user_local(api: httpx.Client) -> None:
     assert api.get(f"/v1/jobs/{submit(api, {})}").json()["owner"] == "local"
 
 
@@ -91,7 +92,7 @@ def test_without_a_token_no_request_tells_what_there_is(api: httpx.Client, known
 @pytest.mark.few(4)
 @pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY, Role.AGENT, Role.SCRAPE])
 @pytest.mark.parametrize("what", ["drain", "resume", "report"])
-def test_who_may_not_change_a_node_is_not_told_which_there_are(
+def test_a_caller_that_may_not_change_nodes_does_not_learn_their_names(
     api: httpx.Client, known: Callable[..., Headers], role: Role, what: str
 ) -> None:
     answer = api.post(f"/v1/nodes/rack0-nod/{what}", json={} if what == "report" else None, headers=known("ada", role))
@@ -145,7 +146,7 @@ def test_the_use_of_a_token_is_written_down(api: httpx.Client, service: Service,
     assert before_s <= used_s <= service.now_s()
 
 
-def test_somebody_elses_job_is_not_there(api: httpx.Client, known: Callable[..., Headers]) -> None:
+def test_another_users_job_is_not_found(api: httpx.Client, known: Callable[..., Headers]) -> None:
     ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
     job = submit(api, ada)
     asked = [f"/v1/jobs/{job}{path}" for path in ("", "/attempts", "/tasks", "/events", "/decisions", "/logs")]
@@ -161,7 +162,7 @@ def test_somebody_elses_job_is_not_there(api: httpx.Client, known: Callable[...,
     assert api.get(f"/v1/jobs/{job}", headers=operator).status_code == 200
 
 
-def test_a_decision_does_not_tell_which_job_of_somebody_else_the_policy_preferred(
+def test_a_decision_does_not_show_which_job_of_another_user_the_policy_preferred(
     api: httpx.Client, service: Service, known: Callable[..., Headers]
 ) -> None:
     ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
@@ -190,7 +191,7 @@ def test_keys_of_two_users_are_two_keys(api: httpx.Client, known: Callable[..., 
     assert submit(api, {**known("ada"), **key}) != submit(api, {**known("bob"), **key})
 
 
-def test_who_may_only_read_changes_nothing(api: httpx.Client, known: Callable[..., Headers]) -> None:
+def test_a_caller_that_may_only_read_changes_nothing(api: httpx.Client, known: Callable[..., Headers]) -> None:
     job, reads = submit(api, known("ada")), known("ada", Role.READ_ONLY)
 
     changes = [
@@ -270,10 +271,9 @@ def test_a_stream_ends_when_its_token_is_revoked(app: FastAPI, service: Service,
     async def follow() -> list[object]:
         knows = app.state.known
         caller = await caller_of_request(request, service, knows)
-        streams = streaming.Streams(
-            app.state.streams, caller, lambda: caller_of_request(request, service, knows), who_s=0.0
-        )
-        received = aiter(streams.stream(service, list).body_iterator)
+        check = partial(caller_of_request, request, service, knows)
+        stream = streaming.open_stream(app.state.streams, caller, check, service, list, check_s=0.0)
+        received = aiter(stream.body_iterator)
         first = await anext(received)
         service.store.write(lambda tx: revoke_token(tx, "ada", "t-user", service.now_s()))
         knows.forget()

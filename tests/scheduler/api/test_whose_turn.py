@@ -1,4 +1,4 @@
-"""Whose turn it is in the queue, as users are told: by numbers, as the names of others are not theirs to see."""
+"""Whose turn it is in the queue, as users read it: by numbers, as the names of others are not theirs to see."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ USERS = ("ada", "bob", "eve")
 JOB = {"command": ["true"], "gpus": 16}
 
 
-def test_a_job_tells_how_many_users_have_their_turn_first_and_nobody_is_named(
+def test_a_job_shows_how_many_users_have_their_turn_first_without_their_names(
     api: httpx.Client, service: Service
 ) -> None:
     headers = {}

@@ -1,4 +1,4 @@
-"""A scheduler behind TLS: who is trusted, and what is said of a certificate that is not."""
+"""A scheduler behind TLS: which certificates are trusted, and the error for one that is not."""
 
 import json
 import shutil
@@ -167,7 +167,7 @@ def test_a_trace_comes_from_a_mirror_whose_authority_is_trusted(
 
 
 def refused(port: int, ca: Path | None, host: str = "localhost") -> str:
-    """Return what is said of a server that is not trusted; nobody is told to start another."""
+    """Return the error for a server that is not trusted; it does not advise to start another."""
     with pytest.raises(BackendError) as caught:
         Client(f"https://{host}:{port}", ca=ca).nodes()
     assert "longshore serve" not in str(caught.value)
@@ -198,7 +198,7 @@ def test_a_server_without_tls_is_no_certificate_that_is_refused(serve: Serve, au
 
 @pytest.mark.parametrize("how", ["--ca", "SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("what", ["nothing", "a folder", "no certificate"])
-def test_a_file_that_vouches_for_nobody_is_named(
+def test_a_file_without_certificates_is_named(
     how: str, what: str, tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ca.pem"
@@ -216,7 +216,7 @@ def test_a_file_that_vouches_for_nobody_is_named(
     assert str(path) in str(caught.value)
 
 
-def test_every_command_that_asks_a_scheduler_takes_the_option() -> None:
+def test_every_command_that_calls_a_scheduler_takes_the_option() -> None:
     options = {name: [each for item in command_of(name.split())[0].params for each in item.opts] for name in COMMANDS}
     asking = {name: taken for name, taken in options.items() if "--url" in taken}
     assert len(asking) > 20

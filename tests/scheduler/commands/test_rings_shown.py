@@ -16,7 +16,7 @@ CAME: dict[str, Any] = {"rank": 2, "node": "b", "gpu": 0, "candidates": [], "ave
 @pytest.mark.parametrize(
     ("backup_for", "words"), [(None, "as rank 2, for an empty seat"), (1, "as rank 2, as the backup of member 1")]
 )
-def test_who_is_slow_and_what_a_gpu_came_for_is_shown(
+def test_slow_members_and_what_a_gpu_joined_for_are_shown(
     backup_for: int | None, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_ring({**RING, "replacements": [{**CAME, "backup_for": backup_for}]})

@@ -1,4 +1,4 @@
-"""What strangers type behind `longshore submit`, and what they read then."""
+"""What users type behind `longshore submit`, and the errors that they read."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ REFUSED = [
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of somebody who tries things out."""
+    """The folder of a user who tries things out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LONGSHORE_URL", "http://127.0.0.1:9")  # nobody may be asked
     (tmp_path / "jobs").mkdir()
@@ -74,18 +74,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.few(21)
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(("words", "says"), REFUSED)
-def test_what_is_no_job_is_refused_in_one_line(longshore: Command, words: list[str], says: str) -> None:
+@pytest.mark.parametrize(("words", "problem"), REFUSED)
+def test_what_is_no_job_is_refused_in_one_line(longshore: Command, words: list[str], problem: str) -> None:
     done = longshore("submit", *words)
 
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("longshore: ")
     assert done.err.count("\n") == 1
-    assert says in done.err
+    assert problem in done.err
 
 
 @pytest.mark.usefixtures("here")
-def test_all_that_is_wrong_with_the_options_is_told_at_once(longshore: Command) -> None:
+def test_all_problems_of_the_options_are_printed_at_once(longshore: Command) -> None:
     done = longshore("submit", "--gpus", "0", "--name", "A B", "--", "x")
 
     assert [line.split(":")[1].strip() for line in done.err.splitlines()] == ["--name", "--gpus"]

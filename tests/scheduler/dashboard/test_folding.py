@@ -22,7 +22,7 @@ def events(text: str) -> list[EventRow]:
 
 
 @pytest.mark.parametrize(
-    ("told", "lines"),
+    ("letters", "lines"),
     [
         ("", []),
         ("a1", [(1, 1)]),
@@ -33,8 +33,8 @@ def events(text: str) -> list[EventRow]:
         ("a! a! b!", [(3, 1), (2, 1), (1, 1)]),
     ],
 )
-def test_checkpoints_of_an_attempt_are_one_line(told: str, lines: list[tuple[int, int]]) -> None:
-    assert [(line.event.seq, line.events) for line in folded(events(told)[::-1])] == lines
+def test_checkpoints_of_an_attempt_are_one_line(letters: str, lines: list[tuple[int, int]]) -> None:
+    assert [(line.event.seq, line.events) for line in folded(events(letters)[::-1])] == lines
 
 
 def test_a_line_tells_how_many_checkpoints_it_stands_for_and_the_last_of_them() -> None:

@@ -286,7 +286,7 @@ def test_a_form_of_another_site_changes_nothing(served: Served, browser: Browser
     page.close()
 
 
-def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Browser) -> None:
+def test_a_scheduler_that_does_not_answer_is_shown(served: Served, browser: Browser) -> None:
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{served.port}/")
@@ -336,7 +336,7 @@ def answer_late(route: Route) -> None:
     route.fulfill(response=answer)
 
 
-def test_a_wrong_address_is_told_on_a_page(served: Served, browser: Browser) -> None:
+def test_a_wrong_address_is_answered_by_a_page(served: Served, browser: Browser) -> None:
     page = browser.new_page()
     for path in ("/nothing", "/jobs?before=nobody"):
         page.goto(f"{served.url}{path}")

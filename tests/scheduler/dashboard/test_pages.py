@@ -1,4 +1,4 @@
-"""Pages of a scheduler that does not run, over a store that tells what they show."""
+"""Pages of a scheduler that does not run, over a store with what they show."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
 from longshore.scheduler.access.tokens import Role, add_token, new_token
-from longshore.scheduler.api.models import waiting_pages
 from longshore.scheduler.backends.protocol import NoLogError
 from longshore.scheduler.dashboard.rendering import HEADERS, DashboardPage
 from longshore.scheduler.dashboard.rendering import PAGES as LINKED
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.service.queue_now import why_jobs_wait
 from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, register
 from longshore.scheduler.store.events import last_seq
 from longshore.scheduler.store.jobs import get_job, set_desired
@@ -233,7 +233,7 @@ def decided(job: str, told: Mapping[str, object], mode: str = "active") -> NewDe
 
 
 @pytest.mark.anyio
-async def test_a_decision_shows_who_was_obeyed_and_why_the_policy_was_not(shown: Shown) -> None:
+async def test_a_decision_shows_what_decided_and_why_the_policy_did_not(shown: Shown) -> None:
     job = shown.submit()
     received = {"obeyed": "patient", "fallback": "patient", "missed": "no decision within 100 ms", "agrees": None}
     shown.write(Changes(decisions=[decided(job.id, received)]))
@@ -267,7 +267,7 @@ async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_
 
 
 @pytest.mark.anyio
-async def test_a_heuristic_that_was_asked_about_another_job_shows_which(shown: Shown) -> None:
+async def test_a_heuristic_that_decided_about_another_job_shows_which(shown: Shown) -> None:
     job, other = shown.submit(), shown.submit("other")
     received = {"obeyed": "learned", "fallback": "patient", "fallback_job": other.id, "agrees": False}
     shown.write(Changes(decisions=[decided(job.id, received)]))
@@ -347,7 +347,7 @@ async def test_a_page_says_why_a_job_waits_in_the_words_of_the_api(shown: Shown)
         with shown.service.store.read() as tx:
             row = get_job(tx, job.id)
             assert row is not None
-            received = waiting_pages(tx, [row], shown.service.queue.read(tx, shown.service.now_s()))[row.id]
+            received = why_jobs_wait(tx, [row], shown.service.queue.read(tx, shown.service.now_s()))[row.id]
         assert f"{received.position} in the queue: {received.reason}." in (await shown.get(f"/jobs/{job.id}")).text
 
 

@@ -36,7 +36,7 @@ def test_the_deadline_stands_on_the_same_axis() -> None:
     assert (view.deadline_x, "100 ms") in view.marks
 
 
-def test_misses_are_told_by_kind_with_the_last_of_each() -> None:
+def test_misses_are_counted_by_kind_with_the_last_of_each() -> None:
     late, ended = "no decision within 100 ms", "the policy's process has ended"
     rows = [decision(obeyed="patient", kind="dead", missed=ended)]
     rows += [decision(obeyed="patient", kind="late", missed=late) for _ in range(2)]

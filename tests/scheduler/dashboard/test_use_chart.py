@@ -14,7 +14,7 @@ def places(points: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (point.split(",") for point in points.split())]
 
 
-def test_an_area_shows_what_jobs_held_and_a_line_what_agents_told() -> None:
+def test_an_area_shows_what_jobs_held_and_a_line_what_agents_reported() -> None:
     chart = use_chart([UseSample(0.0, 0.0, None), UseSample(15.0, 0.5, 0.25), UseSample(30.0, 1.0, 0.75)])
     assert chart is not None
     assert chart.held == ["0.0,100.0 0.0,100.0 500.0,50.0 1000.0,0.0 1000.0,100.0"]
@@ -35,9 +35,9 @@ def test_there_is_no_picture_of_less_than_two_samples(samples: list[UseSample]) 
 
 
 @given(st.lists(st.tuples(st.floats(1.0, 1e5), st.floats(0, 1), st.none() | st.floats(0, 1)), min_size=2, max_size=700))
-def test_everything_is_inside_of_the_box(told: list[tuple[float, float, float | None]]) -> None:
+def test_everything_is_inside_of_the_box(reported: list[tuple[float, float, float | None]]) -> None:
     samples, at_s = [], 1.7e9
-    for after_s, held, busy in told:
+    for after_s, held, busy in reported:
         at_s += after_s
         samples.append(UseSample(at_s, held, busy))
     chart = use_chart(samples)

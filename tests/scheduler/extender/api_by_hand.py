@@ -49,7 +49,7 @@ class KubernetesApi:
             watcher.put(json.dumps(event).encode() + b"\n")
 
     def forget(self, path: str) -> None:
-        """Say to all who watch that their version is no longer kept."""
+        """Send to all watches that their version is no longer kept."""
         self.tell(path, {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
 
     def page(self, path: str, after: str) -> dict[str, Any]:

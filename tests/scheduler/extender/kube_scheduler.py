@@ -1,7 +1,7 @@
 """What kube-scheduler 1.36 makes of replies: a strict reader, for each deviation that it takes amiss an error.
 
 It follows what was recorded of a real one. Each `Refusal` is a reply after which a pod fails, is scheduled without the
-extender, or goes to a node that nobody meant.
+extender, or goes to a node that was not meant.
 """
 
 import json

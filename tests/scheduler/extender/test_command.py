@@ -53,7 +53,7 @@ def answers(client: httpx.Client) -> bool:
         return False
 
 
-def test_an_address_that_is_none_is_told_in_one_line() -> None:
+def test_an_invalid_address_is_reported_in_one_line() -> None:
     done = processes.run([*LONGSHORE, "--api", "here"], capture_output=True, check=False)
 
     assert done.returncode == 2
@@ -66,7 +66,7 @@ def loaded(name: str) -> list[Any]:
     return list(yaml.safe_load_all((DEPLOY / name).read_text()))
 
 
-def test_the_scheduler_asks_for_what_is_served_and_waits_longer_than_an_answer_takes() -> None:
+def test_the_scheduler_calls_the_verbs_that_are_served_and_waits_longer_than_an_answer_takes() -> None:
     (configuration,) = loaded("scheduler.yaml")
     (asked,) = configuration["extenders"]
     verbs = {asked[key] for key in asked if key.endswith("Verb")}

@@ -50,7 +50,7 @@ def test_a_pod_is_assumed_to_be_where_it_was_ranked_first(tmp_path: Path) -> Non
     assert rank(packing, 2, "2").order[0] == "slow-1"  # the smallest hole
 
 
-def test_a_pod_that_is_asked_about_again_is_nowhere(ranker: Ranker) -> None:
+def test_a_pod_whose_ranking_is_requested_again_is_nowhere(ranker: Ranker) -> None:
     assert rank(ranker, 8, "1").order == rank(ranker, 8, "1").order
 
 
@@ -84,7 +84,7 @@ def test_pods_on_their_only_node_are_assumed_as_long_as_they_fit_there(ranker: R
     assert set(ranker.ledger.assumed) == {"16", "17", "18", "19"}
 
 
-def test_gpus_that_a_node_has_lost_are_nobodys(ranker: Ranker) -> None:
+def test_gpus_that_a_node_has_lost_take_no_pod(ranker: Ranker) -> None:
     nodes = [node("fast-0", 7), node("fast-1", 8), node("slow-0", 8)]
 
     def best(gpus: int, uid: str) -> list[str]:
@@ -196,7 +196,7 @@ def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_policy_that_cannot_be_loaded_is_told_before_anything_is_served(tmp_path: Path) -> None:
+def test_a_policy_that_cannot_be_loaded_is_reported_before_anything_is_served(tmp_path: Path) -> None:
     ranker = ranker_of(by_hand(tmp_path), str(tmp_path / "nothing.zip"))
 
     with pytest.raises(PluginError, match=r"nothing\.zip"):
@@ -215,7 +215,7 @@ def test_labels_tell_racks_and_gangs_stay_in_theirs() -> None:
     assert rank(ranker, 8, "1", ["n0", "n1", "n2"], labels=GANG).order[0] == "n1"
 
 
-def test_the_policy_is_asked_once_for_a_pod_and_the_heuristic_ranks_what_comes_after_it(
+def test_the_policy_is_called_once_for_a_pod_and_the_heuristic_ranks_what_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranker = ranker_of(by_hand(tmp_path), "pack", fallback="eft-hazard")

@@ -1,4 +1,4 @@
-"""What is replied must be what kube-scheduler takes as it was meant, whatever it asked."""
+"""kube-scheduler must take each reply as it was meant, whatever the request."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ def test_an_order_is_fetched_until_the_agent_reports_its_outcome() -> None:
         running = pool.submit(board.run, NODE, (0, 1))
         (order,) = fetched(board)
         assert fetched(board) == (order,)
-        assert order[1:] == ((0, 1), 1)
+        assert (order.gpus, order.level) == ((0, 1), 1)
         assert board.fetch("another", able=True) == ()
         assert not board.record_outcome("another", order.id, "", passed=True)
         assert board.record_outcome(NODE, order.id, "smoke", passed=False)

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from sqlalchemy import func, select
@@ -13,10 +14,9 @@ from longshore.scheduler.service.retention import (
     MAX_ROWS_PRUNED,
     claim_jobs,
     count_old,
-    delete_decisions,
-    delete_events,
     delete_events_of,
     delete_jobs,
+    delete_page,
     old_jobs,
 )
 from longshore.scheduler.store import schema
@@ -68,10 +68,10 @@ def rows_of(store: Store) -> dict[str, int]:
 
 def pages(store: Store, table: str, before_s: float) -> Iterator[int]:
     """Delete page by page, and yield how much each deleted."""
-    delete = {"event": delete_events, "decision": delete_decisions}[table]
     seq, is_last = 0, False
     while not is_last:
-        seq, deleted, is_last = store.write(lambda tx, seq=seq: delete(tx, before_s, seq))  # type: ignore[misc]
+        delete = partial(delete_page, table=schema.METADATA.tables[table], before_s=before_s, after_seq=seq)
+        seq, deleted, is_last = store.write(delete)
         yield deleted
 
 
