@@ -16,6 +16,7 @@ from tests.support.budgets import register_profiles
 from tests.support.going_on import GoesOn
 from tests.support.limits import clock
 from tests.support.processes import LIGHT
+from tests.support.small_disk import unmount_all_abandoned
 
 pytest_plugins = [f"tests.support.{it}" for it in ("signals", "hanging", "summary", "lanes")]
 # Their assertions compare whole runs: a failure shows what differs, as in a file of tests.
@@ -56,6 +57,13 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         memory = re.findall("(?:MemTotal|MemAvailable): .*", Path("/proc/meminfo").read_text())
         reporter = node.config.pluginmanager.get_plugin("terminalreporter")
         reporter.write_line(f"\n{node.gateway.id} ended with {code} (of a signal, below 0); {'; '.join(memory)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Let pytest delete the folders of runs of which tests were killed while they had a file system there."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        unmount_all_abandoned()
 
 
 @pytest.hookimpl(trylast=True)

@@ -52,8 +52,8 @@ def readyz(service: ServiceDep) -> dict[str, str]:
         missing = "the scheduler's loop is stalled"
     if missing:
         raise ProblemError("not-ready", missing, Retry_After="5")
-    policy = service.control.policy
-    return {"status": "ok", "policy": policy.decides, "version": policy.version}
+    placer = service.control.placer
+    return {"status": "ok", "policy": placer.decides, "version": placer.version}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

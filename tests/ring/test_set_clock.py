@@ -76,7 +76,7 @@ def test_a_wall_clock_that_is_set_is_no_fault_and_hides_none(
 
 
 PACKAGE = Path(longshore.__file__).parent
-BY_NO_WALL_CLOCK = [*(PACKAGE / "ring").rglob("*.py"), PACKAGE / "scheduler" / "health" / "liveness.py"]
+BY_NO_WALL_CLOCK = [*(PACKAGE / "ring").rglob("*.py"), PACKAGE / "scheduler" / "health" / "monitor.py"]
 
 
 @pytest.mark.parametrize("path", BY_NO_WALL_CLOCK, ids=lambda it: str(it.relative_to(PACKAGE)))

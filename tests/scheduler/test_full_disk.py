@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -18,28 +18,16 @@ from longshore.scheduler.store.database import StoreFullError, open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import Served, until
 from tests.scheduler.store.store_rows import job_now, submit
-from tests.support import processes
+from tests.support.small_disk import small_disk
 
 MIB = 1 << 20
 LEAST_BYTES = 8 * MIB
 JOB = {"name": "job", "gpus": 1, "command": ["true"], "estimate_s": 60.0}
 
 
-@contextmanager
-def file_system(folder: Path) -> Iterator[Path]:
+def file_system(folder: Path) -> AbstractContextManager[Path]:
     """A small file system in a folder that there is not yet."""
-    folder.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", f"size={32 * MIB}", "none", str(folder)]
-    try:
-        done = processes.run(line, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no command `mount` here; on Debian: apt-get install mount")
-    if done.returncode != 0:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
-    yield folder
-    (folder / "filling").unlink(missing_ok=True)
-    end_all(folder / ".longshore")
-    processes.run(["umount", "--lazy", str(folder)], check=True)
+    return small_disk(folder, 32 * MIB, lambda: end_all(folder / ".longshore"))
 
 
 @pytest.fixture

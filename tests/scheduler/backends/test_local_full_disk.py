@@ -26,7 +26,7 @@ from tests.scheduler.backends.attempts import (
     supervisor_of,
     until,
 )
-from tests.support import processes
+from tests.support.small_disk import small_disk
 
 BLOCK = 1 << 12
 
@@ -48,14 +48,6 @@ class Disk:
 def small(tmp_path: Path) -> Iterator[Disk]:
     """A file system of its own."""
     folder = tmp_path / "small"
-    folder.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
-    try:
-        done = processes.run(line, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no command `mount` here; on Debian: apt-get install mount")
-    if done.returncode != 0:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
 
     def fill(_: Attempt) -> None:
         with (folder / "filling").open("wb", buffering=0) as file:
@@ -64,10 +56,8 @@ def small(tmp_path: Path) -> Iterator[Disk]:
                     while True:
                         file.write(bytes(size))
 
-    yield Disk(folder, fill, lambda _: (folder / "filling").unlink())
-    (folder / "filling").unlink(missing_ok=True)
-    end_all(folder)
-    processes.run(["umount", str(folder)], check=True)
+    with small_disk(folder, 256 << 10, lambda: end_all(folder)):
+        yield Disk(folder, fill, lambda _: (folder / "filling").unlink())
 
 
 @pytest.fixture
