@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from longshore.cluster.model.placement import Share
-from longshore.preflight.arithmetic import SIZE, Maker, Products, furthest_off, opened
+from longshore.preflight.arithmetic import SIZE, ComputeStack, Products, furthest_off, opened
 from longshore.preflight.check import CheckedJob, RoundReport, find_check
 from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import run_round
@@ -82,19 +82,19 @@ def measure_rounds(folder: Path) -> Iterator[Row]:
 
 def measure_alarms(folder: Path) -> Iterator[Row]:
     """Yield how often clean products are called wrong, each of other matrices, first and second time."""
-    maker, wrong = Maker("here", "", ""), {"fp32": 0, "bf16": 0, "fp16": 0}
+    stack, wrong = ComputeStack("here", "", ""), {"fp32": 0, "bf16": 0, "fp16": 0}
     for run in range(RUNS):
         dtype = tuple(wrong)[run % 3]
         with tempfile.TemporaryDirectory(dir=QUICK if QUICK.is_dir() else folder) as own:
             products = opened(Path(own), dtype, "here", SMALL, seed=run)
-            first, second = (products.judge(products.multiply("cpu"), maker) for _ in range(2))
+            first, second = (products.judge(products.multiply("cpu"), stack) for _ in range(2))
         wrong[dtype] += not (first.is_clean and second.is_clean and second.is_golden)
         if run % 1000 == 999:
             progress(f"products: {run + 1} of {RUNS}")
     for dtype, count in wrong.items():
         yield Row(f"false alarms in {RUNS // 3} or more products, {dtype}", count, "alarms", most=0)
     products = opened(folder, "fp32", "here")
-    judged = [products.judge(products.multiply("cpu"), maker).is_clean for _ in range(RUNS)]
+    judged = [products.judge(products.multiply("cpu"), stack).is_clean for _ in range(RUNS)]
     yield Row(f"false alarms in {RUNS} runs of the check's own product", judged.count(False), "alarms", most=0)
 
 
@@ -102,15 +102,15 @@ def measure_flips(products: Products) -> Iterator[Row]:
     """Yield how many flipped bits are found in outputs of the check's own product in fp32."""
     import torch
 
-    maker, rng = Maker("here", "", ""), np.random.default_rng(1)
+    stack, rng = ComputeStack("here", "", ""), np.random.default_rng(1)
     clean = products.multiply("cpu")
-    products.judge(clean, maker)
+    products.judge(clean, stack)
     by_bits, by_rule, from_bit = 0, 0, 0
     for _ in range(FLIPS):
         row, column, bit = (int(it) for it in rng.integers((SIZE, SIZE, 32)))
         flipped = clean.clone()
         flipped.view(torch.int32)[row, column] ^= -(1 << 31) if bit == 31 else 1 << bit
-        verdict = products.judge(flipped, maker)
+        verdict = products.judge(flipped, stack)
         by_bits += verdict.bit is not None and verdict.bit[:2] == (row, column)
         if bit >= FIRST_BIT:
             from_bit += 1

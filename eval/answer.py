@@ -117,7 +117,7 @@ def objective_title(advice: OrderAdvice) -> str:
     return advice.grid.weighting.title
 
 
-def part_text(advice: OrderAdvice, part: WindowGroup) -> str:
+def window_group_text(advice: OrderAdvice, part: WindowGroup) -> str:
     """Return which windows a part has."""
     return f"the {part.which} of {advice.noun}s by {part.what} ({number_text(part.low)} to {number_text(part.high)})"
 
@@ -213,9 +213,9 @@ def _losses(advice: OrderAdvice) -> str:
         return f"{text}."
     most = max(advice.parts, key=lambda part: part.losses / part.windows)
     if most.losses * advice.units > advice.losses * most.windows:
-        return f"{text}, most often in {part_text(advice, most)}: {most.losses} of {most.windows}."
+        return f"{text}, most often in {window_group_text(advice, most)}: {most.losses} of {most.windows}."
     least = max(advice.parts, key=lambda part: float(part.percent.value[0]))
-    return f"{text}. It gains least, {float(least.percent.value[0]):+.1f} %, in {part_text(advice, least)}."
+    return f"{text}. It gains least, {float(least.percent.value[0]):+.1f} %, in {window_group_text(advice, least)}."
 
 
 def _tail(advice: OrderAdvice) -> str:

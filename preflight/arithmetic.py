@@ -76,8 +76,8 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """What has to be equal for two outputs to be equal bit by bit."""
+class ComputeStack:
+    """GPU type, driver and library of a product: its bits are equal wherever all three are."""
 
     gpu_type: str
     driver: str
@@ -120,30 +120,30 @@ class References:
         Raises:
             InputError: If it cannot be written.
         """
-        maker = Maker("float64", "", f"numpy {np.__version__}")
-        self._write(f"{product.name}-exact.npz", {"exact": exact, "absolute": absolute}, node, maker)
+        stack = ComputeStack("float64", "", f"numpy {np.__version__}")
+        self._write(f"{product.name}-exact.npz", {"exact": exact, "absolute": absolute}, node, stack)
 
-    def golden(self, product: Product, maker: Maker) -> NDArray[np.signedinteger] | None:
-        """Return the bits of a clean output, shape (size, size); None if none of this maker is stored.
+    def golden(self, product: Product, stack: ComputeStack) -> NDArray[np.signedinteger] | None:
+        """Return the bits of a clean output, shape (size, size); None if none of this stack is stored.
 
         Raises:
             InputError: If the file is damaged.
         """
         kind = "i4" if product.dtype == "fp32" else "i2"
-        found = self._read(f"{product.name}-{maker.digest}.npz", product.size, {"bits": kind})
+        found = self._read(f"{product.name}-{stack.digest}.npz", product.size, {"bits": kind})
         return None if found is None else found["bits"]
 
-    def store_golden(self, product: Product, maker: Maker, bits: NDArray[np.signedinteger], node: str) -> None:
+    def store_golden(self, product: Product, stack: ComputeStack, bits: NDArray[np.signedinteger], node: str) -> None:
         """Store the bits of a clean output, unless some are stored.
 
         Raises:
             InputError: If they cannot be written.
         """
-        self._write(f"{product.name}-{maker.digest}.npz", {"bits": bits}, node, maker)
+        self._write(f"{product.name}-{stack.digest}.npz", {"bits": bits}, node, stack)
 
-    def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], node: str, maker: Maker) -> None:
+    def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], node: str, stack: ComputeStack) -> None:
         made_at = datetime.now(UTC).isoformat(timespec="seconds")
-        origin = {"made_at": made_at, "node": node, "maker": asdict(maker)}
+        origin = {"made_at": made_at, "node": node, "stack": asdict(stack)}
         provenance = json.dumps({"format": FORMAT, "sha256": _digest(arrays), **origin})
         content = io.BytesIO()
         np.savez(content, provenance=np.array(provenance), **arrays)  # type: ignore[arg-type]
@@ -288,7 +288,7 @@ class Products:
         self.exact, absolute = stored
         self.limit = limits(product.dtype, self.exact, absolute)
         self._on: dict[str, tuple[Tensor, Tensor]] = {}
-        self._golden: dict[Maker, NDArray[np.signedinteger]] = {}
+        self._golden: dict[ComputeStack, NDArray[np.signedinteger]] = {}
 
     def multiply(self, where: str) -> "Tensor":
         """Compute the product on a device, and return it in host memory."""
@@ -297,22 +297,22 @@ class Products:
         left, right = self._on[where]
         return (left @ right).cpu()
 
-    def judge(self, output: "Tensor", maker: Maker) -> ProductErrors:
+    def judge(self, output: "Tensor", stack: ComputeStack) -> ProductErrors:
         """Return the errors of an output.
 
-        A correct output is stored as the golden one of its maker if there is none yet.
+        A correct output is stored as the golden one of its stack if there is none yet.
         """
         bits = bits_of(output)
-        golden = self._golden.get(maker)
+        golden = self._golden.get(stack)
         if golden is None:
-            golden = self._references.golden(self.product, maker)
+            golden = self._references.golden(self.product, stack)
         if golden is not None:
-            self._golden[maker] = golden
+            self._golden[stack] = golden
             bit = first_difference(bits, golden)
             return ProductErrors(self._furthest(output) if bit else None, bit, is_golden=True)
         verdict = ProductErrors(self._furthest(output))
         if verdict.is_clean:
-            self._references.store_golden(self.product, maker, bits, self._node)
+            self._references.store_golden(self.product, stack, bits, self._node)
         return verdict
 
     def _furthest(self, output: "Tensor") -> Wrong | None:

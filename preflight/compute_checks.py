@@ -34,7 +34,7 @@ from .groups import join, patience, wait_for
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .arithmetic import Maker, ProductErrors, Products
+    from .arithmetic import ComputeStack, ProductErrors, Products
 
 MIN_SPEED = 0.9  # of the median
 SHARE = 0.5  # of the limit, for all GPUs together: what a long run takes, and the maximum of a short one
@@ -49,12 +49,12 @@ def products_right(context: Context) -> Iterator[CheckFinding]:
 
 
 def _multiplied(context: Context, products: "Products", gpu: int) -> CheckFinding:
-    where, maker = context.where(gpu), maker_of(context, gpu)
+    where, stack = context.where(gpu), compute_stack_of(context, gpu)
     device = "processor" if where == "cpu" else f"gpu {gpu}"
     until_s = time.perf_counter() + SHARE * context.chosen.limit_s / len(context.chosen.gpus)
     times = 0
     while True:
-        verdict = products.judge(products.multiply(where), maker)
+        verdict = products.judge(products.multiply(where), stack)
         times += 1
         if not verdict.is_clean:
             return _wrong(device, verdict)
@@ -84,17 +84,19 @@ def products_of(context: Context) -> "Products":
     return context.products[dtype]
 
 
-def maker_of(context: Context, gpu: int) -> "Maker":
+def compute_stack_of(context: Context, gpu: int) -> "ComputeStack":
     """Return what has to be equal for two products to be equal bit by bit."""
     import torch
 
-    from .arithmetic import Maker
+    from .arithmetic import ComputeStack
 
     reader = context.gpu_reader
     if reader is None or context.where(gpu) == "cpu":
-        return Maker(f"{_processor()} {torch.backends.cpu.get_cpu_capability()}", "", f"torch {torch.__version__}")
+        return ComputeStack(
+            f"{_processor()} {torch.backends.cpu.get_cpu_capability()}", "", f"torch {torch.__version__}"
+        )
     name = next((info.name for info in reader.gpus() if info.index == gpu), "unknown")
-    return Maker(name, reader.driver().driver, f"torch {torch.__version__} cuda {torch.version.cuda}")
+    return ComputeStack(name, reader.driver().driver, f"torch {torch.__version__} cuda {torch.version.cuda}")
 
 
 def _processor() -> str:

@@ -131,7 +131,7 @@ class _Worker:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = threading.Thread(target=self._last_error, daemon=True)
+        errors = threading.Thread(target=self._keep_last_error, daemon=True)
         errors.start()
         for line in process.stdout:
             with suppress(ValueError):  # something that a package prints
@@ -146,7 +146,7 @@ class _Worker:
 
     _error = ""
 
-    def _last_error(self) -> None:
+    def _keep_last_error(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._error = line.decode(errors="replace").strip() or self._error

@@ -23,7 +23,7 @@ from ..state.state import Simulation, holds_on
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .jobs import continue_after_switch, count_progress, finish, kept_s, stop, stop_after_fault
 from .seats import NO_GPU, average_s, find_replacement, note_records
-from .slow_nodes import drop_failed, relieved_by
+from .slow_nodes import keep_backups_of_failed, relieved_by
 
 
 @kernel
@@ -118,7 +118,7 @@ def act_on_faults(sim: Simulation, row: int, job: int) -> None:
     if not sim.rules.switching or not has_live_member(sim, row, job):
         stop_after_fault(sim, row, job)
         return
-    drop_failed(sim, row, job)
+    keep_backups_of_failed(sim, row, job)
     before_s, types = average_s(sim, row, job), note_records(sim, row, job)
     count_progress(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
     for gpu in range(sim.cluster.gpu_node.size):

@@ -63,7 +63,7 @@ def _next_slowed(sim: Simulation, row: int, after: int) -> int:
 def _update_backups_of(sim: Simulation, row: int, job: int) -> None:
     """Let a job give backups back and get others; all that at once costs one switch."""
     state = sim.state
-    drop_failed(sim, row, job)
+    keep_backups_of_failed(sim, row, job)
     changed = _give_back(sim, row, job)
     if state.now_s[row] >= state.slowed_s[row, job] + sim.rules.detection_s:
         while _relieve_slowest(sim, row, job):
@@ -76,7 +76,7 @@ def _update_backups_of(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def drop_failed(sim: Simulation, row: int, job: int) -> None:
+def keep_backups_of_failed(sim: Simulation, row: int, job: int) -> None:
     """Let a job keep the backups of those relieved GPUs that have failed, and no longer these."""
     state = sim.state
     if state.relieved_of[row, job] == 0:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.preflight.arithmetic import (
-    Maker,
+    ComputeStack,
     Product,
     Products,
     References,
@@ -29,7 +29,7 @@ from tests.support.budgets import examples
 
 DTYPES = ("fp32", "bf16", "fp16")
 SIZE = 64
-MAKER = Maker("a type", "a driver", "a library")
+STACK = ComputeStack("a type", "a driver", "a library")
 MASK = (1 << 64) - 1
 
 
@@ -62,7 +62,7 @@ def test_factors_are_exact_in_fp32_and_never_small(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_clean_product_is_never_called_wrong(dtype: str, seed: int, tmp_path: Path) -> None:
     products = opened(tmp_path, dtype, "n", SIZE, seed)
-    first, second = (products.judge(products.multiply("cpu"), MAKER) for _ in range(2))
+    first, second = (products.judge(products.multiply("cpu"), STACK) for _ in range(2))
     assert first.is_clean
     assert not first.is_golden
     assert second.is_clean
@@ -72,7 +72,7 @@ def test_a_clean_product_is_never_called_wrong(dtype: str, seed: int, tmp_path: 
 @pytest.fixture(scope="module", params=DTYPES)
 def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Products:
     found = opened(tmp_path_factory.mktemp("references"), request.param, "n", SIZE)
-    found.judge(found.multiply("cpu"), MAKER)
+    found.judge(found.multiply("cpu"), STACK)
     return found
 
 
@@ -89,7 +89,7 @@ def test_any_flipped_bit_is_found_against_the_output_of_the_same_type(
     width = 8 * output.element_size()
     bit = int(share * width)
     bits[row, column] ^= -(1 << bit) if bit == width - 1 else 1 << bit
-    verdict = products.judge(output, MAKER)
+    verdict = products.judge(output, STACK)
     assert verdict.bit == (row, column, 1)
 
 
@@ -121,26 +121,26 @@ def test_a_wrong_output_never_becomes_the_golden_one(tmp_path: Path) -> None:
     products = opened(tmp_path, "fp32", "n", SIZE)
     output = products.multiply("cpu")
     output[3, 4] *= 1.001
-    assert not products.judge(output, MAKER).is_clean
-    assert References(tmp_path).golden(products.product, MAKER) is None
+    assert not products.judge(output, STACK).is_clean
+    assert References(tmp_path).golden(products.product, STACK) is None
 
 
 def test_the_golden_output_of_another_driver_is_not_asked_for(tmp_path: Path) -> None:
     products = opened(tmp_path, "fp32", "n", SIZE)
     output = products.multiply("cpu")
-    products.judge(output, MAKER)
+    products.judge(output, STACK)
     output.view(torch.int32)[0, 0] ^= 1  # another order of summing may do that
-    assert not products.judge(output, MAKER).is_clean
-    assert products.judge(output, Maker("a type", "another driver", "a library")).is_clean
+    assert not products.judge(output, STACK).is_clean
+    assert products.judge(output, ComputeStack("a type", "another driver", "a library")).is_clean
 
 
 def test_the_first_that_stores_a_reference_is_obeyed(tmp_path: Path) -> None:
     products = opened(tmp_path, "fp32", "n", SIZE)
     bits = bits_of(products.multiply("cpu"))
     references = References(tmp_path)
-    references.store_golden(products.product, MAKER, bits, "n")
-    references.store_golden(products.product, MAKER, bits + 1, "n")
-    stored = references.golden(products.product, MAKER)
+    references.store_golden(products.product, STACK, bits, "n")
+    references.store_golden(products.product, STACK, bits + 1, "n")
+    stored = references.golden(products.product, STACK)
     assert stored is not None
     assert (stored == bits).all()
 
@@ -151,7 +151,7 @@ def test_a_reference_has_its_provenance(tmp_path: Path) -> None:
     with np.load(path) as file:
         reported = json.loads(str(file["provenance"]))
     assert reported["node"] == "node7"
-    assert reported["maker"]["gpu_type"] == "float64"
+    assert reported["stack"]["gpu_type"] == "float64"
     assert len(reported["sha256"]) == 64
 
 
