@@ -35,7 +35,7 @@ from .wire import UNKNOWN_STATUS
 
 MAX_REQUEST_BYTES = 1 << 20
 # What the first optimizer imports takes as long as PyTorch itself.
-IMPORTS = (
+MEMBER_IMPORTS = (
     "torch",
     "torch.distributed",
     "torch._dynamo",
@@ -51,7 +51,7 @@ def main() -> None:
     """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"  # or a library would start threads, which a fork does not have
-    for name in (*IMPORTS, *sys.argv[2:]):
+    for name in (*MEMBER_IMPORTS, *sys.argv[2:]):
         __import__(name)
     # Else members would copy the memory of all imports at each garbage collection and at their end.
     gc.collect()

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...cluster.files.processes import ending_with
 
 PIPELINES = "torch.distributed.pipelining"  # slow to load
-IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
+RANK_IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
 # With more, a library would start threads, which a fork does not copy. Ranks have one thread each.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> None:
     import numpy
     import torch
 
-    for name in (*IMPORTS, *([PIPELINES] if given.pipelines else [])):
+    for name in (*RANK_IMPORTS, *([PIPELINES] if given.pipelines else [])):
         importlib.import_module(name)
     # Garbage collection in ranks would copy the memory of all imports.
     gc.collect()

@@ -32,7 +32,7 @@ from ...cluster.files.yaml_file import ExactTypes
 from ..model.states import ProbeVerdict
 from .link_probes import ProbePlace
 
-# What begins on so many nodes or jobs within so short a time has one cause, and is no fault of each.
+# What begins on a share of all nodes or jobs within this time has one cause, and is no fault of each.
 AT_ONCE_S, AT_ONCE_SHARE, MIN_AT_ONCE = 60.0, 0.3, 2
 PROBE_LIMIT_S = 2.0  # for a connection, and again for the line
 LINE_BYTES = 1024
