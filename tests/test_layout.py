@@ -27,6 +27,18 @@ def test_only_rooms_are_packages_at_the_top() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == {*ROOMS, "benchmarks"}
 
 
+# NAME.py is for the reader to choose.
+NAMED_FILE = re.compile(rf"\b(?:{'|'.join((*ROOMS, 'tests', 'benchmarks'))})/(?:\w+/)*[a-z0-9_]+\.py")
+
+
+def test_the_files_that_pages_and_the_product_name_exist() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "checkpoints").glob("*.md"), *ROOT.glob("*.md")]
+    texts = [*pages, *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
+    named = {(text.name, name) for text in texts for name in NAMED_FILE.findall(text.read_text())}
+    assert len(named) > 50
+    assert {(text, name) for text, name in named if not (ROOT / name).is_file()} == set()
+
+
 def sources() -> list[Path]:
     return [path for room in (*ROOMS, "src", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")]
 

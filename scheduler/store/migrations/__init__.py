@@ -1,1 +1,1 @@
-"""Migrations of the store, which `migrate.py` runs."""
+"""Migrations of the store, which `database.py` runs."""
