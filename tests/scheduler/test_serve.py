@@ -26,10 +26,10 @@ def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> No
     job = served.submit("--gpus", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
 
     assert served.ended(job) == "succeeded"
-    told, explained = served.call("status", job).stdout, served.call("explain", job).stdout
+    status, explained = served.call("status", job).stdout, served.call("explain", job).stdout
 
-    assert "succeeded" in told
-    assert "rack0-node0:0,1" in told
+    assert "succeeded" in status
+    assert "rack0-node0:0,1" in status
     assert "rack0-node0:0,1, 1.00 x its estimate" in explained
     assert "chosen by patient in" in explained
     assert served.call("logs", job).stdout == "rank 0 of 2 sees 0,1\n"
@@ -143,8 +143,8 @@ def test_the_lists_say_where_jobs_run_and_why_they_wait(served: Served, here: He
     assert json.loads(here(served, "queue", "--user", "nobody", "--json").out) == []
     newest = here(served, "job", "list", "--limit", "2").out.splitlines()
     assert [line.split()[0] for line in newest] == ["JOB", first, waits[1]]
-    told = here(served, "status", waits[1]).out
-    assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in told
+    shown = here(served, "status", waits[1]).out
+    assert "waiting    it asks for 1 GPU, and 0 are free\nplace      3 in the queue\n" in shown
 
 
 def test_several_jobs_are_cancelled_and_one_that_is_not_there_stops_nothing(served: Served) -> None:
@@ -308,11 +308,11 @@ def test_others_are_served_by_their_tokens(configured: Served, here: Here) -> No
         "longshore: the token 'ci' has expired or was revoked; set LONGSHORE_TOKEN to a valid"
     )
     configured.environment["LONGSHORE_TOKEN"] = f"{bob[:-4]}none"
-    told = here(configured, "node", "list")
-    assert told.err.startswith("longshore: the token is unknown; set LONGSHORE_TOKEN to a valid one")
+    listed = here(configured, "node", "list")
+    assert listed.err.startswith("longshore: the token is unknown; set LONGSHORE_TOKEN to a valid one")
     del configured.environment["LONGSHORE_TOKEN"]
     away = (configured.folder / "there" / "token").rename(configured.folder / "away")
-    told = here(configured, "node", "list")
+    listed = here(configured, "node", "list")
     away.rename(configured.folder / "there" / "token")  # the scheduler is another test's, too
-    assert told.err.startswith("longshore: this scheduler needs a token")
-    assert "in the file `token` of its folder" in told.err
+    assert listed.err.startswith("longshore: this scheduler needs a token")
+    assert "in the file `token` of its folder" in listed.err

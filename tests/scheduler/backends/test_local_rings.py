@@ -117,8 +117,8 @@ def test_what_a_member_left_behind_is_killed_and_others_are_not(
     started += [left, other]
     left.wait()
     traces = MemberTraces(NAME, [1], [left.pid], log)
-    nobody = -1  # the parent of this process may have other children: those of tests beside it
-    others = SparedProcesses(os.getpid(), nobody, [], [other.pid])
+    no_process = -1  # the parent of this process may have other children: those of tests beside it
+    others = SparedProcesses(os.getpid(), no_process, [], [other.pid])
     assert kill_members([traces], others) == [False]  # it was there
     until(lambda: kill_members([traces], others) == [True])
     assert other.poll() is None
