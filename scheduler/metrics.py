@@ -69,7 +69,7 @@ class Following:
         self._took = Histogram(
             "longshore_decision_seconds", "Time of each decision.", buckets=DECISIONS_S, registry=registry
         )
-        self._by = Counter("longshore_decisions", "Decisions, by who was obeyed.", ["by"], registry=registry)
+        self._by = Counter("longshore_decisions", "Decisions, by who decided.", ["by"], registry=registry)
         self._misses = Counter(
             "longshore_policy_misses", "Decisions without a usable answer of the policy.", ["reason"], registry=registry
         )
@@ -140,7 +140,7 @@ class Following:
     def _count_decision(self, row: DecisionRow) -> None:
         explanation = row.explanation
         self._took.observe(row.took_s)
-        by_policy = explanation.get("obeyed") == row.policy != explanation.get("fallback")
+        by_policy = explanation.get("decided_by") == row.policy != explanation.get("fallback")
         self._by.labels("policy" if by_policy else "heuristic").inc()
         if explanation.get("kind"):
             self._misses.labels(str(explanation["kind"])).inc()

@@ -58,7 +58,7 @@ def decision_page(row: DecisionRow) -> DecisionPage:
     explanation: Mapping[str, Any] = row.explanation
     return DecisionPage(
         at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
-        decided_by=str(row.explanation.get("obeyed", "")), policy_error=str(row.explanation.get("missed", "")),
+        decided_by=str(explanation.get("decided_by", "")), policy_error=str(explanation.get("policy_error", "")),
         placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
         heuristic=str(explanation.get("fallback", "")), fallback_job=_fallback_job(row),
         proposal=_proposal_page(explanation),
@@ -69,18 +69,18 @@ def decision_page(row: DecisionRow) -> DecisionPage:
 def _fallback_job(row: DecisionRow) -> str:
     """Return the job that the heuristic decided about, "" where that was not recorded."""
     found = row.explanation
-    may_differ = found.get("agrees") is False and found.get("obeyed") != found.get("fallback")
+    may_differ = found.get("agrees") is False and found.get("decided_by") != found.get("fallback")
     return str(found.get("fallback_job", "" if may_differ else row.job_id))
 
 
 def _proposal_page(explanation: Mapping[str, Any]) -> ProposalPage | None:
-    proposal = explanation.get("said")
+    proposal = explanation.get("proposal")
     if proposal is None:
         return None
     return ProposalPage(
-        job=proposal["job"], placement=explanation.get("said_placement"), expected=explanation.get("said_expected"),
-        agrees=bool(explanation.get("agrees")), probability=explanation.get("probability"),
-        options=explanation.get("options"),
+        job=proposal["job"], placement=explanation.get("proposal_placement"),
+        expected=explanation.get("proposal_expected"), agrees=bool(explanation.get("agrees")),
+        probability=explanation.get("probability"), options=explanation.get("options"),
     )  # fmt: skip
 
 

@@ -317,12 +317,12 @@ class Reconciler:
         placer, layout = self.parts.placer, self.parts.layout
         proposal, record = decision.proposal, decision.record
         explanation = {
-            "obeyed": decision.by, "fallback": placer.fallback.name, "fallback_job": decision.fallback_proposal.job,
-            "kind": decision.kind, "missed": decision.reason,
-            "said": None if proposal is None else proposal._asdict(), "rests": decision.rests,
-            "said_placement": None if proposal is None or not proposal.gpus
+            "decided_by": decision.by, "fallback": placer.fallback.name, "fallback_job": decision.fallback_proposal.job,
+            "kind": decision.kind, "policy_error": decision.reason,
+            "proposal": None if proposal is None else proposal._asdict(), "rests": decision.rests,
+            "proposal_placement": None if proposal is None or not proposal.gpus
             else [asdict(share) for share in layout.placement(proposal.gpus)],
-            "said_expected": None if decision.proposal_expected is None else asdict(decision.proposal_expected),
+            "proposal_expected": None if decision.proposal_expected is None else asdict(decision.proposal_expected),
             "agrees": None if proposal is None else proposal.agrees(decision.fallback_proposal),
             "expected": None if decision.expected is None else asdict(decision.expected),
             "fallback_expected": None if decision.fallback_expected is None else asdict(decision.fallback_expected),

@@ -374,7 +374,7 @@ class PolicyView(NamedTuple):
 def policy_view(decisions: Sequence[DecisionRow], deadline_s: float) -> PolicyView:
     """Return the view of the policy by the last decisions, the last first."""
     took = sorted(row.took_s for row in decisions)
-    by = Counter(str(row.explanation.get("obeyed") or "?") for row in decisions)
+    by = Counter(str(row.explanation.get("decided_by") or "?") for row in decisions)
     agrees = [row.explanation["agrees"] for row in decisions if row.explanation.get("agrees") is not None]
     return PolicyView(
         decisions, _percentiles(took), _columns(took), _marks(), _x(deadline_s), by.most_common(), _misses(decisions),
@@ -421,7 +421,7 @@ def _misses(decisions: Sequence[DecisionRow]) -> list[MissLine]:
         if row.explanation.get("kind"):
             kind = Miss(str(row.explanation["kind"]))
             counts[kind] += 1
-            last.setdefault(kind, (row.at_s, str(row.explanation.get("missed", ""))))
+            last.setdefault(kind, (row.at_s, str(row.explanation.get("policy_error", ""))))
     return [MissLine(kind, count, *last[kind]) for kind, count in counts.most_common()]
 
 

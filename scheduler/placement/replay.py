@@ -188,8 +188,9 @@ def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall,
     except Exception as raised:  # a plug-in's policy may fail in any way
         error = f"{type(raised).__name__}: {raised}"
     return Compared(
-        int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),
-        was.job, was.gpus, other.job, other.gpus, expected_of(mirror, was), expected, error,
+        int(found["seq"]), float(found["at_s"]), str(found["explanation"]["decided_by"]),
+        not error and was.agrees(other), was.job, was.gpus, other.job, other.gpus, expected_of(mirror, was), expected,
+        error,
     )  # fmt: skip
 
 

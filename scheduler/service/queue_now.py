@@ -218,7 +218,7 @@ def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | Non
     if (shape := _shape(row)) is not None and not room.has(shape.nodes, shape.gpus_per_node):
         return f"it asks for {shape.words}, and the free GPUs do not lie so"
     if last is not None and last.placement is None:
-        return f"{last.explanation.get('obeyed')} lets it wait for better GPUs"
+        return f"{last.explanation.get('decided_by')} lets it wait for better GPUs"
     if place == 1:
         return "it is decided about next"
     before = "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"

@@ -121,7 +121,7 @@ HINT, RING_ENDED = "hint", "ended"
 def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
     """Return what is kept of the rings of a job that ended, by the number of their attempts.
 
-    Each has `report` (failover/wire.py), `places` (backends/protocol.py) and `gpus`: node and index of each.
+    Each has `report` (ring/wire.py), `places` (backends/protocol.py) and `gpus`: node and index of each.
     """
     events = such_events(tx, job_id, RING_EVENT, RING_ENDED)
     return {event.number: event.data for event in events if event.number is not None and event.data is not None}

@@ -86,7 +86,7 @@ class Watched:
         return AttemptChange(row, now, row.contact, "", {})
 
     def decide(self, obeyed: str, kind: str = "", *, agrees: bool | None = None, mode: str = "active") -> None:
-        reported = {"obeyed": obeyed, "fallback": "patient", "kind": kind, "agrees": agrees}
+        reported = {"decided_by": obeyed, "fallback": "patient", "kind": kind, "agrees": agrees}
         new = NewDecision("x", None, 1.0, "learned", "1", mode, None, None, reported, None, None, None, None, 0.02)
         self.write(Changes(decisions=[new]))
 

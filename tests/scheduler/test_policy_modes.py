@@ -51,7 +51,7 @@ class Vetoed:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("mode", "obeyed"),
+    ("mode", "decided_by"),
     [
         (Mode.ACTIVE, HEURISTICS["patient"]),
         (Mode.SHADOW, HEURISTICS["spread"]),
@@ -88,7 +88,7 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
         if proposal.agrees:
             assert (proposal.placement, proposal.expected) == (page.fallback, page.fallback_expected)
     assert {proposal.agrees for proposal in proposals if proposal is not None} == {True, False}
-    assert len({line.partition('"obeyed":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)
+    assert len({line.partition('"decided_by":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)
 
 
 def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuristic_was_asked(
@@ -107,7 +107,7 @@ def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuris
 
     told = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}
     trial.close()
-    assert [(it["obeyed"], it["fallback_job"], it["agrees"]) for it in told[other]] == [("learned", due, False)]
+    assert [(it["decided_by"], it["fallback_job"], it["agrees"]) for it in told[other]] == [("learned", due, False)]
     assert [it["fallback_job"] for it in told[due]] == [due]
 
 

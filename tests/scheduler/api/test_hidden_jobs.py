@@ -48,16 +48,17 @@ def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> I
     service.reconciler.tick()
     job = submit(api, ada, 1)
     received: list[dict[str, object]] = [
-        {"kind": kind, "missed": f"/srv/bob/{his}: job {his} may not start before job {job}"} for kind in (*Miss, "new")
+        {"kind": kind, "policy_error": f"/srv/bob/{his}: job {his} may not start before job {job}"}
+        for kind in (*Miss, "new")
     ]
-    received.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": THEN})
+    received.append({"proposal": {"job": his}, "proposal_placement": [HERS], "proposal_expected": THEN})
     rows = [
         NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, each, None, None, None, None, 0.0)
         for each in received
     ]
     others = ({"fallback_job": his}, {"agrees": False})  # as it is written, and as it was
     for other in others:
-        on_his = {"obeyed": "p", "fallback": "patient", "fallback_expected": THEN, **other}
+        on_his = {"decided_by": "p", "fallback": "patient", "fallback_expected": THEN, **other}
         rows.append(rows[0]._replace(explanation=on_his, fallback=(Share("rack0-node3", (1, 2, 3)),)))
     service.store.write(lambda tx: add_decisions(tx, rows))
     with service.store.read() as tx:
@@ -127,9 +128,9 @@ def test_a_user_reads_what_the_heuristic_would_do_with_jobs_of_her_own(
 ) -> None:
     other = submit(api, ada, 1)
     received = [
-        {"obeyed": "p", "fallback": "patient", "fallback_job": other, "agrees": False},
-        {"obeyed": "patient", "fallback": "patient", "agrees": False},
-        {"obeyed": "p", "fallback": "patient", "agrees": True},
+        {"decided_by": "p", "fallback": "patient", "fallback_job": other, "agrees": False},
+        {"decided_by": "patient", "fallback": "patient", "agrees": False},
+        {"decided_by": "p", "fallback": "patient", "agrees": True},
     ]
     placement = (Share("rack0-node3", (1, 2, 3)),)
     rows = [

@@ -94,7 +94,7 @@ def test_the_last_decisions_on_all_jobs_of_a_list_are_read_at_once(
 ) -> None:
     jobs = [submit(api) for _ in range(5)]
     waits = [
-        NewDecision(job, None, 1.0, "p", "1", "active", None, None, {"obeyed": obeyed}, None, None, None, None, 0.0)
+        NewDecision(job, None, 1.0, "p", "1", "active", None, None, {"decided_by": obeyed}, None, None, None, None, 0.0)
         for job in jobs[:3]
         for obeyed in ("an older one", f"p-{job[-4:]}")
     ]

@@ -168,7 +168,7 @@ def test_a_decision_does_not_show_which_job_of_another_user_the_policy_preferred
     ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
     mine, also_mine, his = submit(api, ada), submit(api, ada), submit(api, bob)
     received = [
-        {"said": {"job": job}, "said_expected": {"slowdown": 1.0, "end_s": 9.0}, "obeyed": "patient"}
+        {"proposal": {"job": job}, "proposal_expected": {"slowdown": 1.0, "end_s": 9.0}, "decided_by": "patient"}
         for job in (mine, also_mine, his)
     ]
     rows = [

@@ -235,7 +235,12 @@ def decided(job: str, told: Mapping[str, object], mode: str = "active") -> NewDe
 @pytest.mark.anyio
 async def test_a_decision_shows_what_decided_and_why_the_policy_did_not(shown: Shown) -> None:
     job = shown.submit()
-    received = {"obeyed": "patient", "fallback": "patient", "missed": "no decision within 100 ms", "agrees": None}
+    received = {
+        "decided_by": "patient",
+        "fallback": "patient",
+        "policy_error": "no decision within 100 ms",
+        "agrees": None,
+    }
     shown.write(Changes(decisions=[decided(job.id, received)]))
 
     page = (await shown.get(f"/jobs/{job.id}")).text
@@ -250,9 +255,11 @@ async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_
     shown = Shown(tmp_path, "eft")
     job, other = shown.submit(), shown.submit("other")
     received = {
-        "obeyed": "patient", "fallback": "patient", "missed": "", "agrees": False, "probability": 0.83, "options": 7,
-        "said": {"job": job.id if mine else other.id, "gpus": [4, 5], "rests": False},
-        "said_placement": [{"node": "rack0-node1", "gpus": [0, 1]}], "said_expected": {"slowdown": 0.9, "end_s": 2e9},
+        "decided_by": "patient", "fallback": "patient", "policy_error": "", "agrees": False, "probability": 0.83,
+        "options": 7,
+        "proposal": {"job": job.id if mine else other.id, "gpus": [4, 5], "rests": False},
+        "proposal_placement": [{"node": "rack0-node1", "gpus": [0, 1]}],
+        "proposal_expected": {"slowdown": 0.9, "end_s": 2e9},
     }  # fmt: skip
     shown.write(Changes(decisions=[decided(job.id, received, "shadow")]))
 
@@ -269,7 +276,7 @@ async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_
 @pytest.mark.anyio
 async def test_a_heuristic_that_decided_about_another_job_shows_which(shown: Shown) -> None:
     job, other = shown.submit(), shown.submit("other")
-    received = {"obeyed": "learned", "fallback": "patient", "fallback_job": other.id, "agrees": False}
+    received = {"decided_by": "learned", "fallback": "patient", "fallback_job": other.id, "agrees": False}
     shown.write(Changes(decisions=[decided(job.id, received)]))
 
     for address in (f"/jobs/{job.id}", "/policy"):
@@ -372,7 +379,7 @@ async def test_many_checkpoints_hide_no_other_event(shown: Shown) -> None:
 @pytest.mark.anyio
 async def test_what_stands_below_a_placement_does_not_run_into_it(shown: Shown) -> None:
     job = shown.submit()
-    received = {"obeyed": "patient", "fallback": "patient", "fallback_expected": {"slowdown": 1.0, "end_s": 2e9}}
+    received = {"decided_by": "patient", "fallback": "patient", "fallback_expected": {"slowdown": 1.0, "end_s": 2e9}}
     shown.write(Changes(decisions=[decided(job.id, received)]))
 
     for address in (f"/jobs/{job.id}", "/policy"):

@@ -8,7 +8,7 @@ from longshore.scheduler.store.attempts import DecisionRow
 def decision(
     took_s: float = 0.001, obeyed: str = "learned", kind: str = "", missed: str = "", *, agrees: bool | None = None
 ) -> DecisionRow:
-    received = {"obeyed": obeyed, "fallback": "patient", "kind": kind, "missed": missed, "agrees": agrees}
+    received = {"decided_by": obeyed, "fallback": "patient", "kind": kind, "policy_error": missed, "agrees": agrees}
     return DecisionRow(1, "x", None, 5.0, "learned", "1", "active", None, None, received, took_s, "")
 
 
