@@ -23,6 +23,24 @@ def test_a_room_is_linked_into_the_package(name: str) -> None:
     assert link.resolve() == ROOT / name
 
 
+def test_an_image_is_built_from_every_folder_that_the_package_links_to() -> None:
+    lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    links = {path.name for path in (ROOT / "src" / "longshore").iterdir() if path.is_symlink()}
+    assert lines[0] == "**"  # nothing passes but what the lines below name
+    assert {f"!{name}" for name in (*links, "src")} <= set(lines)
+
+
+def test_the_messages_that_troubleshooting_quotes_occur_in_the_sources() -> None:
+    page = (ROOT / "docs" / "operate.md").read_text().split("\n## When something is wrong\n")[1]
+    symptoms = re.findall(r"^\| (.+?) \| .+ \|$", page, re.MULTILINE)
+    quoted = [text for symptom in symptoms for text in re.findall(r"`([^`]+ [^`]+)`", symptom)]
+    assert len(quoted) > 5
+    texts = [path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    # "..." stands for what a message fills in.
+    parts = [part.strip() for text in quoted for part in text.split("...") if part.strip()]
+    assert [part for part in parts if not any(part in text for text in texts)] == []
+
+
 def test_only_rooms_are_packages_at_the_top() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == {*ROOMS, "benchmarks"}
 
