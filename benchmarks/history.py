@@ -34,7 +34,7 @@ ROUNDS = 5
 MOST_MS, MOST_START_MS, MOST_COMMIT_MS = 50, 500, 250
 OWNER = "ada"
 AT_FIRST = dict.fromkeys(
-    ("not_before_s", "stops_infra", "stops_resource", "stops_user", "stops_asked", "stops_ambiguous", "no_progress",
+    ("not_before_s", "stops_infra", "stops_resource", "stops_user", "stops_again", "stops_ambiguous", "no_progress",
      "saved_s", "wait_s", "priority"), 0,
 )  # fmt: skip
 SPEC = {"command": ["python", "train.py"], "environment": {"PATH": "/usr/bin:/bin" * 20}, "gpus": 1}

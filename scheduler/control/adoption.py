@@ -240,7 +240,7 @@ DISCARD_S = 2.0  # of a cycle, for ends at the backend: each takes two commands
 MAX_NAME_CHARACTERS = 40  # of a job's name
 # It is run again only after faults of nodes, as its owner expects of the backend. The backend may delay it for reasons
 # of its own, which are no fault of the job, however often it gets other GPUs.
-EXTERNAL_RETRY = RetrySpec(infra=1000, resource=0, asked=0, ambiguous=0)
+EXTERNAL_RETRY = RetrySpec(infra=1000, resource=0, again=0, ambiguous=0)
 
 
 class ExternalJobs:

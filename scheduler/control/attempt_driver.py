@@ -322,7 +322,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     columns = JobColumns(
         cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
         not_before_s=now_s + outcome.wait_s, stops_infra=used.infra, stops_resource=used.resource,
-        stops_user=used.user, stops_asked=used.asked, stops_ambiguous=used.ambiguous, reached_step=came.step,
+        stops_user=used.user, stops_again=used.again, stops_ambiguous=used.ambiguous, reached_step=came.step,
     )  # fmt: skip
     if now in (JobState.QUEUED, JobState.HELD):
         columns |= cache.requeue(job.id, kept_s)
@@ -358,7 +358,7 @@ def _outcome(
     # The reason for which it was stopped counts for more than how the ranks ended.
     retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
     retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
-    stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
+    stopped = found.exit_class is ExitClass.REQUESTED or retried or found.after is job.after_stop is AfterStop.FAIL
     return replace(found, cause=job.cause) if stopped else found
 
 

@@ -531,7 +531,7 @@ def needs_of(row: JobRow) -> NodeNeeds:
 
 def tries_of(row: JobRow) -> Tries:
     """Return how often a job was tried again."""
-    return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_asked, row.stops_ambiguous)
+    return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_again, row.stops_ambiguous)
 
 
 def waiting_progress(row: JobRow) -> JobRecord:

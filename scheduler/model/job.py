@@ -27,7 +27,7 @@ class JobRow(NamedTuple):
     stops_infra: int
     stops_resource: int
     stops_user: int
-    stops_asked: int
+    stops_again: int
     stops_ambiguous: int
     no_progress: int
     saved_s: float
@@ -92,11 +92,11 @@ class Tries(NamedTuple):
     infra: int = 0
     resource: int = 0
     user: int = 0
-    asked: int = 0  # the program requested another run
+    again: int = 0  # the program requested another run
     ambiguous: int = 0
 
 
-DEFAULT_TRIES = Tries(infra=20, resource=1, user=0, asked=20, ambiguous=1)
+DEFAULT_TRIES = Tries(infra=20, resource=1, user=0, again=20, ambiguous=1)
 
 
 class ReservationRow(NamedTuple):

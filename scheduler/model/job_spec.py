@@ -71,13 +71,13 @@ class RetrySpec(_SpecSection):
     infra: Count = DEFAULT_TRIES.infra
     resource: Count = DEFAULT_TRIES.resource
     user: Count = DEFAULT_TRIES.user
-    asked: Count = DEFAULT_TRIES.asked
+    again: Count = DEFAULT_TRIES.again
     ambiguous: Count = DEFAULT_TRIES.ambiguous
     no_progress: Annotated[int, Field(ge=1, le=1_000_000)] = NO_PROGRESS  # attempts in a row after which it is held
 
     def tries(self) -> Tries:
         """Return the same as a tuple."""
-        return Tries(self.infra, self.resource, self.user, self.asked, self.ambiguous)
+        return Tries(self.infra, self.resource, self.user, self.again, self.ambiguous)
 
 
 class HealthSpec(_SpecSection):

@@ -164,7 +164,7 @@ class ExitClass(StrEnum):
     """What an end is due to."""
 
     SUCCESS = "success"
-    ASKED = "asked"
+    REQUESTED = "requested"
     INFRASTRUCTURE = "infrastructure"
     RESOURCE = "resource"
     LIMIT = "limit"
@@ -177,7 +177,7 @@ _BUDGETS = {
     ExitClass.INFRASTRUCTURE: "infra",
     ExitClass.RESOURCE: "resource",
     ExitClass.USER: "user",
-    ExitClass.AGAIN: "asked",
+    ExitClass.AGAIN: "again",
     ExitClass.AMBIGUOUS: "ambiguous",
 }
 _BY_A_RANK = frozenset({ExitClass.RESOURCE, ExitClass.AGAIN, ExitClass.USER, ExitClass.AMBIGUOUS})
@@ -242,7 +242,7 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
         return ExitClass.LIMIT, "ran longer than its time limit"
     first = first_end(status.ends)
     if not status.ends and status.by is EndedBy.CANCEL:
-        return ExitClass.ASKED, "it was not started"
+        return ExitClass.REQUESTED, "it was not started"
     if first is None:
         return ExitClass.SUCCESS, "all ranks ended with exit code 0"
     if status.by is EndedBy.NODE_FAULT:
@@ -304,10 +304,10 @@ def attempt_outcome(
     if stopped_for in _RETRIED:
         exit_class = _RETRIED[stopped_for]
     elif stopped_for is AfterStop.RELOCATE and exit_class is not ExitClass.LIMIT:
-        return AttemptOutcome(AfterStop.RETRY, ExitClass.ASKED, cause, used, no_progress)
+        return AttemptOutcome(AfterStop.RETRY, ExitClass.REQUESTED, cause, used, no_progress)
     elif stopped_for is not None and exit_class is not ExitClass.LIMIT:
         # Only what the backend will never start is stopped to let the job fail.
-        exit_class = ExitClass.USER if stopped_for is AfterStop.FAIL else ExitClass.ASKED
+        exit_class = ExitClass.USER if stopped_for is AfterStop.FAIL else ExitClass.REQUESTED
         return AttemptOutcome(stopped_for, exit_class, status.reason or cause, used, no_progress)
     began = status.started_s > 0.0 or bool(status.ends)
     stuck = 0 if progressed else no_progress + began
@@ -362,7 +362,7 @@ class AttemptProgress(NamedTuple):
         if self.is_farthest:
             return Tries()
         # Memory that runs out and errors of the program come again, however long that takes.
-        return used._replace(infra=0, asked=0, ambiguous=0) if self._ran_long else used
+        return used._replace(infra=0, again=0, ambiguous=0) if self._ran_long else used
 
 
 def attempt_progress(

@@ -66,7 +66,7 @@ class JobColumns(TypedDict, total=False):
     stops_infra: int
     stops_resource: int
     stops_user: int
-    stops_asked: int
+    stops_again: int
     stops_ambiguous: int
     no_progress: int
     saved_s: float
@@ -79,7 +79,7 @@ class JobColumns(TypedDict, total=False):
 
 
 _AT_FIRST = {
-    **dict.fromkeys(("attempt", "stops_infra", "stops_resource", "stops_user", "stops_asked", "stops_ambiguous"), 0),
+    **dict.fromkeys(("attempt", "stops_infra", "stops_resource", "stops_user", "stops_again", "stops_ambiguous"), 0),
     **dict.fromkeys(("no_progress", "saved_s", "wait_s", "not_before_s"), 0),
     "cause_class": "",
     "cause": "",
@@ -243,7 +243,7 @@ def locked_job(tx: Connection, job_id: str, version: int | None = None) -> JobRo
 CAUSE = "to be tried again, as its owner wants"
 
 _FRESH = {
-    **dict.fromkeys(("stops_infra", "stops_resource", "stops_user", "stops_asked", "stops_ambiguous"), 0),
+    **dict.fromkeys(("stops_infra", "stops_resource", "stops_user", "stops_again", "stops_ambiguous"), 0),
     "no_progress": 0,
     "desired": Desired.RUN,
     "version": job.c.version + 1,

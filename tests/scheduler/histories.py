@@ -25,7 +25,7 @@ from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptStep, Attem
 from longshore.scheduler.rules.jobs import AFTER
 
 GPUS = 2  # of the cluster
-ALLOWED = Tries(infra=3, resource=1, user=0, asked=2, ambiguous=1)
+ALLOWED = Tries(infra=3, resource=1, user=0, again=2, ambiguous=1)
 ABSENT, PENDING, RUNNING = Status(Run.ABSENT), Status(Run.PENDING), Status(Run.RUNNING, started_s=1.0)
 UNREACHABLE = Status(Run.UNREACHABLE)
 CANCELLED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), EndedBy.CANCEL, started_s=1.0)

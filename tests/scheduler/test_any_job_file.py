@@ -38,7 +38,7 @@ ACTIONS = ("hold", "run", "again", "fails", "anew", "crash", "wait", "saved")
 def job_files(draw: st.DrawFn) -> dict[str, Any]:
     """A job file that the API accepts, with numbers from everywhere."""
     spec: dict[str, Any] = {"command": ["job"], "gpus": draw(st.integers(1, 10))}
-    spec["retry"] = {"asked": 1000, "user": 1000, "no_progress": 1000}
+    spec["retry"] = {"again": 1000, "user": 1000, "no_progress": 1000}
     for name in draw(st.sets(st.sampled_from(NUMERIC), min_size=1)):
         value = draw(NUMBERS)
         try:

@@ -68,7 +68,7 @@ def test_a_wait_before_the_next_attempt_ends_once_for_two_schedulers_whatever_th
     trial.scheduler = trial.another(this_process())
     late = trial.another("1@elsewhere")
     job = trial.submit(f"echo try >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ] || exit 75", grace_s=0.0)
-    trial.until(lambda: trial.job(job).state is JobState.QUEUED and trial.job(job).stops_asked == 1)
+    trial.until(lambda: trial.job(job).state is JobState.QUEUED and trial.job(job).stops_again == 1)
     waiting = trial.job(job)
     trial.later_s += set_s
     late.tick()
@@ -78,11 +78,11 @@ def test_a_wait_before_the_next_attempt_ends_once_for_two_schedulers_whatever_th
     trial.wish(job, Desired.RUN)
     assert not late.tick()
     trial.until(lambda: trial.job(job).attempt == 2)
-    assert trial.job(job).stops_asked == 1
-    trial.until(lambda: trial.job(job).stops_asked == 2)
+    assert trial.job(job).stops_again == 1
+    trial.until(lambda: trial.job(job).stops_again == 2)
     trial.later_s += 600.0 - min(set_s, 0.0)
     row = trial.ends(job)
-    assert (row.state, row.attempt, row.stops_asked) == (JobState.SUCCEEDED, 3, 2)
+    assert (row.state, row.attempt, row.stops_again) == (JobState.SUCCEEDED, 3, 2)
     assert_each_change_has_one_event(row, trial.events(job))
     assert not late.tick()
 

@@ -40,7 +40,7 @@ def outcome(
         (Status(Run.LOST, words="no marker"), ExitClass.AMBIGUOUS),
         (Status(Run.LOST, by=EndedBy.NODE_FAULT, words="its node was deleted"), ExitClass.INFRASTRUCTURE),
         (Status(Run.ABSENT), ExitClass.INFRASTRUCTURE),
-        (ended(by=EndedBy.CANCEL), ExitClass.ASKED),
+        (ended(by=EndedBy.CANCEL), ExitClass.REQUESTED),
     ],
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
@@ -97,8 +97,8 @@ def test_a_try_is_used_up_and_the_next_one_waits_longer() -> None:
     first = attempt_outcome(status, None, DEFAULT_TRIES, Tries(), 0, progressed=True, wait_share=0.5)
     second = attempt_outcome(status, None, DEFAULT_TRIES, first.used, 0, progressed=True, wait_share=0.5)
 
-    assert (first.after, first.used.asked, first.wait_s) == (AfterStop.RETRY, 1, 2.5)
-    assert (second.after, second.used.asked, second.wait_s) == (AfterStop.RETRY, 2, 5.0)
+    assert (first.after, first.used.again, first.wait_s) == (AfterStop.RETRY, 1, 2.5)
+    assert (second.after, second.used.again, second.wait_s) == (AfterStop.RETRY, 2, 5.0)
 
 
 def test_a_job_without_tries_left_fails() -> None:
@@ -117,7 +117,7 @@ def test_an_attempt_that_the_scheduler_stopped_for_a_fault_is_tried_again_at_onc
 
 def test_a_job_that_is_moved_is_tried_again_at_once_and_at_no_charge() -> None:
     found = outcome(ended((1, 0, 1.0), by=EndedBy.CANCEL), AfterStop.RELOCATE, stuck=NO_PROGRESS - 1)
-    assert (found.after, found.exit_class, found.wait_s) == (AfterStop.RETRY, ExitClass.ASKED, 0.0)
+    assert (found.after, found.exit_class, found.wait_s) == (AfterStop.RETRY, ExitClass.REQUESTED, 0.0)
     assert (found.used, found.no_progress) == (DEFAULT_TRIES, NO_PROGRESS - 1)
 
 

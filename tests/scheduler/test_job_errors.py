@@ -65,7 +65,7 @@ def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
 ) -> None:
     before = trial.submit("before")
     trial.tick()
-    bad = trial.submit("bad", gpus=2, retry={"asked": 3})
+    bad = trial.submit("bad", gpus=2, retry={"again": 3})
     failures = breaks(place, lambda: bad, monkeypatch)
     after = trial.submit("after", gpus=2)
 

@@ -183,7 +183,7 @@ def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(trial:
     trial.wait(40.0)
     trial.runs(job)
     first, second = trial.attempts(job)
-    assert (first.outcome, trial.job(job).stops_infra) == ("asked", 0)
+    assert (first.outcome, trial.job(job).stops_infra) == ("requested", 0)
     assert lost not in {share.node for share in second.placement}
     assert lost not in {row.node for row in trial.held()}
 

@@ -18,7 +18,7 @@ from tests.scheduler.obedient import Obedient
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.steps_case import StepsCase, steps_case
 
-USED = Tries(infra=9, resource=1, user=2, asked=5, ambiguous=1)
+USED = Tries(infra=9, resource=1, user=2, again=5, ambiguous=1)
 KILLED = Status(Run.EXITED, (RankEnd(0, 0, 9, 1.0),), started_s=0.5)
 ENDS = (
     KILLED,
@@ -74,7 +74,7 @@ def settled(case: StepsCase, job: str) -> JobState:
     ("look", "reported", "before", "ran_s", "expected", "left"),
     [
         (LastReport(), {}, None, 5.0, False, USED),
-        (LastReport(), {}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
+        (LastReport(), {}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, again=0, ambiguous=0)),
         (LastReport(came_further=True, has_reported=True, step=7), {}, None, 5.0, True, Tries()),
         (LastReport(came_further=True, has_reported=True, step=7), {}, 6.0, 5.0, True, Tries()),
         (LastReport(came_further=True, has_reported=True, step=7), {}, 7.0, 5.0, True, USED),
@@ -85,7 +85,7 @@ def settled(case: StepsCase, job: str) -> JobState:
         (LastReport(), {"saved_s": 0.0}, None, 2 * SILENT_PROGRESS_S, False, USED),
         (LastReport(), {"step": 8.0}, 7.0, 5.0, True, Tries()),
         (LastReport(), {"step": 8.0}, 8.0, 2 * SILENT_PROGRESS_S, True, USED),
-        (LastReport(), {"loss": 0.3}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, asked=0, ambiguous=0)),
+        (LastReport(), {"loss": 0.3}, None, SILENT_PROGRESS_S, True, USED._replace(infra=0, again=0, ambiguous=0)),
     ],
 )
 def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_ran_for_long(

@@ -65,21 +65,21 @@ def test_a_retry_is_done_once_and_only_of_what_failed_or_is_held(trial: Trial) -
 
 
 def test_a_retry_gives_back_all_tries(trial: Trial) -> None:
-    job = trial.submit("exit 75", retry={"asked": 1})
+    job = trial.submit("exit 75", retry={"again": 1})
 
     def failed() -> bool:
         trial.later_s += 1.0
         return trial.job(job).state is JobState.FAILED
 
     trial.until(failed)
-    assert (trial.job(job).stops_asked, trial.job(job).attempt) == (1, 2)
+    assert (trial.job(job).stops_again, trial.job(job).attempt) == (1, 2)
     retry(trial, job)
     trial.until(failed)
-    assert (trial.job(job).stops_asked, trial.job(job).attempt) == (1, 4)
+    assert (trial.job(job).stops_again, trial.job(job).attempt) == (1, 4)
 
 
 def test_a_job_that_is_held_for_lack_of_progress_is_let_go_with_all_its_tries(trial: Trial) -> None:
-    job = trial.submit("[ -e /proc/self/nothing ] || exit 75", retry={"asked": 5, "no_progress": 2})
+    job = trial.submit("[ -e /proc/self/nothing ] || exit 75", retry={"again": 5, "no_progress": 2})
 
     def held() -> bool:
         trial.later_s += 1.0
@@ -88,7 +88,7 @@ def test_a_job_that_is_held_for_lack_of_progress_is_let_go_with_all_its_tries(tr
     trial.until(held)
     assert retry(trial, job)
     row = trial.job(job)
-    assert (row.desired, row.no_progress, row.stops_asked) == (Desired.RUN, 0, 0)
+    assert (row.desired, row.no_progress, row.stops_again) == (Desired.RUN, 0, 0)
     trial.until(lambda: trial.job(job).attempt == 3)
 
 

@@ -91,8 +91,8 @@ def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more
     assert [(event.job_id, event.now) for event in case.health()] == [(jobs[0], "slow"), (jobs[0], "moved")]
     assert case.node(jobs[0]) not in {slow_node, *map(case.node, jobs[1:])}
     first, row = case.attempts(jobs[0])[0], case.job(jobs[0])
-    assert (first.outcome, first.cause) == ("asked", f"slow on {slow_node}, moved")
-    assert row.stops_infra == row.stops_user == row.stops_ambiguous == row.stops_asked == row.no_progress == 0
+    assert (first.outcome, first.cause) == ("requested", f"slow on {slow_node}, moved")
+    assert row.stops_infra == row.stops_user == row.stops_ambiguous == row.stops_again == row.no_progress == 0
     assert list(case.out_of_service()) == [slow_node]
     assert [len(case.attempts(job)) for job in jobs[1:]] == [1, 1]
 

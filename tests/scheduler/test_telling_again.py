@@ -83,7 +83,7 @@ def test_a_scheduler_that_comes_back_takes_no_checkpoint_for_one_of_a_later_atte
     ],
 )
 def test_a_job_that_comes_no_further_than_it_began_is_given_up(trial: Trial, reported: str, tries: int) -> None:
-    job = trial.submit(f"{reported}; exit 75", retry={"asked": 5})
+    job = trial.submit(f"{reported}; exit 75", retry={"again": 5})
     for number in range(1, tries + 1):
         trial.until(lambda number=number: len(trial.attempts(job)) == number)  # type: ignore[misc]
         trial.until(lambda: trial.attempts(job)[-1].state is AttemptState.CLOSED)

@@ -174,7 +174,7 @@ def test_a_pod_that_ended_before_its_container_began_does_not_hide_which_rank_fa
 
 def test_pods_that_were_cancelled_before_their_containers_began_were_not_started() -> None:
     status = read(unlocated(0, deleted=True), unlocated(1, deleted=True), cancelled=True)
-    assert class_of(status) == (ExitClass.ASKED, "it was not started")
+    assert class_of(status) == (ExitClass.REQUESTED, "it was not started")
 
 
 def test_a_restarted_node_costs_its_job_no_retry_of_an_ambiguous_end() -> None:

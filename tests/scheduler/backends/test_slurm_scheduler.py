@@ -181,6 +181,6 @@ def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(site: 
     site.ticks_until(lambda: len(jobs.attempts(job)) == 2)
     jobs.becomes(job, JobState.RUNNING)
     first, second = jobs.attempts(job)
-    assert (first.outcome, jobs.row(job).stops_infra) == ("asked", 0)
+    assert (first.outcome, jobs.row(job).stops_infra) == ("requested", 0)
     assert share.node not in {other.node for other in second.placement}
     assert len(held_gpus_of(site)) == 4

@@ -114,7 +114,7 @@ def _job() -> None:
         sa.Column("stops_infra", sa.Integer, nullable=False),
         sa.Column("stops_resource", sa.Integer, nullable=False),
         sa.Column("stops_user", sa.Integer, nullable=False),
-        sa.Column("stops_asked", sa.Integer, nullable=False),
+        sa.Column("stops_again", sa.Integer, nullable=False),
         sa.Column("stops_ambiguous", sa.Integer, nullable=False),
         sa.Column("no_progress", sa.Integer, nullable=False),
         sa.Column("saved_s", sa.Double, nullable=False),
