@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from longshore.scheduler.control.seat_choice import MAX_MEASURED_CANDIDATES, pairs_around
+from longshore.scheduler.control.seat_choice import MAX_MEASURED_CANDIDATES, neighbour_links
 from longshore.scheduler.health.link_probes import ROUND_S, LinkState, LinkTable, ProbePlace, Prober, probe
 from tests.support import processes
 
@@ -85,7 +85,7 @@ def candidates(places: Sequence[ProbePlace]) -> tuple[float, float]:
     """
     names = [str(it) for it in range(len(places))]
     table = LinkTable(lambda: dict(zip(names, places, strict=True)))
-    wanted = pairs_around(names, (0, 1), range(2, len(places)))
+    wanted = neighbour_links(names, (0, 1), range(2, len(places)))
     began_s = time.monotonic()
     while table.request(wanted, began_s + ROUND_S, lambda: None):
         time.sleep(0.001)

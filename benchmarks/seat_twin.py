@@ -27,7 +27,7 @@ from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
 from longshore.cluster.switching import FORMULAS
 from longshore.ring.wire import EmptySeat, SeatRequest
-from longshore.scheduler.control.seat_choice import RingJob, ring_of
+from longshore.scheduler.control.seat_choice import RingJob, ring_gap_of
 from longshore.scheduler.mirror.cluster_mirror import OF_JOBS, ClusterMirror, ClusterSite, MirrorSnapshot
 from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
 from longshore.scheduler.model.gpu_index import Layout
@@ -92,7 +92,7 @@ def live_choice(mirror: ClusterMirror, sim: Simulation, job: int, place: int, no
     )
     want, seats, records = _want_of(sim, job, place, noted[0]), _seats(sim, job, place), _records_of(sim, job, noted[1])
     free = free_for(mirror, name)
-    ring = ring_of(RingJob(mirror, layout, kinds, name, spec), want, want.empty[0], seats, records)
+    ring = ring_gap_of(RingJob(mirror, layout, kinds, name, spec), want, want.empty[0], seats, records)
     if place == sim.cluster.gpu_node.size:
         free = with_which_faster(sim.cluster, ring, free)
     return choose_for(sim.cluster, ring, free, sim.rules.replacement).gpu

@@ -602,19 +602,19 @@ NO_SUCH = problems("no-such-attempt")
 @router.get("/v1/unknown-attempts")
 def unknown(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
     """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
-    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.known]
+    return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.unresolved]
 
 
 @router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
 def end(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
     """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
-    return _done(service, attempt, known=service.control.unknown_attempts.end(attempt))
+    return _done(service, attempt, known=service.control.unknown_attempts.request_end(attempt))
 
 
 @router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
 def disregard(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
     """Let jobs start on the GPUs of an attempt that is not proven dead."""
-    return _done(service, attempt, known=service.control.unknown_attempts.disregard(attempt))
+    return _done(service, attempt, known=service.control.unknown_attempts.request_disregard(attempt))
 
 
 def _done(service: Service, attempt: str, *, known: bool) -> Response:

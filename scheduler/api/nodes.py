@@ -143,7 +143,7 @@ def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
         held = {gpu: job if owners.get(job) == mine else HIDDEN_JOB for gpu, job in held.items()}
         rows = {name: _for_users(row) for name, row in rows.items()}
     control, now_s = service.control, service.now_s()
-    fenced, reports, reached_by = control.fenced_nodes(), control.last_reports(), control.reached_by()
+    fenced, reports, reached_by = control.fenced_nodes(), control.last_reports(), control.successful_probers()
     running = service.clearing.running
 
     def page(name: str, gpus: int) -> NodePage:

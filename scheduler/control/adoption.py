@@ -70,45 +70,45 @@ class UnknownAttempts:
         self._requests: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
 
     @property
-    def known(self) -> list[UnknownAttempt]:
+    def unresolved(self) -> list[UnknownAttempt]:
         """Those that are not gone, by name."""
         return sorted(self._found.values())
 
-    def are_known(self, fence: int) -> bool:
+    def are_listed(self, fence: int) -> bool:
         """Return whether all were listed under a lease; until then it is not known which GPUs are free."""
         return self._backend is None or fence == self._fence
 
     def why_no_starts(self, fence: int) -> str:
         """Return why no job may start under a lease, "" if jobs may."""
-        if not self.are_known(fence):
+        if not self.are_listed(fence):
             return NOT_KNOWN
         return "" if all(it.placement for it in self._found.values()) else NOT_KNOWN_WHERE
 
     @property
-    def are_due(self) -> bool:
+    def is_listing_due(self) -> bool:
         """Whether the backend could not list them and it is time to ask again; then the store is read again too."""
         return self._is_waiting and time.monotonic() >= self._again_s
 
-    def end(self, name: str) -> bool:
+    def request_end(self, name: str) -> bool:
         """Ask for the end of one, and return whether it is known; any thread may call it."""
-        return self._request(name, END)
+        return self._note_request(name, END)
 
-    def disregard(self, name: str) -> bool:
+    def request_disregard(self, name: str) -> bool:
         """Free its GPUs though it is not proven gone, and return whether it is known; any thread may call it."""
-        return self._request(name, DISREGARDED)
+        return self._note_request(name, DISREGARDED)
 
-    def _request(self, name: str, request: str) -> bool:
+    def _note_request(self, name: str, request: str) -> bool:
         if name in self._found:
             self._requests[name] = request
         return name in self._found
 
-    def list_at_backend(self, fence: int) -> None:
+    def find_at_backend(self, fence: int) -> None:
         """List them at the backend, once under each lease, before the store is read.
 
         Raises:
             FencedError: If another scheduler has taken over.
         """
-        if self._backend is None or self.are_known(fence) or time.monotonic() < self._again_s:
+        if self._backend is None or self.are_listed(fence) or time.monotonic() < self._again_s:
             return
         try:
             remembered = call_backend(self._backend.launched)
@@ -121,7 +121,7 @@ class UnknownAttempts:
         for name, (attempt, placement) in remembered.items():
             try:
                 if not self._is_stored(name, attempt, placement) and not self._is_gone(name):
-                    self._add(fence, name, attempt, placement)
+                    self._adopt_or_add(fence, name, attempt, placement)
             except OF_NO_JOB:
                 raise
             except Exception as error:  # the name is known, and the others are still listed
@@ -129,22 +129,25 @@ class UnknownAttempts:
                 self._found[name] = UnknownAttempt(name, attempt.job, (), self._parts.now_s())
         self._fence = fence
 
-    def resolve(self, fence: int, now_s: float) -> tuple[int, ...]:
-        """Check those that are known: end, release or forget them; return the GPUs that they keep from jobs, ascending.
+    def resolve(self, fence: int, now_s: float) -> None:
+        """Check those that are known: end, release or forget them.
 
         Raises:
             FencedError: If another scheduler has taken over.
         """
         if self._found and time.monotonic() - self._checked_s >= self._check_s:
             self._checked_s = time.monotonic()
-            for unknown in self.known:
-                self._check(unknown, fence, now_s)
-        return tuple(sorted({gpu for it in self._found.values() for gpu in self._numbers(it.placement)}))
+            for unknown in self.unresolved:
+                self._resolve_one(unknown, fence, now_s)
 
-    def _check(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
+    def blocked_gpus(self) -> tuple[int, ...]:
+        """Return the GPUs that they keep from jobs, ascending."""
+        return tuple(sorted({gpu for it in self._found.values() for gpu in self._gpus_in_cluster(it.placement)}))
+
+    def _resolve_one(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
         request = self._requests.get(unknown.name, "")  # it stays until it is done
         if request == END:
-            self._end(unknown.name)
+            self._cancel_at_backend(unknown.name)
         over = GONE if self._is_gone(unknown.name) else DISREGARDED if request == DISREGARDED else ""
         if over:
             words = "its GPUs are free" if over == GONE else "its GPUs are free by an operator's request"
@@ -152,7 +155,7 @@ class UnknownAttempts:
             del self._found[unknown.name]
             self._requests.pop(unknown.name, None)
 
-    def _end(self, name: str) -> None:
+    def _cancel_at_backend(self, name: str) -> None:
         try:
             call_backend(self._parts.backend.cancel, name, "an operator ends it, as the store does not have it")
         except BackendError as error:
@@ -174,9 +177,9 @@ class UnknownAttempts:
         is_same = not placement or (row is not None and set(row.placement) == set(placement))
         return row is not None and (row.state is AttemptState.CLOSED or is_same)
 
-    def _add(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
+    def _adopt_or_add(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
         now_s = self._parts.now_s()
-        if self._adopts(fence, name, attempt, placement, now_s):
+        if self._try_adopt(fence, name, attempt, placement, now_s):
             return
         where = ", ".join(f"{share.node}:{','.join(map(str, share.gpus))}" for share in placement)
         text = f"{name} is not in the store and may run on {where}: no job starts there until it is gone"
@@ -185,14 +188,14 @@ class UnknownAttempts:
         unknown = self._found[name] = UnknownAttempt(name, attempt.job, placement, now_s)
         self._store_event(fence, unknown, FOUND, text)
 
-    def _adopts(self, fence: int, name: str, attempt: Attempt, placement: Placement, now_s: float) -> bool:
+    def _try_adopt(self, fence: int, name: str, attempt: Attempt, placement: Placement, now_s: float) -> bool:
         """Open the attempt in the store, if it is the next one of a job that waits and its GPUs are free there."""
         try:
             with self._parts.store.read() as tx:
                 job = get_job(tx, attempt.job)
         except UNREADABLE_ERRORS:
             return False  # it is held for that error
-        if job is None or not _is_next(job, attempt, placement):
+        if job is None or not _is_next_attempt(job, attempt, placement):
             return False
         cause = f"{name} was found at the backend"
         opening = NewAttempt(self._parts.backend_name, placement, slowdown=1.0, overhead_s=0.0)
@@ -207,7 +210,7 @@ class UnknownAttempts:
         log.warning("%s: the store did not have it, and its job continues with it", name)
         return not refused
 
-    def _numbers(self, placement: Placement) -> Iterable[int]:
+    def _gpus_in_cluster(self, placement: Placement) -> Iterable[int]:
         """Yield the GPUs of a placement that the cluster file has."""
         for share in placement:
             for gpu in share.gpus:
@@ -229,7 +232,7 @@ class UnknownAttempts:
         log.warning("%s", cause)  # once it is stored: what cannot be written down is no line of a log either
 
 
-def _is_next(job: JobRow, attempt: Attempt, placement: Placement) -> bool:
+def _is_next_attempt(job: JobRow, attempt: Attempt, placement: Placement) -> bool:
     """Return whether a job that waits would open just this attempt next."""
     waits = job.state is JobState.QUEUED and job.desired is Desired.RUN and attempt.number == job.attempt + 1
     return waits and sum(len(share.gpus) for share in placement) == job.gpus
@@ -268,15 +271,15 @@ class ExternalJobs:
         try:
             held = self._backend.external_jobs()
             if held is not self._seen:
-                self._import(cache, held, now_s)
+                self._import_changes(cache, held, now_s)
                 self._seen = held
-            self._discard(
+            self._discard_ended(
                 self._backend, held, {job.id for job in cache.table.jobs.values() if job.desired is Desired.CANCEL}
             )
         except BackendError as error:
             log.warning("jobs of the backend cannot be imported: %s", error)
 
-    def _import(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
+    def _import_changes(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
         jobs = cache.table.jobs
         closed = [each.job for each in held if each.job not in jobs and each.job not in self._ended]
         with self._parts.store.read() as tx:
@@ -300,7 +303,7 @@ class ExternalJobs:
         if new or cancelled:
             self._parts.store.write(write)
 
-    def _discard(self, backend: Backend, held: Iterable[ExternalJob], unwanted: Collection[str]) -> None:
+    def _discard_ended(self, backend: Backend, held: Iterable[ExternalJob], unwanted: Collection[str]) -> None:
         """End at the backend what has ended here, or is to: an attempt of it may not be stopped by less.
 
         Raises:

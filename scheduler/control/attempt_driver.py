@@ -47,14 +47,15 @@ from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
 from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
 from .node_checks import NodeChecks
-from .seating import goes_on_without, held_by, keep_ring
-from .state_cache import StateCache, needs_of, tries_of
+from .seating import held_placement, retire_faulty_members, store_ring_end
+from .state_cache import StateCache, needs_of, used_tries_of
 from .steps import check_step_times, read_last_report
 
 log = logging.getLogger(__name__)
 
 ADVANCE_S = 5.0  # after which the lease is renewed before more attempts are advanced
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
+MayStepAgain = bool  # whether an attempt may take another step at once
 
 
 def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | None = None) -> None:
@@ -73,9 +74,9 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
     """
     wanted = cache.table.attempts if jobs is None else jobs
     names = {job: cache.table.attempts[job].name for job in wanted if not cache.errors.is_resting(job, now_s)}
-    statuses = _statuses(cache, names)
+    statuses = _poll_statuses(cache, names)
     for row in list(cache.table.earlier) if jobs is None else ():
-        _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
+        _try_step(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     cache.write(now_s)
     until, unreachable = time.monotonic() + ADVANCE_S, Status(Run.UNREACHABLE)
     faulty, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
@@ -91,12 +92,14 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
             status = statuses.get(names[job], unreachable)
             if row.backend != cache.parts.backend_name:  # one backend does not know another's attempts
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
-            status = by_lease(cache, row) or status
+            status = status_by_lease(cache, row) or status
             if at and time.monotonic() > until:
                 break  # the next cycle begins with the rest, after the renewal of the lease
             reached.add(job)
-            has_fault = job in faulty and not goes_on_without(cache, row)
-            if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=stops.get(job)):
+            has_fault = job in faulty and not retire_faulty_members(cache, row)
+            if _try_step(
+                cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=stops.get(job)
+            ):
                 again.append(job)
         cache.write(now_s)
         active = again
@@ -106,7 +109,7 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
         cache.polled = {} if is_whole else cache.polled | now_polled
 
 
-def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
+def _poll_statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
     """Return the backend's status of attempts, by name; each alone if one of them makes the backend fail.
 
     An error only means that an attempt cannot be reached, and is no fault of its job.
@@ -128,20 +131,22 @@ def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
     return statuses
 
 
-def _try(
+def _try_step(
     cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
     verdict: StopReason | None = None,
-) -> bool:  # fmt: skip
+) -> MayStepAgain:  # fmt: skip
     """Take one step with an attempt; if the backend fails, it is tried again in the next cycle."""
-    with cache.isolated(row.job_id, now_s, what="polling", step=row.state):
+    with cache.isolated(row.job_id, now_s, action="polling", step=row.state):
         try:
             is_failing = cache.errors.is_failing(row.job_id) and row.job_id in cache.table.jobs
-            if is_failing and _is_at_its_end(cache, row, status):
-                return _end_failing(cache, row, status, now_s)
-            view = _view(cache, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
-            before = cache.mark()
-            goes_on = _step(cache, row, view, now_s)
-            if cache.mark() != before:
+            if is_failing and _is_ending(cache, row, status):
+                return _end_failing_attempt(cache, row, status, now_s)
+            view = _attempt_view(cache, row, status)._replace(
+                has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict
+            )
+            before = cache.change_mark()
+            goes_on = _take_step(cache, row, view, now_s)
+            if cache.change_mark() != before:
                 cache.errors.note_step(row.job_id, "polling", row.state, now_s)
             if status.run is not Run.UNREACHABLE:
                 cache.errors.note_success(row.job_id)
@@ -151,8 +156,8 @@ def _try(
     return False
 
 
-def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -> bool:
-    """Take one step with an attempt, and return whether another may follow at once."""
+def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -> MayStepAgain:
+    """Take one step with an attempt."""
     step = next_step(view, now_s)
     if step.contact is not row.contact:
         cause = view.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
@@ -163,7 +168,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
     if step.do is Do.LAUNCH:
         return _launch(cache, row, now_s)
     if step.do is Do.CHECK:
-        cache.parts.checks.begin(row._replace(placement=held_by(cache, row)), cache.table.jobs[row.job_id])
+        cache.parts.checks.begin(row._replace(placement=held_placement(cache, row)), cache.table.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
         first = row.name not in cache.cancelled
@@ -172,22 +177,22 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         cache.cancelled_s.setdefault(row.name, time.monotonic())
         return first and view.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
-        return _close(cache, row, now_s)
+        return _close_attempt(cache, row, now_s)
     if step.do is Do.RELEASE:
-        _release(cache, row, view.status, now_s)
+        _release_attempt(cache, row, view.status, now_s)
     else:
-        _change_both(cache, row, step, now_s)
+        _run_or_drain(cache, row, step, now_s)
         if view.verdict is not None and step.after is view.verdict.after:  # and for no other reason
             log.warning("attempt %s: %s", row.name, step.cause)
             cache.batch.add_event(view.verdict.event, view.verdict.out_of_service)
     return True
 
 
-def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
+def _attempt_view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.table.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
     checked = cache.parts.checks.status(row, job, status.run)
-    is_lost = drains and status.run is Run.LOST and status == by_lease(cache, row)
+    is_lost = drains and status.run is Run.LOST and status == status_by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,
@@ -198,11 +203,11 @@ def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
         has_fault=False,
         checks=checked.checks,
         found=checked.found,
-        launch_error=cache.launches.words(row.name),
+        launch_error=cache.launches.last_error(row.name),
     )
 
 
-def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
+def status_by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
 
     Nothing of the attempt lives on a node whose lease has run out. The backend has to stop the rest. The attempt is
@@ -210,7 +215,7 @@ def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     """
     if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
         return None
-    held = held_by(cache, row)
+    held = held_placement(cache, row)
     fenced = sorted({share.node for share in held} & cache.health.fenced)
     if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
         return None
@@ -223,12 +228,14 @@ def by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
 
 
-def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
+def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> MayStepAgain:
     """Let the backend start an attempt; one that it will never start is stopped, and others are tried again."""
     if not cache.launches.is_due(row.name, now_s):
         return False
     try:
-        attempt = attempt_of(cache.table.jobs[row.job_id], row, _begins_with(cache, row), cache.parts.checks)
+        attempt = attempt_to_launch(
+            cache.table.jobs[row.job_id], row, _checkpoint_environment(cache, row), cache.parts.checks
+        )
         if attempt.seats and not cache.parts.backend.capabilities.runs_rings:
             raise RefusedError(f"the backend {cache.parts.backend_name} has no rings: write `failover: restart`")
         call_backend(cache.parts.backend.launch, attempt, row.placement)
@@ -238,23 +245,25 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         drain(cache, row, str(error), now_s, after)
         return True
     except BackendError as error:
-        if cache.launches.fail(row.name, str(error), now_s):
+        if cache.launches.record_failure(row.name, str(error), now_s):
             words = f"not launched yet: {error}"
             cache.batch.add_event(NewEvent(LAUNCH, SCHEDULER_WRITER, now_s, row.job_id, row.number, cause=words))
         raise
-    cache.launches.end(row.name)
+    cache.launches.forget(row.name)
     if row.state is AttemptState.RESERVED:
         cache.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
 
 
-def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], checks: NodeChecks) -> Attempt:
+def attempt_to_launch(
+    job: JobRow, row: AttemptRow, checkpoint_environment: Mapping[str, str], checks: NodeChecks
+) -> Attempt:
     """Return what a backend is to start.
 
     Args:
         job: The job.
         row: Its attempt.
-        begins_with: Environment variables besides those of the job file.
+        checkpoint_environment: Environment variables besides those of the job file.
         checks: Of the scheduler; they may travel with the command.
     """
     spec = stored_job(job.spec)
@@ -263,9 +272,9 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
         row.name,
         job.id,
         row.number,
-        checks.command_of(spec),
+        checks.command_with_checks(spec),
         spec.folder,
-        {**spec.environment, **begins_with, **checks.environment_of(spec, row.name), **plan},
+        {**spec.environment, **checkpoint_environment, **checks.make_scratch_environment(spec, row.name), **plan},
         spec.grace_s,
         float("inf") if spec.limit_s is None else spec.limit_s,
         spec.image,
@@ -276,7 +285,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], che
     )
 
 
-def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
+def _checkpoint_environment(cache: StateCache, row: AttemptRow) -> dict[str, str]:
     """Return the environment variables that name the checkpoint from which an attempt can continue."""
     if row.number == 1:
         return {}
@@ -285,7 +294,7 @@ def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
     return {} if last is None else {"LONGSHORE_CHECKPOINT": last.path}
 
 
-def _change_both(cache: StateCache, row: AttemptRow, step: AttemptStep, now_s: float) -> None:
+def _run_or_drain(cache: StateCache, row: AttemptRow, step: AttemptStep, now_s: float) -> None:
     """Let an attempt and its job run, or drain and stop."""
     job = cache.table.jobs[row.job_id]
     if step.do is Do.RUN:
@@ -304,25 +313,25 @@ def drain(
     cache.change_job(cache.table.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
 
 
-def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> None:
+def _release_attempt(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> None:
     """Free an attempt's GPUs, and decide the next state of its job."""
     job = cache.table.jobs[row.job_id]
     kept_s = status.progress.get(SAVED)
     report = read_last_report(cache, row, now_s)
     started_s = _started_s(row, status, now_s)
-    came = attempt_progress(report, status.progress, job.reached_step, _ran_s(row, status, now_s))
+    progress = attempt_progress(report, status.progress, job.reached_step, _run_time_s(row, status, now_s))
     cache.advance_mirror(now_s)
     cache.gpus_freed = True
-    cache.launches.end(row.name)
-    keep_ring(cache, row, now_s)
-    outcome = _outcome(cache, job, row, status, came, now_s)
-    outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.wait_s(row)))
+    cache.launches.forget(row.name)
+    store_ring_end(cache, row, now_s)
+    outcome = _decide_outcome(cache, job, row, status, progress, now_s)
+    outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.retry_wait_s(row)))
     now, desired, stays = release_step(job, outcome)
     used = outcome.used
     columns = JobColumns(
         cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
         not_before_s=now_s + outcome.wait_s, stops_infra=used.infra, stops_resource=used.resource,
-        stops_user=used.user, stops_again=used.again, stops_ambiguous=used.ambiguous, reached_step=came.step,
+        stops_user=used.user, stops_again=used.again, stops_ambiguous=used.ambiguous, reached_step=progress.step,
     )  # fmt: skip
     if now in (JobState.QUEUED, JobState.HELD):
         columns |= cache.requeue(job.id, kept_s)
@@ -338,22 +347,22 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
         ended_s=now_s, ends=status.ends,
     )  # fmt: skip
     cache.change_job(job, now, outcome.cause, now_s, **columns)
-    cache.parts.checks.end(row)
+    cache.parts.checks.forget(row)
     if cache.mirror.has(job.id):
-        cache.move_to_place(job.id)
+        cache.move_to_queue_place(job.id)
 
 
-def _outcome(
-    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: AttemptProgress, now_s: float
+def _decide_outcome(
+    cache: StateCache, job: JobRow, row: AttemptRow, status: Status, progress: AttemptProgress, now_s: float
 ) -> AttemptOutcome:
     retry = stored_or_usual(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # A lost attempt may no longer report that it ran.
         status = replace(status, started_s=row.started_s)
-    used = tries_of(job) if _is_hurried(cache, row, now_s) else came.left_of(tries_of(job))
+    used = used_tries_of(job) if _restarts_too_often(cache, row, now_s) else progress.left_of(used_tries_of(job))
     found = attempt_outcome(
         status, job.after_stop, retry.tries(), used, job.no_progress,
-        progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
+        progressed=progress.made_progress, wait_share=share, most_stuck=retry.no_progress,
     )  # fmt: skip
     # The reason for which it was stopped counts for more than how the ranks ended.
     retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
@@ -362,7 +371,7 @@ def _outcome(
     return replace(found, cause=job.cause) if stopped else found
 
 
-def _is_hurried(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
+def _restarts_too_often(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     """Return whether a job has begun so often of late that it is more likely to be broken than to come further."""
     if row.number < HURRIED:
         return False
@@ -378,10 +387,10 @@ def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:
     """
     if row.started_s is not None or not status.started_s:
         return row.started_s
-    return now_s - _ran_s(row, status, now_s)
+    return now_s - _run_time_s(row, status, now_s)
 
 
-def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
+def _run_time_s(row: AttemptRow, status: Status, now_s: float) -> float:
     """Return how long an attempt ran; by the clock of its nodes if it ended before the scheduler polled it."""
     if row.started_s is not None:
         return now_s - row.started_s
@@ -389,7 +398,7 @@ def _ran_s(row: AttemptRow, status: Status, now_s: float) -> float:
     return min(max(ended_s - status.started_s, 0.0), now_s - row.opened_s) if status.started_s else 0.0
 
 
-def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
+def _close_attempt(cache: StateCache, row: AttemptRow, now_s: float) -> MayStepAgain:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
     if now_s < cache.close_after_s.get(row.name, now_s):
         return False
@@ -399,7 +408,7 @@ def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         cache.close_after_s[row.name] = now_s + CLOSE_AGAIN_S
         if row.cleanup_error:  # reported once, whatever the next error is
             raise
-        cache.note_cleanup(row, str(error), now_s)
+        cache.note_cleanup_error(row, str(error), now_s)
         return False
     cache.cancelled.discard(row.name)
     cache.cancelled_s.pop(row.name, None)
@@ -414,7 +423,7 @@ def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
         if job in cache.table.jobs:
             with cache.isolated(job, now_s):
                 cause = f"it could not be handled {MAX_ERRORS_IN_A_ROW} times in a row: {words}"
-                _hold(cache, cache.table.jobs[job], cause, now_s)
+                _hold_job(cache, cache.table.jobs[job], cause, now_s)
     cache.write(now_s)
     for job, why in cache.table.unreadable.items():
         with cache.isolated(job, now_s):
@@ -425,7 +434,7 @@ def hold_failing_jobs(cache: StateCache, now_s: float) -> None:
     cache.table.unreadable.clear()
 
 
-def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
+def _hold_job(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
     row = cache.table.attempts.get(job.id)
     # A request of its owner remains; else it is held until its owner releases it.
     columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
@@ -442,14 +451,14 @@ def _hold(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
     cache.batch.add_event(NewEvent(ERROR_EVENT, SCHEDULER_WRITER, now_s, job.id, number, cause=cause))
 
 
-def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
+def _is_ending(cache: StateCache, row: AttemptRow, status: Status) -> bool:
     """Return whether an attempt does not run, or is not to: one that runs is left alone whatever fails."""
     is_over_or_unwanted = status.run in ENDED_RUNS or cache.table.jobs[row.job_id].desired is not Desired.RUN
     return row.state is not AttemptState.RUNNING or is_over_or_unwanted
 
 
-def _end_failing(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> bool:
-    """End an attempt of a job that keeps failing, by the shortest way; return whether another step may follow at once.
+def _end_failing_attempt(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> MayStepAgain:
+    """End an attempt of a job that keeps failing, by the shortest way.
 
     One that ran is drained first, and then handled as usual. If that fails too, its GPUs are freed on proof.
     """
@@ -463,14 +472,14 @@ def _end_failing(cache: StateCache, row: AttemptRow, status: Status, now_s: floa
         return False
     over = is_over(status.run, is_cancelled=row.name in cache.cancelled)
     if over and call_backend(backend.released, row.name):
-        give_up(cache, row, now_s)
+        release_and_hold_job(cache, row, now_s)
         return True
     call_backend(backend.cancel, row.name, cache.table.jobs[row.job_id].cause)
     cache.cancelled.add(row.name)
     return False
 
 
-def give_up(cache: StateCache, row: AttemptRow, now_s: float) -> None:
+def release_and_hold_job(cache: StateCache, row: AttemptRow, now_s: float) -> None:
     """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
     job = cache.table.jobs[row.job_id]
     cache.is_incomplete = True  # the mirror still has it, until the store is read again

@@ -45,7 +45,7 @@ class SpoiledError(Exception):
 
 
 @dataclass(slots=True)
-class _Count:
+class _ErrorCount:
     errors: int  # in a row, each of which makes its rest longer
     charged: int  # those that are its own fault
     rests_until_s: float
@@ -63,24 +63,24 @@ class _Tally:
     failed_now: dict[str, str] = field(default_factory=dict)  # in this tick, with the step
     well_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when a step was taken, by step and job
 
-    def forget(self, now_s: float) -> None:
+    def forget_old(self, now_s: float) -> None:
         """Forget what is too old, or in the future because the clock was set back."""
-        self.tried_s, self.failed_s = _lately(self.tried_s, now_s), _lately(self.failed_s, now_s)
-        self.well_s = _lately(self.well_s, now_s)
+        self.tried_s, self.failed_s = _recent_times(self.tried_s, now_s), _recent_times(self.failed_s, now_s)
+        self.well_s = _recent_times(self.well_s, now_s)
 
     @property
-    def is_shared(self) -> bool:
+    def is_fault_shared(self) -> bool:
         """Whether too many jobs failed for the fault to be their own."""
         return len(self.failed_s) > max(1.0, SHARED_FRACTION * len(self.tried_s))
 
-    def others_took(self, step: str, since_s: float) -> bool:
+    def others_took_step(self, step: str, since_s: float) -> bool:
         """Return whether a job that has not failed took a step after a time."""
         return any(
             at_s > since_s and taken == step and job not in self.failed_s for (taken, job), at_s in self.well_s.items()
         )
 
 
-def _lately(times_s: Mapping[KeyT, float], now_s: float) -> dict[KeyT, float]:
+def _recent_times(times_s: Mapping[KeyT, float], now_s: float) -> dict[KeyT, float]:
     return {key: at_s for key, at_s in times_s.items() if 0.0 <= now_s - at_s <= SHARED_S}
 
 
@@ -88,16 +88,16 @@ class JobErrors:
     """Errors of single jobs since they last changed in the store, or since a poll of them succeeded."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, _Count] = {}
+        self._counts: dict[str, _ErrorCount] = {}
         self._tallies = defaultdict[str, _Tally](_Tally)  # by what was done
         self._failed, self._well = set[str](), set[str]()  # in this tick
 
     def begin_tick(self, now_s: float) -> None:
         """Begin a tick: charge the errors of the last one to jobs, with all of them in view."""
         for what, tally in self._tallies.items():
-            tally.forget(now_s)
+            tally.forget_old(now_s)
             failed = tally.failed_now.keys() & self._counts.keys()
-            charged = {job for job in failed if self._is_charged(job, tally)}
+            charged = {job for job in failed if self._is_own_fault(job, tally)}
             for job in charged:
                 self._counts[job].charged += 1
             if failed - charged:
@@ -108,38 +108,38 @@ class JobErrors:
         self._failed.clear()
         self._well.clear()
 
-    def _is_charged(self, job: str, tally: _Tally) -> bool:
+    def _is_own_fault(self, job: str, tally: _Tally) -> bool:
         """Return whether the error of a job is its own fault."""
-        if not tally.is_shared or tally.others_took(tally.failed_now[job], self._counts[job].before_s):
+        if not tally.is_fault_shared or tally.others_took_step(tally.failed_now[job], self._counts[job].before_s):
             return True
         errors = [self._counts[it].errors for it in tally.failed_s.keys() & self._counts.keys()]
         return len(tally.failed_s) == 2 and min(errors, default=0) > MAX_ERRORS_OF_TWO - MAX_ERRORS_IN_A_ROW
 
     @property
-    def failed(self) -> int:
+    def failed_jobs(self) -> int:
         """Number of jobs that failed in this tick."""
         return len(self._failed)
 
     @contextmanager
     def isolated(
-        self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling",
-        step: str = "",
+        self, job: str, now_s: float, change_mark: Callable[[], object], *, spoils: bool = False,
+        action: str = "handling", step: str = "",
     ) -> Iterator[None]:  # fmt: skip
         """Isolate what is done about one job: an unforeseen error is counted, and the caller continues.
 
         Args:
             job: The job.
             now_s: The present.
-            mark: Returns another value once anything has been changed that cannot be undone here.
+            change_mark: Returns another value once anything has been changed that cannot be undone here.
             spoils: Whether an error is taken for such a change, even if the mark is the same.
-            what: Is done, in a word; jobs with which the same was done are compared.
+            action: Is done, in a word; jobs with which the same was done are compared.
             step: Of that, as in `note_step`, if it is one that each job takes.
 
         Raises:
             SpoiledError: If something was changed before the error.
             StoreError: If the store does not answer, another scheduler has taken over, or the copy is old.
         """
-        before, tally = mark(), self._tallies[what]
+        before, tally = change_mark(), self._tallies[action]
         tally.tried_s[job] = now_s
         try:
             yield
@@ -148,24 +148,24 @@ class JobErrors:
         except Exception as error:
             tally.failed_s[job] = now_s
             tally.failed_now[job] = step
-            self._count(job, error, now_s)
-            if spoils or mark() != before:
+            self._count_error(job, error, now_s)
+            if spoils or change_mark() != before:
                 raise SpoiledError from error
 
-    def note_step(self, job: str, what: str, step: str, now_s: float) -> None:
+    def note_step(self, job: str, action: str, step: str, now_s: float) -> None:
         """Note that a job took a step, and did not only wait or run on."""
-        self._tallies[what].well_s[step, job] = now_s
+        self._tallies[action].well_s[step, job] = now_s
 
     def charge(self, job: str, error: Exception, now_s: float) -> None:
         """Count an error that is certainly the fault of its job."""
-        self._count(job, error, now_s)
+        self._count_error(job, error, now_s)
         self._counts[job].charged += 1
 
-    def _count(self, job: str, error: Exception, now_s: float) -> None:
+    def _count_error(self, job: str, error: Exception, now_s: float) -> None:
         self._failed.add(job)
         known = self._counts.get(job)
         if known is None or now_s - known.rests_until_s > ERROR_ROW_GAP_S:
-            known = self._counts[job] = _Count(0, 0, 0.0, "")
+            known = self._counts[job] = _ErrorCount(0, 0, 0.0, "")
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
         known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, error_line(error)
         known.before_s, known.last_s = known.last_s, now_s
@@ -211,7 +211,7 @@ class JobErrors:
         for job in self._counts.keys() & set(jobs):
             del self._counts[job]
 
-    def keep(self, jobs: Collection[str]) -> None:
+    def forget_all_but(self, jobs: Collection[str]) -> None:
         """Forget the errors of all but some jobs."""
         self.forget(self._counts.keys() - set(jobs))
 
@@ -219,7 +219,7 @@ class JobErrors:
 FIRST_LAUNCH_WAIT_S, LONGEST_LAUNCH_WAIT_S = 0.5, 30.0  # until a launch is tried again, doubled with each failure
 
 
-class _Failed(NamedTuple):
+class _FailedLaunch(NamedTuple):
     times: int
     again_s: float
     words: str
@@ -229,7 +229,7 @@ class FailedLaunches:
     """Attempts whose last launch failed, by their names."""
 
     def __init__(self) -> None:
-        self._failed: dict[str, _Failed] = {}
+        self._failed: dict[str, _FailedLaunch] = {}
 
     def is_due(self, name: str, now_s: float) -> bool:
         """Return whether an attempt may be launched now."""
@@ -237,23 +237,23 @@ class FailedLaunches:
         # A wait that is longer than any is that of a clock that was set back.
         return it is None or not 0.0 < it.again_s - now_s <= LONGEST_LAUNCH_WAIT_S
 
-    def fail(self, name: str, words: str, now_s: float) -> bool:
+    def record_failure(self, name: str, words: str, now_s: float) -> bool:
         """Note that a launch failed, and return whether the reason differs from the last one."""
-        before = self._failed.get(name, _Failed(0, now_s, ""))
+        before = self._failed.get(name, _FailedLaunch(0, now_s, ""))
         wait_s = min(FIRST_LAUNCH_WAIT_S * 2.0 ** min(before.times, 32), LONGEST_LAUNCH_WAIT_S)
-        self._failed[name] = _Failed(before.times + 1, now_s + wait_s, words)
+        self._failed[name] = _FailedLaunch(before.times + 1, now_s + wait_s, words)
         return words != before.words
 
-    def words(self, name: str) -> str:
+    def last_error(self, name: str) -> str:
         """Return why the last launch of an attempt failed, "" if it did not."""
         it = self._failed.get(name)
         return "" if it is None else it.words
 
-    def why_not(self, job: str) -> str:
+    def why_not_launched(self, job: str) -> str:
         """Return why the last launch of a job failed, "" if it did not. Any thread may call it."""
         attempts = f"ls-{job}-"
         return next((it.words for name, it in list(self._failed.items()) if name.startswith(attempts)), "")
 
-    def end(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Forget an attempt: it was launched, or will not be."""
         self._failed.pop(name, None)

@@ -48,7 +48,7 @@ MAX_STORED_RESULTS, MAX_TEXT_CHARACTERS = 20, 300  # results of a round in an ev
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", counts against the node
 
 
-def findings_of(
+def quarantine_findings(
     report: RoundReport, placement: Placement, at_s: float, of_job: Container[str] = ()
 ) -> list[QuarantineFinding]:
     """Return the findings for quarantine: GPUs that a check names, else nodes; each place once for each check.
@@ -60,43 +60,45 @@ def findings_of(
         of_job: Checks that run a program of the job's owner. What they find may be that program's doing: the job does
             not start, and nothing comes into quarantine.
     """
-    chosen = {(share.node, gpu) for share in placement for gpu in share.gpus}
+    checked_gpus = {(share.node, gpu) for share in placement for gpu in share.gpus}
     found = dict[tuple[HardwarePlace, str], QuarantineFinding]()
     for it in (it for it in report.bad if it.check not in of_job):
-        place = _place_of(it, chosen)
+        place = _faulty_place(it, checked_gpus)
         how = "did not pass" if it.outcome is CheckOutcome.FAIL else "did not come to an end"
         finding = QuarantineFinding(
-            place, it.check, f"{it.check} {how}", _evidence(it), short(it.action), Clears.CHECKS, at_s
+            place, it.check, f"{it.check} {how}", _evidence_text(it), shortened_line(it.action), Clears.CHECKS, at_s
         )  # fmt: skip
         found.setdefault((place, it.check), finding)
     return list(found.values())
 
 
-def lines_of(report: RoundReport) -> tuple[str, ...]:
+def finding_lines(report: RoundReport) -> tuple[str, ...]:
     """Return a line for each finding: where, evidence, and what to do."""
-    return tuple(map(short, report.diagnostics()))
+    return tuple(map(shortened_line, report.diagnostics()))
 
 
-def stored_results(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
+def results_for_event(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
     cut = [asdict(result) for result in list(results)[:MAX_STORED_RESULTS]]
-    return [{name: short(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
+    return [
+        {name: shortened_line(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut
+    ]
 
 
-def _place_of(result: CheckResult, chosen: Container[tuple[str, int]]) -> HardwarePlace:
+def _faulty_place(result: CheckResult, checked_gpus: Container[tuple[str, int]]) -> HardwarePlace:
     found = _GPU.fullmatch(result.device)
     gpu = WHOLE_NODE if found is None else int(found[1])
-    return HardwarePlace(result.node, gpu if (result.node, gpu) in chosen else WHOLE_NODE)
+    return HardwarePlace(result.node, gpu if (result.node, gpu) in checked_gpus else WHOLE_NODE)
 
 
-def _evidence(result: CheckResult) -> str:
+def _evidence_text(result: CheckResult) -> str:
     where = f"{result.device}: " if result.device else ""
     wanted = f", wanted {result.wanted}" if result.wanted else ""
     has_figures = result.got or result.wanted
-    return short(where + (f"got {result.got or 'nothing'}{wanted}" if has_figures else result.reason))
+    return shortened_line(where + (f"got {result.got or 'nothing'}{wanted}" if has_figures else result.reason))
 
 
-def short(text: str) -> str:
+def shortened_line(text: str) -> str:
     """Return a text as one line of limited length: a third party's check may return anything."""
     return in_one_line(text)[:MAX_TEXT_CHARACTERS]
 
@@ -110,7 +112,7 @@ UNFIT_REST_S = 120.0  # no job starts where a check failed and too much is in qu
 FIRST_RETRY_WAIT_S, LONGEST_RETRY_WAIT_S = 60.0, 600.0
 
 
-class When(Enum):
+class CheckPhase(Enum):
     """When nodes are checked."""
 
     START = "start"  # before an attempt
@@ -127,8 +129,8 @@ class CheckStatus(NamedTuple):
     wait_s: float = 0.0  # if they failed, before the job is tried again
 
 
-_NOT_PASSED = {When.START: UNFIT, When.SEAT: "the checks before its seat did not pass"}
-_ELSEWHERE = {When.START: "it is tried elsewhere", When.SEAT: "another one is tried"}
+_NOT_PASSED = {CheckPhase.START: UNFIT, CheckPhase.SEAT: "the checks before its seat did not pass"}
+_ELSEWHERE = {CheckPhase.START: "it is tried elsewhere", CheckPhase.SEAT: "another one is tried"}
 
 
 class _BegunRound(NamedTuple):
@@ -137,7 +139,7 @@ class _BegunRound(NamedTuple):
     job: str
     number: int
     attempt: str
-    when: When
+    when: CheckPhase
     placement: Placement  # that it checks
     of_job: frozenset[str] = frozenset()  # checks that run a program of the job
 
@@ -162,7 +164,7 @@ class NodeChecks:
     ) -> None:  # fmt: skip
         self._rounds, self._jobs, self._slots = rounds, jobs, slots
         self._link_bytes_per_s, self._scratch = link_bytes_per_s, scratch
-        self.checked: frozenset[str] = frozenset()
+        self.jobs_being_checked: frozenset[str] = frozenset()
         self._fence: int | None = None
         self._begun: dict[str, _BegunRound] = {}  # by the name of the round
         self._ended: dict[str, CheckStatus] = {}  # of the checks before a start, by the name of the attempt
@@ -178,14 +180,14 @@ class NodeChecks:
         """Return whether the nodes of a job are to be checked. An external job runs its own command."""
         return (spec.preflight or self._jobs) == "auto" and spec.external is None
 
-    def command_of(self, spec: StoredJob) -> tuple[str, ...]:
+    def command_with_checks(self, spec: StoredJob) -> tuple[str, ...]:
         """Return what a job runs: its command, behind the checks if they travel with it."""
         if self._rounds is None and self.are_wanted(spec):
             workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s)
             return wrapped(spec.command, workload, slots=self._slots, scratch=self._scratch)
         return spec.command
 
-    def environment_of(self, spec: StoredJob, attempt: str) -> dict[str, str]:
+    def make_scratch_environment(self, spec: StoredJob, attempt: str) -> dict[str, str]:
         """Return what the environment of an attempt has for its checks: the name of its scratch folder, which is made.
 
         Where checks travel with jobs the folder is made by them.
@@ -220,25 +222,27 @@ class NodeChecks:
             return ended
         # One that never ran may have had its GPUs set for it, and its scratch folder made.
         is_dirty = (run in ENDED_RUNS or ended.checks is Checks.NONE) and name not in self._clean
-        return CheckStatus(Checks.RUN if is_dirty or self._is_checked(name) else Checks.NONE)
+        return CheckStatus(Checks.RUN if is_dirty or self._has_running_checks(name) else Checks.NONE)
 
-    def _is_checked(self, attempt: str) -> bool:
+    def _has_running_checks(self, attempt: str) -> bool:
         """Return whether checks run that began before the end of an attempt."""
-        return any(it.attempt == attempt and it.when is not When.END for it in self._begun.values())
+        return any(it.attempt == attempt and it.when is not CheckPhase.END for it in self._begun.values())
 
     def begin(self, row: AttemptRow, job: JobRow) -> None:
         """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
         name, is_start = row.name, row.state is AttemptState.RESERVED
-        if not is_start and self._is_checked(name):
+        if not is_start and self._has_running_checks(name):
             return
         if is_start:
             self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
-            self.checked |= {row.job_id}
+            self.jobs_being_checked |= {row.job_id}
         of_job = frozenset({JOB_SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
-        begun = _BegunRound(row.job_id, row.number, name, When.START if is_start else When.END, row.placement, of_job)
-        self._begin(_round_name(name, begun.when.value), begun, job)
+        begun = _BegunRound(
+            row.job_id, row.number, name, CheckPhase.START if is_start else CheckPhase.END, row.placement, of_job
+        )
+        self._begin_round(_round_name(name, begun.when.value), begun, job)
 
-    def seat_status(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
+    def check_seat(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
         """Return the status of the checks of a GPU that a ring is to have; begin them unless they run.
 
         Args:
@@ -252,7 +256,7 @@ class NodeChecks:
             return found
         self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
         if round_name not in self._begun:
-            self._begin(round_name, _BegunRound(row.job_id, row.number, name, When.SEAT, (share,)), job)
+            self._begin_round(round_name, _BegunRound(row.job_id, row.number, name, CheckPhase.SEAT, (share,)), job)
         return CheckStatus(Checks.RUN)
 
     def why_no_seat_checks(self, job: str) -> str:
@@ -260,35 +264,35 @@ class NodeChecks:
         left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
         return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
 
-    def _begin(self, round_name: str, begun: _BegunRound, job: JobRow) -> None:
+    def _begin_round(self, round_name: str, begun: _BegunRound, job: JobRow) -> None:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
             nodes = (share.node for share in begun.placement)
-            if self._rounds.begin(round_name, nodes, self._work(begun, stored_or_usual(job.spec))):
+            if self._rounds.begin(round_name, nodes, self._round_work(begun, stored_or_usual(job.spec))):
                 self._begun[round_name] = begun
 
-    def _work(self, begun: _BegunRound, spec: StoredJob) -> Work:
+    def _round_work(self, begun: _BegunRound, spec: StoredJob) -> Work:
         """Return what a round does."""
         workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
         scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
-        if begun.when is When.END:
+        if begun.when is CheckPhase.END:
             return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt, scratch=scratch)
-        if begun.when is When.SEAT:  # its sample runs before the job starts
+        if begun.when is CheckPhase.SEAT:  # its sample runs before the job starts
             workload = workload.model_copy(update={"sample": ()})
         return lambda nodes: run_round(begun.placement, workload, nodes)
 
-    def wait_s(self, row: AttemptRow) -> float:
+    def retry_wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
         return self._ended.get(row.name, CheckStatus()).wait_s
 
-    def end(self, row: AttemptRow) -> None:
+    def forget(self, row: AttemptRow) -> None:
         """Forget an attempt: it has been released."""
         name = row.name
         self._ended.pop(name, None)
         self._clean.discard(name)
-        self.checked -= {row.job_id}
+        self.jobs_being_checked -= {row.job_id}
 
-    def collect(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
+    def apply_ended_rounds(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
         """Act on rounds that have ended: quarantine what is broken, and note the consequences for jobs.
 
         Raises:
@@ -297,35 +301,35 @@ class NodeChecks:
         if self._rounds is None:
             return
         if fence != self._fence:
-            self._reset(fence)
+            self._reset_for_lease(fence)
         for name, ended in self._rounds.ended().items():
             begun = self._begun.get(name)
             if begun is not None:
                 found = (
                     []
                     if ended.report is None
-                    else findings_of(ended.report, begun.placement, ended.ended_s, begun.of_job)
+                    else quarantine_findings(ended.report, begun.placement, ended.ended_s, begun.of_job)
                 )
-                event = self._event(begun, ended, now_s)
-                put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
+                event = self._round_event(begun, ended, now_s)
+                put = partial(_quarantine_found, fleet=fleet, fence=fence, found=found, event=event)
                 self._resting |= dict.fromkeys(store.write(put), now_s + UNFIT_REST_S)
-                self._note(name, begun, ended)
+                self._note_result(name, begun, ended)
                 del self._begun[name]
             self._rounds.forget(name)
 
-    def _reset(self, fence: int) -> None:
+    def _reset_for_lease(self, fence: int) -> None:
         """Forget what was known under another lease: another scheduler may have handled the jobs meanwhile."""
-        self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
+        self._fence, self.jobs_being_checked, self._begun, self._tried = fence, frozenset(), {}, {}
         for known in (self._ended, self._clean, self._seats, self._rests_until_s):
             known.clear()
 
-    def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
+    def resting_gpus(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
         """Return node and index of the GPUs on which no job starts for a while because checks failed there."""
         # A clock that was set back must not make it longer.
         self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S}
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
-    def retry_waiting(
+    def retry_unfit_jobs(
         self, store: Store, jobs: dict[str, JobRow], health: ClusterHealth, fence: int, now_s: float
     ) -> None:
         """Retry at once the jobs that wait because nodes were not fit, if GPUs came back into service."""
@@ -347,42 +351,42 @@ class NodeChecks:
             store.write(write)
             jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
 
-    def _event(self, begun: _BegunRound, ended: FinishedRound, now_s: float) -> NewEvent | None:
+    def _round_event(self, begun: _BegunRound, ended: FinishedRound, now_s: float) -> NewEvent | None:
         """Return the event of a round, None for a successful cleanup."""
         report = ended.report
-        is_end = begun.when is When.END
+        is_end = begun.when is CheckPhase.END
         if report is not None and report.passed and is_end:
             return None
         now = NOT_RUN if report is None else PASSED if report.passed else NOT_CLEAN if is_end else FAILED
         data: dict[str, object] = {"ended_s": ended.ended_s}
         if report is not None:
-            data |= {"seconds": report.seconds, "results": stored_results([*report.bad, *report.warnings])}
-        lines = (ended.problem,) if report is None else lines_of(report)
+            data |= {"seconds": report.seconds, "results": results_for_event([*report.bad, *report.warnings])}
+        lines = (ended.problem,) if report is None else finding_lines(report)
         cause = "; ".join(lines) or f"all checks passed on {', '.join(report.nodes if report else ())}"
         return NewEvent(
             PREFLIGHT_EVENT, SCHEDULER_WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence,
             cause=cause, data=data
         )  # fmt: skip
 
-    def _note(self, name: str, begun: _BegunRound, ended: FinishedRound) -> None:
+    def _note_result(self, name: str, begun: _BegunRound, ended: FinishedRound) -> None:
         """Note the consequences of a round for its attempt."""
-        if begun.when is When.END:
+        if begun.when is CheckPhase.END:
             self._clean.add(begun.attempt)
             return
-        status = self._judge(begun, ended)
+        status = self._judge_round(begun, ended)
         if status.checks is Checks.FAILED:
             log.warning("attempt %s: %s", begun.attempt, status.found)
-        if begun.when is When.SEAT:
+        if begun.when is CheckPhase.SEAT:
             self._seats[begun.job, name] = status
             self._rests_until_s[begun.job] = time.monotonic() + status.wait_s
         else:
-            self.checked -= {begun.job}
+            self.jobs_being_checked -= {begun.job}
             self._ended[begun.attempt] = status
 
-    def _judge(self, begun: _BegunRound, ended: FinishedRound) -> CheckStatus:
+    def _judge_round(self, begun: _BegunRound, ended: FinishedRound) -> CheckStatus:
         """Return whether the nodes of a round are fit, and if not, how long the job waits."""
         if ended.report is None:
-            return self._give_up(begun, (ended.problem,))
+            return self._make_job_wait(begun, (ended.problem,))
         tried = self._tried.get(begun.job, PlacementTries(time.monotonic()))
         if ended.report.passed:
             self._tried.pop(begun.job, None)
@@ -390,18 +394,18 @@ class NodeChecks:
             return CheckStatus(passed_s=ended.ended_s)
         tries = tried.after(ended.report)
         if tries.are_used_up(time.monotonic()):
-            return self._give_up(begun, tries.diagnostics)
+            return self._make_job_wait(begun, tries.diagnostics)
         self._tried[begun.job] = tries
         cause = f"{_NOT_PASSED[begun.when]} ({tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
-        return CheckStatus(Checks.FAILED, cause + "; ".join(lines_of(ended.report)))
+        return CheckStatus(Checks.FAILED, cause + "; ".join(finding_lines(ended.report)))
 
-    def _give_up(self, begun: _BegunRound, diagnostics: Sequence[str]) -> CheckStatus:
+    def _make_job_wait(self, begun: _BegunRound, diagnostics: Sequence[str]) -> CheckStatus:
         """Let a job wait after its tries are used up, with all findings."""
         self._tried.pop(begun.job, None)
         times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
         wait_s = min(LONGEST_RETRY_WAIT_S, FIRST_RETRY_WAIT_S * 2.0 ** min(times - 1, 10))
         return CheckStatus(
-            Checks.FAILED, f"{_NOT_PASSED[begun.when]}: {'; '.join(map(short, diagnostics))}", wait_s=wait_s
+            Checks.FAILED, f"{_NOT_PASSED[begun.when]}: {'; '.join(map(shortened_line, diagnostics))}", wait_s=wait_s
         )
 
 
@@ -409,7 +413,7 @@ def _round_name(attempt: str, when: str) -> str:
     return f"{attempt}/{when}"
 
 
-def _put(
+def _quarantine_found(
     tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[QuarantineFinding], event: NewEvent | None
 ) -> list[HardwarePlace]:  # fmt: skip
     """Quarantine findings, and return the places that the limit keeps out of quarantine."""

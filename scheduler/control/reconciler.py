@@ -1,4 +1,4 @@
-"""The page of the live scheduler: `Reconciler.tick` takes the lease, and `Reconciler._cycle` schedules.
+"""The page of the live scheduler: `Reconciler.tick` takes the lease, and `Reconciler._run_cycle` schedules.
 
 Observed state and requested state come closer with each cycle, until they are the same. Admission to the queue follows
 the rules of rules/jobs.py, and its order is that of `queue_key` over the rows of the store: after any change it is the
@@ -40,7 +40,16 @@ from .adoption import DISCARD_S, LIST_AGAIN_S, ExternalJobs, UnknownAttempts
 from .attempt_driver import advance_attempts, hold_failing_jobs
 from .job_errors import JobErrors, SpoiledError
 from .seating import Seating
-from .state_cache import Parts, StateCache, goes_first, needs_of, queue_key, rank_of, request_of, waiting_progress
+from .state_cache import (
+    Parts,
+    StateCache,
+    goes_first_in_queue,
+    job_request_of,
+    needs_of,
+    queue_key,
+    queue_rank_of,
+    waiting_progress,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +96,7 @@ class Reconciler:
         self.unknown_attempts = UnknownAttempts(parts, list_again_s=timing.list_again_s)
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self._gpus_freed = False  # since the last decision, at its very moment
-        self.held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
+        self.why_held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
 
     def tick(self) -> bool:
         """Schedule, as long as this scheduler leads; return whether it does.
@@ -104,16 +113,20 @@ class Reconciler:
         self.errors.begin_tick(self.parts.now_s())
         cycles, until = 0, self._timing.passed_s() + MAX_CYCLES_S
         try:
-            while cycles < MAX_CYCLES + self.errors.failed and self._timing.passed_s() < until and self._lead():
+            while (
+                cycles < MAX_CYCLES + self.errors.failed_jobs
+                and self._timing.passed_s() < until
+                and self._hold_or_take_lease()
+            ):
                 cycles += 1
-                if self.parts.placer.is_journal_full or self.unknown_attempts.are_due:
+                if self.parts.placer.is_journal_full or self.unknown_attempts.is_listing_due:
                     self._drop_cache()
-                if self._complete_cycle():
+                if self._try_cycle():
                     break
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
             self._seating.close()
-            self.cache, self._fence, self.is_behind, self.held_back = None, None, False, ""
+            self.cache, self._fence, self.is_behind, self.why_held_back = None, None, False, ""
             self.errors = JobErrors()  # another scheduler handles the jobs now
         except (StaleWriteError, TakenError) as error:
             log.warning("%s; the store is read again", error)
@@ -123,11 +136,11 @@ class Reconciler:
             raise
         return self._fence is not None
 
-    def _complete_cycle(self) -> bool:
+    def _try_cycle(self) -> bool:
         """Run one cycle; return False if an error of one job spoiled the state in memory."""
         try:
-            cache = self._read_store()
-            self._cycle(cache, self.parts.now_s())
+            cache = self._ensure_cache()
+            self._run_cycle(cache, self.parts.now_s())
         except SpoiledError:
             self._drop_cache()
             return False
@@ -135,7 +148,7 @@ class Reconciler:
             self._drop_cache()
         return True
 
-    def _cycle(self, cache: StateCache, now_s: float) -> None:
+    def _run_cycle(self, cache: StateCache, now_s: float) -> None:
         """Run one cycle of the scheduler.
 
         1. Import the jobs that users submitted to the backend itself.
@@ -161,9 +174,9 @@ class Reconciler:
         self._seating.fill_seats(cache, blocked, now_s)
         if self._seating.is_measuring:
             blocked = blocked or MEASURING
-        admit(cache, now_s)
+        admit_jobs(cache, now_s)
         if self._are_jobs_due(cache, now_s):
-            self.held_back = blocked
+            self.why_held_back = blocked
             if blocked:
                 self.is_behind = False
             else:
@@ -173,17 +186,18 @@ class Reconciler:
     def _observe_nodes(self, cache: StateCache, now_s: float) -> None:
         """Read reports of nodes and results of node checks; close GPUs to jobs on which none may start."""
         parts = self.parts
-        parts.checks.collect(parts.store, parts.monitor.fleet, cache.fence, now_s)
+        parts.checks.apply_ended_rounds(parts.store, parts.monitor.fleet, cache.fence, now_s)
         health = parts.monitor.poll(parts.store, now_s)
-        parts.checks.retry_waiting(parts.store, cache.table.jobs, health, cache.fence, now_s)
-        unfit = [parts.layout.number(*place) for place in parts.checks.resting(parts.layout.nodes, now_s)]
-        cache.set_health(health.without((*self.unknown_attempts.resolve(cache.fence, now_s), *unfit)), now_s)
+        parts.checks.retry_unfit_jobs(parts.store, cache.table.jobs, health, cache.fence, now_s)
+        unfit = [parts.layout.number(*place) for place in parts.checks.resting_gpus(parts.layout.nodes, now_s)]
+        self.unknown_attempts.resolve(cache.fence, now_s)
+        cache.set_health(health.without((*self.unknown_attempts.blocked_gpus(), *unfit)), now_s)
 
     def _are_jobs_due(self, cache: StateCache, now_s: float) -> bool:
         """Return whether anything happened that could let a job start."""
         if cache.mirror.ages_by(now_s) or self._gpus_freed:
             cache.advance_mirror(now_s)
-        return cache.has_advanced(now_s) or self.is_behind or bool(self.held_back)
+        return cache.has_mirror_advanced(now_s) or self.is_behind or bool(self.why_held_back)
 
     def _place_due_jobs(self, cache: StateCache, now_s: float) -> None:
         """Place the jobs that are due.
@@ -196,12 +210,12 @@ class Reconciler:
         """
         started, until, due = [], self._timing.passed_s() + self._timing.place_s, cache.mirror.due()
         while due is not None:
-            with cache.isolated(due, now_s, spoils=True, what="placing", step="decision"):
+            with cache.isolated(due, now_s, spoils=True, action="placing", step="decision"):
                 decision = self.parts.placer.decide(cache.mirror, cache.shape_of)
                 cache.errors.note_step(due, "placing", "decision", now_s)
             step = "start" if decision.started else "wait"
-            with cache.isolated(decision.job, now_s, spoils=True, what="placing", step=step):
-                self._apply(cache, decision, now_s)
+            with cache.isolated(decision.job, now_s, spoils=True, action="placing", step=step):
+                self._apply_decision(cache, decision, now_s)
                 cache.errors.note_step(decision.job, "placing", step, now_s)
                 cache.errors.note_success(decision.job)
             started += [decision.job] if decision.started else []
@@ -218,15 +232,15 @@ class Reconciler:
         self._gpus_freed = cache.gpus_freed
         self.is_behind |= self._gpus_freed
 
-    def _apply(self, cache: StateCache, decision: Decision, now_s: float) -> None:
+    def _apply_decision(self, cache: StateCache, decision: Decision, now_s: float) -> None:
         """Apply a decision to the batch: open the attempt of a job that starts, and record the decision."""
         number = self._open_attempt(cache, decision, now_s) if decision.started else None
         if decision.past:
             cache.batch.changes.decisions.append(self._new_decision(decision, number, now_s))
-        elif self._is_unfit(cache, decision.job):
+        elif self._fits_nowhere(cache, decision.job):
             cache.set_aside(decision.job)
 
-    def _is_unfit(self, cache: StateCache, job: str) -> bool:
+    def _fits_nowhere(self, cache: StateCache, job: str) -> bool:
         """Return whether no GPUs in service could hold a job, though there are as many as it requests."""
         shape = cache.shape_of(job)
         return shape is not None and not fitted(cache.mirror, job, (), shape, in_service=True)
@@ -257,7 +271,7 @@ class Reconciler:
         self._seating.close()
 
     @property
-    def token(self) -> int | None:
+    def valid_lease_token(self) -> int | None:
         """The token of its lease if it surely leads at this moment, whatever others do; any thread may read it."""
         fence, renewed_s = self._fence, self._renew_at_s - RENEW_S
         return fence if self._timing.passed_s() - renewed_s < LEASE_S else None
@@ -266,17 +280,17 @@ class Reconciler:
         """Drop the state in memory, which may be ahead of the store."""
         self.cache, self.is_behind = None, False
 
-    def _read_store(self) -> StateCache:
+    def _ensure_cache(self) -> StateCache:
         """Return the state in memory; read it from the store if it was dropped."""
         assert self._fence is not None
         if self.cache is None:
             self.parts.monitor.load(self.parts.store, self._fence, self.parts.now_s())
-            self.unknown_attempts.list_at_backend(self._fence)
+            self.unknown_attempts.find_at_backend(self._fence)
             self.cache = StateCache(self.parts, self._fence, self.errors)
             self.is_behind = True  # what was decided about jobs that wait is not known
         return self.cache
 
-    def _lead(self) -> bool:
+    def _hold_or_take_lease(self) -> bool:
         """Hold the lease, or take it if it is free; return whether this scheduler leads."""
         parts, now_s, fence = self.parts, self._timing.passed_s(), self._fence
         if fence is not None and now_s < self._renew_at_s:
@@ -312,7 +326,7 @@ class Reconciler:
             self.parts.layout.check_held(held_gpus(tx))
         return fence
 
-    def _new_decision(self, decision: Decision, number: int | None, now_s: float) -> NewDecision:
+    def _new_decision(self, decision: Decision, attempt_number: int | None, now_s: float) -> NewDecision:
         """Return a decision as the store records it, for explanations and for training."""
         placer, layout = self.parts.placer, self.parts.layout
         proposal, record = decision.proposal, decision.record
@@ -326,11 +340,11 @@ class Reconciler:
             "agrees": None if proposal is None else proposal.agrees(decision.fallback_proposal),
             "expected": None if decision.expected is None else asdict(decision.expected),
             "fallback_expected": None if decision.fallback_expected is None else asdict(decision.fallback_expected),
-            "actions": None if record is None else record.actions, **_probability(record),
-            **_behaviour(decision, placer.policy, placer.sample_temperature),
+            "actions": None if record is None else record.actions, **_probability_fields(record),
+            **_behaviour_fields(decision, placer.policy, placer.sample_temperature),
         }  # fmt: skip
         return NewDecision(
-            decision.job, number, now_s, placer.decides, decision.version, placer.mode,
+            decision.job, attempt_number, now_s, placer.decides, decision.version, placer.mode,
             layout.placement(decision.gpus) if decision.gpus else None,
             layout.placement(decision.fallback_proposal.gpus) if decision.fallback_proposal.gpus else None, explanation,
             None if record is None else record.observation, None if record is None else record.mask,
@@ -338,18 +352,18 @@ class Reconciler:
         )  # fmt: skip
 
 
-def _behaviour(decision: Decision, policy: str | None, temperature: float | None) -> dict[str, object]:
+def _behaviour_fields(decision: Decision, policy: str | None, temperature: float | None) -> dict[str, object]:
     """Return the probability with which the policy chose what was done, and the temperature at which it sampled.
 
     A policy that does not sample always takes its best choice. What the heuristic chose has no such probability.
     """
     if decision.proposal is None or decision.by != policy:
         return {"behaviour_probability": None, "sample_temperature": temperature}
-    probability = 1.0 if temperature is None else _probability(decision.record)["probability"]
+    probability = 1.0 if temperature is None else _probability_fields(decision.record)["probability"]
     return {"behaviour_probability": probability, "sample_temperature": temperature}
 
 
-def _probability(record: StoredRecord | None) -> dict[str, object]:
+def _probability_fields(record: StoredRecord | None) -> dict[str, object]:
     """Return the probability that a network gave its choice, and the number of its first actions."""
     if record is None:
         return {"probability": None, "options": None}
@@ -367,24 +381,24 @@ def reorder_queue(cache: StateCache, now_s: float) -> None:
         cache.advance_mirror(now_s)
     for row in ranked:  # to the end first, so that none is in the way of another
         with cache.isolated(row.id, now_s, spoils=True):
-            cache.mirror.give_place(row.id, rank_of(row), None)
+            cache.mirror.give_place(row.id, queue_rank_of(row), None)
     last = None
     for row in ranked:
         if row.state is JobState.QUEUED:
             with cache.isolated(row.id, now_s, spoils=True):
-                cache.move_to_place(row.id, last)
+                cache.move_to_queue_place(row.id, last)
                 last = row.id
     cache.table.reprioritised.clear()
 
 
-def admit(cache: StateCache, now_s: float) -> None:
+def admit_jobs(cache: StateCache, now_s: float) -> None:
     """Withdraw jobs that are not to run any more from the queue, and admit those that may start."""
-    _withdraw(cache, now_s)
-    _enqueue(cache, _admissible(cache, now_s), now_s)
+    _withdraw_unwanted(cache, now_s)
+    _enqueue_admitted(cache, _admissible_after_changes(cache, now_s), now_s)
     cache.write(now_s)
 
 
-def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
+def _next_step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
     needs = needs_of(row)
     return next_job_step(
         row, now_s, is_in_queue=row.id not in cache.table.outside, cluster_gpus=cache.parts.layout.gpus_for(needs),
@@ -392,11 +406,11 @@ def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
     )  # fmt: skip
 
 
-def _withdraw(cache: StateCache, now_s: float) -> None:
+def _withdraw_unwanted(cache: StateCache, now_s: float) -> None:
     for row in [cache.table.jobs[job] for job in cache.table.to_withdraw if job in cache.table.jobs]:
         leaves = False
         with cache.isolated(row.id, now_s):
-            leaves = _step_of(cache, row, now_s).do is JobDo.LEAVE
+            leaves = _next_step_of(cache, row, now_s).do is JobDo.LEAVE
         if leaves:
             cache.advance_mirror(now_s)
             with cache.isolated(row.id, now_s):
@@ -404,7 +418,7 @@ def _withdraw(cache: StateCache, now_s: float) -> None:
     cache.table.to_withdraw.clear()
 
 
-def _admissible(cache: StateCache, now_s: float) -> list[JobRow]:
+def _admissible_after_changes(cache: StateCache, now_s: float) -> list[JobRow]:
     """Change the state of jobs outside the queue if it has to; return the jobs to admit, in order."""
     table = cache.table
     quota = Quota(cache.parts.gpus_per_user, (row for row in table.jobs.values() if row.id not in table.outside))
@@ -412,15 +426,15 @@ def _admissible(cache: StateCache, now_s: float) -> list[JobRow]:
     outside = sorted((table.jobs[job] for job in table.outside), key=queue_key)
     for place, row in enumerate(outside):
         with cache.isolated(row.id, now_s):
-            step = _step_of(cache, row, now_s)
+            step = _next_step_of(cache, row, now_s)
             if step.do is JobDo.CHANGE:
-                _change(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
+                _change_job(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
             elif step.do is JobDo.ENTER and quota.take(row):
                 admitted.append(row)
     return admitted
 
 
-def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered_s: float) -> None:
+def _change_job(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered_s: float) -> None:
     assert step.now is not None
     columns = JobColumns()
     if step.is_released:
@@ -430,26 +444,26 @@ def _change(cache: StateCache, row: JobRow, step: JobStep, now_s: float, entered
     cache.change_job(row, step.now, step.cause, now_s, **columns)
 
 
-def _enqueue(cache: StateCache, admitted: list[JobRow], now_s: float) -> None:
+def _enqueue_admitted(cache: StateCache, admitted: list[JobRow], now_s: float) -> None:
     """Put admitted jobs into the queue, each at its place."""
     if admitted:
         cache.advance_mirror(now_s)
-    behind = [row for row in admitted if not goes_first(row)]
-    back = [row for row in reversed(admitted) if goes_first(row)]  # each goes before all others, or nearly so
+    behind = [row for row in admitted if not goes_first_in_queue(row)]
+    back = [row for row in reversed(admitted) if goes_first_in_queue(row)]  # each goes before all others, or nearly so
     last = None
     for row in behind:
         with cache.isolated(row.id, now_s, spoils=True):
             was_held = row.entered_s != row.submitted_s  # before it ever ran; its wait counts from its release
             if row.attempt or row.id in cache.table.kept_wait or was_held:
-                cache.mirror.rejoin(request_of(row, cache.parts.layout), waiting_progress(row))
+                cache.mirror.rejoin(job_request_of(row, cache.parts.layout), waiting_progress(row))
             else:
-                cache.mirror.submit(request_of(row, cache.parts.layout))
-            cache.move_to_place(row.id, last)
+                cache.mirror.submit(job_request_of(row, cache.parts.layout))
+            cache.move_to_queue_place(row.id, last)
             last = row.id
     for row in back:
         with cache.isolated(row.id, now_s, spoils=True):
-            cache.mirror.come_back(request_of(row, cache.parts.layout), waiting_progress(row))
-            cache.move_to_place(row.id)
+            cache.mirror.come_back(job_request_of(row, cache.parts.layout), waiting_progress(row))
+            cache.move_to_queue_place(row.id)
     for jobs in (cache.table.outside, cache.table.kept_wait):
         jobs.difference_update(row.id for row in admitted)
 
@@ -478,9 +492,9 @@ class RunningScheduler:
         return self._reconciler.parts.placer
 
     @property
-    def held_back(self) -> str:
+    def why_held_back(self) -> str:
         """Why no job may start at the moment, "" if jobs may."""
-        return self._reconciler.held_back
+        return self._reconciler.why_held_back
 
     @property
     def errors(self) -> JobErrors:
@@ -488,14 +502,14 @@ class RunningScheduler:
         return self._reconciler.errors
 
     @property
-    def checked(self) -> frozenset[str]:
+    def jobs_being_checked(self) -> frozenset[str]:
         """Jobs whose nodes are being checked before they start."""
-        return self._reconciler.parts.checks.checked
+        return self._reconciler.parts.checks.jobs_being_checked
 
     def why_not_launched(self, job: str) -> str:
         """Return why the backend has not started a job yet, "" if it was not asked or did not refuse."""
         cache = self._reconciler.cache
-        return "" if cache is None else cache.launches.why_not(job)
+        return "" if cache is None else cache.launches.why_not_launched(job)
 
     @property
     def unknown_attempts(self) -> UnknownAttempts:
@@ -517,13 +531,15 @@ class RunningScheduler:
         monitor.reports.take(node, report, self.now_s(), address, time.monotonic())
         if monitor.leases is None or report.attempts is None:
             return NO_LEASE
-        token = reconciler.token
+        token = reconciler.valid_lease_token
         if token is None:
             return NO_LEASE
-        granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
-        return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
+        granted = monitor.leases.grant(node, token, lambda: reconciler.valid_lease_token == token)
+        return granted._replace(
+            kill=self._attempts_without_gpus(node, report.attempts) if monitor.is_down(node) else ()
+        )
 
-    def reached_by(self) -> Mapping[str, Sequence[str]]:
+    def successful_probers(self) -> Mapping[str, Sequence[str]]:
         """Return who reached the agent of each node: nodes, and "" for this scheduler."""
         return self._reconciler.parts.monitor.witnesses.reached_by()
 
@@ -532,7 +548,7 @@ class RunningScheduler:
         for order, result in results.items():
             self._reconciler.parts.monitor.witnesses.record_result(node, order, result)
 
-    def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
+    def _attempts_without_gpus(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
         """Return those of some attempts that hold no GPU of a node."""
         with self._reconciler.parts.store.read() as tx:
             held = {name_of(gpu.job_id, gpu.number) for gpu in held_gpus(tx) if gpu.node == node}

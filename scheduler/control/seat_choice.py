@@ -1,7 +1,7 @@
 """Which free GPU takes an empty seat of a ring that runs, and which one becomes the backup of a slow member.
 
-`choose_gpu` is the choice: it knows the links between the candidates and the neighbours of the seat, and has those of
-the best candidates measured first.
+`choose_gpu_for_seat` is the choice: it knows the links between the candidates and the neighbours of the seat, and has
+those of the best candidates measured first.
 
 Source: SPEC F2 to F7, P3; docs/decisions/0015.
 """
@@ -74,9 +74,9 @@ class LiveRing:
         self.short = 0  # seats that stay empty, as there was no GPU; 0 after a change of the scheduler
 
 
-def choose_gpu(
+def choose_gpu_for_seat(
     parts: Parts, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], seat: Seat, now_s: float,
-    *, grows: bool, unfit: Sequence[int] = (),
+    *, grows: bool, excluded: Sequence[int] = (),
 ) -> "tuple[SeatChoice, LinksAround] | str | None":  # fmt: skip
     """Choose a free GPU for a seat.
 
@@ -91,7 +91,7 @@ def choose_gpu(
         seat: That is empty.
         now_s: The present.
         grows: Whether the ring goes on without the seat; only a GPU with which it is faster is a candidate then.
-        unfit: GPUs that are no candidates.
+        excluded: GPUs that are no candidates.
 
     Returns:
         The choice and the links that it rests on, or why no GPU takes the seat; None while the links of the best
@@ -99,35 +99,37 @@ def choose_gpu(
     """
     job = cache.table.jobs[ring.row.job_id]
     spec = stored_or_usual(job.spec)
-    if why := _why_no_more(parts, ring, spec.seats, now_s):
+    if why := _why_no_gpu_now(parts, ring, spec.seats, now_s):
         return why
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(gpu.node, gpu.gpu): gpu.since_s for gpu in gpus if gpu.healthy}
-    left = _left_for_good(parts.layout, ring, places, well_s)
-    free = free_for(cache.mirror, job.id, [*left, *unfit])
+    left = _suspect_left_gpus(parts.layout, ring, places, well_s)
+    free = free_for(cache.mirror, job.id, [*left, *excluded])
     if not free.gpus.size:
-        free = free_for(cache.mirror, job.id, unfit)
-    around = RingJob(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
-    inside = ring_of(around, *seat, records)
+        free = free_for(cache.mirror, job.id, excluded)
+    ring_job = RingJob(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
+    inside = ring_gap_of(ring_job, *seat, records)
     if not free.gpus.size or not inside.nodes:
         return "no free GPU suits it"
-    choosing = _Choosing(parts, cache.mirror, inside, free, grows=grows)
-    ring.probing = probing_for(ring.probing, seat[0].generation, seat[1], choosing.pairs, grows=grows)
+    choosing = _PendingChoice(parts, cache.mirror, inside, free, grows=grows)
+    ring.probing = continue_or_begin_probing(
+        ring.probing, seat[0].generation, seat[1], choosing.links_to_measure, grows=grows
+    )
     # Links that matter may still become known in time.
     if time.monotonic() < ring.probing.until_s and parts.monitor.links.request(
         ring.probing.pairs, ring.probing.until_s, parts.wake
     ):
         return None
-    return choosing.found()
+    return choosing.choose()
 
 
-def formula_of(cache: StateCache) -> str:
+def replacement_formula(cache: StateCache) -> str:
     """Return the name of the formula of an iteration's time that decides."""
     return next(name for name, formula in FORMULAS.items() if formula == cache.mirror.site.rules.replacement)
 
 
-def _left_for_good(
+def _suspect_left_gpus(
     layout: Layout, ring: LiveRing, places: Sequence[MemberPlace], well_s: Mapping[tuple[str, int], float]
 ) -> list[int]:
     """Return the GPUs that a ring has left and that were not found faulty since it had them, and well again.
@@ -147,7 +149,7 @@ def _left_for_good(
     return [layout.number(place.node, place.gpu) for place in left if layout.has(place.node, place.gpu)]
 
 
-def _why_no_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str:
+def _why_no_gpu_now(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str:
     """Return why a ring gets no GPU now, whether there is one or not; "" if it may.
 
     A script that kills its process would go through the whole cluster.
@@ -159,7 +161,7 @@ def _why_no_more(parts: Parts, ring: LiveRing, seats: int, now_s: float) -> str:
     return parts.checks.why_no_seat_checks(ring.row.job_id)
 
 
-class _Choosing:
+class _PendingChoice:
     """A choice among free GPUs, by what is known of links at the moment.
 
     Args:
@@ -174,31 +176,33 @@ class _Choosing:
         self._cluster, self._formula = mirror.site.cluster, mirror.site.rules.replacement
         self._parts, self._ring, self._free, self._grows = parts, ring, free, grows
 
-    def pairs(self) -> tuple[Pair, ...]:
+    def links_to_measure(self) -> tuple[Pair, ...]:
         """Return the links of the best candidates; none where no agent probes."""
         if not self._parts.monitor.reports.probe_places():
             return ()
-        links, cluster = self._links(), self._cluster
-        best = best_of(cluster, self._ring, self._fit(links), self._formula, MAX_MEASURED_CANDIDATES, links.measured)
-        return pairs_around(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
+        links, cluster = self._known_links(), self._cluster
+        best = best_of(
+            cluster, self._ring, self._candidates(links), self._formula, MAX_MEASURED_CANDIDATES, links.measured
+        )
+        return neighbour_links(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
 
-    def found(self) -> "tuple[SeatChoice, LinksAround] | str":
+    def choose(self) -> "tuple[SeatChoice, LinksAround] | str":
         """Return the choice, or why no candidate takes the seat."""
-        links = self._links()
+        links = self._known_links()
         if len(links.cut_off) == self._free.gpus.size:
-            return "; ".join(links.words_of_cut_off())
-        fit = self._fit(links)
+            return "; ".join(links.cut_off_reasons())
+        fit = self._candidates(links)
         if not fit.gpus.size:
             return "it would be faster with no free GPU"
         choice = choose_for(self._cluster, self._ring, fit, self._formula, links.measured)
         return (choice, links) if choice.gpu >= 0 else "no free GPU suits it"
 
-    def _links(self) -> "LinksAround":
+    def _known_links(self) -> "LinksAround":
         known, nodes = self._parts.monitor.links.known(), list(self._parts.layout.nodes)
         links = links_around(known, nodes, self._cluster.gpu_node, neighbours(self._ring), time.monotonic())
-        return links.with_cut_off(self._free.gpus.tolist()) if links.broken else links
+        return links.with_cut_off_among(self._free.gpus.tolist()) if links.broken else links
 
-    def _fit(self, links: "LinksAround") -> Free:
+    def _candidates(self, links: "LinksAround") -> Free:
         """Return the candidates: those that can exchange with the neighbours, and with which the ring is faster."""
         free = without(self._free, links.cut_off)
         return with_which_faster(self._cluster, self._ring, free, links.measured) if self._grows else free
@@ -214,31 +218,31 @@ class RingJob(NamedTuple):
     spec: StoredJob
 
 
-def ring_of(
-    around: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]
+def ring_gap_of(
+    ring_job: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]
 ) -> RingGap:
     """Return a ring with one of its empty seats, from the request of its coordinator and the records of the job.
 
     The request comes from processes of the job, which may send anything.
 
     Args:
-        around: The job and its cluster.
+        ring_job: The job and its cluster.
         want: The last request of its coordinator.
         empty: The seat.
         seats: Of the ring once all are filled that are to be filled; each member then computes as much of a batch more
             as there are fewer than the job requests.
         records: Computing times of the job; where there are none, those of the living members count.
     """
-    site, spec = around.mirror.site, around.spec
-    number = {node: at for at, node in enumerate(around.layout.nodes)}
+    site, spec = ring_job.mirror.site, ring_job.spec
+    number = {node: at for at, node in enumerate(ring_job.layout.nodes)}
     nodes = [number.get(want.nodes.get(str(member), ""), -1) for member in want.order]
     gap = want.order.index(empty.before) + 1 if empty.before in want.order else 0
     reported_s = {
         at: time_s for at, member in enumerate(want.order) if (time_s := want.compute_s.get(str(member), 0.0)) > 0.0
     }
-    recorded = _recorded(around, records)
+    recorded = _recorded_compute_s(ring_job, records)
     if -1 in nodes:  # a member that reports another node
-        held = sorted(around.mirror.picks(around.job))
+        held = sorted(ring_job.mirror.picks(ring_job.job))
         nodes, gap = [int(site.cluster.gpu_node[gpu]) for gpu in held], len(held)
     elif not recorded:
         times_s: dict[int, list[float]] = {}
@@ -258,10 +262,10 @@ def ring_of(
     )
 
 
-def _recorded(around: RingJob, records: Iterable[ComputeRecord]) -> dict[int, float]:
+def _recorded_compute_s(ring_job: RingJob, records: Iterable[ComputeRecord]) -> dict[int, float]:
     """Return the mean computing time by number of the node type, of those types that the cluster has."""
-    node_type = around.mirror.site.cluster.node_type
-    type_of = {around.kinds.get(node, ""): int(node_type[at]) for at, node in enumerate(around.layout.nodes)}
+    node_type = ring_job.mirror.site.cluster.node_type
+    type_of = {ring_job.kinds.get(node, ""): int(node_type[at]) for at, node in enumerate(ring_job.layout.nodes)}
     return {type_of[record.kind]: record.mean_s for record in records if record.kind in type_of and record.mean_s > 0.0}
 
 
@@ -279,7 +283,7 @@ class Probing(NamedTuple):
         return self.began_s + ROUND_S
 
 
-def probing_for(
+def continue_or_begin_probing(
     before: Probing | None, generation: int, seat: EmptySeat, pairs: Callable[[], tuple[Pair, ...]], *, grows: bool
 ) -> Probing:
     """Return what is measured for a seat: what was begun for it, or what is to begin.
@@ -300,7 +304,7 @@ def probing_for(
     return before if before.seat == seat or grows else Probing(generation, seat, pairs(), before.began_s)
 
 
-def pairs_around(nodes: Sequence[str], around: tuple[int, int], candidates: Sequence[int]) -> tuple[Pair, ...]:
+def neighbour_links(nodes: Sequence[str], around: tuple[int, int], candidates: Sequence[int]) -> tuple[Pair, ...]:
     """Return the links that matter, in an order in which those that can be probed at once are side by side.
 
     Args:
@@ -334,19 +338,19 @@ class LinksAround(NamedTuple):
     unknown: Mapping[Numbers, str]  # why nothing was measured
     cut_off: Mapping[int, LinksOf] = {}  # links of the candidates that cannot exchange with a neighbour
 
-    def with_cut_off(self, gpus: Sequence[int]) -> "LinksAround":
+    def with_cut_off_among(self, gpus: Sequence[int]) -> "LinksAround":
         """Return the same with those candidates that cannot exchange with a neighbour."""
-        cut_off = (gpu for gpu in gpus if any(pair in self.broken for pair in self._pairs(gpu)))
-        return self._replace(cut_off={gpu: self.of(gpu) for gpu in cut_off})
+        cut_off = (gpu for gpu in gpus if any(pair in self.broken for pair in self._neighbour_pairs(gpu)))
+        return self._replace(cut_off={gpu: self.links_of(gpu) for gpu in cut_off})
 
-    def words_of_cut_off(self) -> list[str]:
+    def cut_off_reasons(self) -> list[str]:
         """Return why candidates cannot exchange with a neighbour, for people."""
         return [links.words for links in self.cut_off.values()][:MAX_MEASURED_CANDIDATES]
 
-    def of(self, gpu: int) -> LinksOf:
+    def links_of(self, gpu: int) -> LinksOf:
         """Return what is known of the links of a GPU, for people."""
-        pairs = self._pairs(gpu)
-        to, away = map(self._words, pairs)
+        pairs = self._neighbour_pairs(gpu)
+        to, away = map(self._link_words, pairs)
         before, after = (self.nodes[node] for node in self.around)
         words = to if to == away else f"from {before}: {to}; to {after}: {away}"
         for a, b in pairs:
@@ -354,11 +358,11 @@ class LinksAround(NamedTuple):
                 words = f"the link from {self.nodes[a]} to {self.nodes[b]} is broken: {self.broken[a, b]}"
         return LinksOf(self.age_s.get(pairs[0]), self.age_s.get(pairs[1]), words)
 
-    def _pairs(self, gpu: int) -> tuple[Numbers, Numbers]:
+    def _neighbour_pairs(self, gpu: int) -> tuple[Numbers, Numbers]:
         node = int(self.gpu_node[gpu])
         return (self.around[0], node), (node, self.around[1])
 
-    def _words(self, pair: Numbers) -> str:
+    def _link_words(self, pair: Numbers) -> str:
         if pair[0] == pair[1]:
             return "within the node"
         if pair in self.age_s:
@@ -405,7 +409,7 @@ class ChosenGpu(NamedTuple):
     began_s: float  # when the choice began, by `time.monotonic`
 
 
-def chosen_of(
+def chosen_gpu_of(
     choice: SeatChoice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout, began_s: float
 ) -> ChosenGpu:  # fmt: skip
     """Return the chosen GPU, with the choice in words and as the store keeps it: the candidates, the chosen one first.
@@ -418,8 +422,8 @@ def chosen_of(
         layout: Of the cluster.
         began_s: When the choice began, by `time.monotonic`.
     """
-    took_s, mine = time.monotonic() - began_s, links.of(choice.gpu)
-    kept = sorted(choice.considered, key=lambda row: (row.gpu != choice.gpu, _time_s(row, formula)))
+    took_s, mine = time.monotonic() - began_s, links.links_of(choice.gpu)
+    kept = sorted(choice.considered, key=lambda row: (row.gpu != choice.gpu, _iteration_s(row, formula)))
     kept = kept[:MAX_STORED_CANDIDATES]
     stored = {
         "formula": formula,
@@ -427,18 +431,19 @@ def chosen_of(
         "seats": len(want.order) + len(want.empty),
         "generation": want.generation,
         "considered": len(choice.considered),
-        "candidates": [_candidate(row, links.of(row.gpu), layout) for row in kept] + _cut_off(links, layout),
+        "candidates": [_stored_candidate(row, links.links_of(row.gpu), layout) for row in kept]
+        + _stored_cut_off(links, layout),
         "took_s": round(took_s, 6),
     }
     is_measured = any(getattr(mine, name) is not None for name in LINK_AGES)
-    words = [_words_of_choice(choice, want, formula), *([f"its links: {mine.words}"] if is_measured else [])]
-    return ChosenGpu(choice.gpu, "; ".join([*words, *links.words_of_cut_off()]), stored, began_s)
+    words = [_choice_reason(choice, want, formula), *([f"its links: {mine.words}"] if is_measured else [])]
+    return ChosenGpu(choice.gpu, "; ".join([*words, *links.cut_off_reasons()]), stored, began_s)
 
 
-def _words_of_choice(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
+def _choice_reason(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
     """Return why a candidate was chosen, for people."""
     chosen = next(candidate for candidate in choice.considered if candidate.gpu == choice.gpu)
-    time_s, among = _time_s(chosen, formula), f"of {len(choice.considered)} candidates"
+    time_s, among = _iteration_s(chosen, formula), f"of {len(choice.considered)} candidates"
     if not math.isfinite(time_s):
         return f"its iteration time is not known; the weakest {among}"
     if want.step_s <= 0.0:
@@ -448,7 +453,7 @@ def _words_of_choice(choice: SeatChoice, want: SeatRequest, formula: str) -> str
     return f"an iteration takes {time_s:.3g} s instead of {want.step_s:.3g} s, the shortest {among}"
 
 
-def _candidate(row: Considered, links: LinksOf, layout: Layout) -> dict[str, object]:
+def _stored_candidate(row: Considered, links: LinksOf, layout: Layout) -> dict[str, object]:
     node, gpu = layout.place(row.gpu)
     times = {"source_s": row.source_s, "ring_s": row.ring_s, "compute_s": row.compute_s}
     return {
@@ -462,7 +467,7 @@ def _candidate(row: Considered, links: LinksOf, layout: Layout) -> dict[str, obj
     }
 
 
-def _cut_off(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
+def _stored_cut_off(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
     """Return those that are no candidates, as they cannot exchange with the neighbours of the seat."""
     found = [(layout.place(gpu), each.words) for gpu, each in links.cut_off.items()]
     nothing = dict.fromkeys(("source_s", "ring_s", "compute_s", *BANDWIDTHS))
@@ -471,11 +476,11 @@ def _cut_off(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
     ]
 
 
-def _time_s(row: Considered, formula: str) -> float:
+def _iteration_s(row: Considered, formula: str) -> float:
     return row.source_s if formula == "source" else row.ring_s
 
 
-def relieved(want: SeatRequest | None, spec: StoredJob) -> int:
+def relieved_members(want: SeatRequest | None, spec: StoredJob) -> int:
     """Return how many members of a ring are alive without a seat, as they are slow; at most what its job requested."""
     return 0 if want is None else min(len(want.relieved), spec.backups)
 
@@ -488,7 +493,7 @@ def members_to_back_up(want: SeatRequest | None, spec: StoredJob) -> list[SlowSe
 def choose_backup(
     parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace],
     slow: Sequence[SlowSeat],
-    at: int, now_s: float,
+    slow_index: int, now_s: float,
 ) -> ChosenGpu | str | None:  # fmt: skip
     """Choose a free GPU for a backup.
 
@@ -499,27 +504,27 @@ def choose_backup(
         want: The last request of its coordinator.
         places: All GPUs that it was given, by rank.
         slow: Its slow members that want backups.
-        at: Which of them the backup is for.
+        slow_index: Which of them the backup is for.
         now_s: The present.
 
     Returns:
         The GPU, or why there is none; None while the links of the best candidates are measured.
     """
     job, began_s = cache.table.jobs[ring.row.job_id], time.monotonic()
-    left, seat = without_backups(want, slow, at)
-    busy = unfit(want, parts.layout, parts.monitor.reports.last(), now_s)
+    left, seat = request_without_slow(want, slow, slow_index)
+    busy = gpus_unfit_for_backup(want, parts.layout, parts.monitor.reports.last(), now_s)
     seats = left, seat, stored_or_usual(job.spec).seats
-    found = choose_gpu(parts, cache, ring, places, seats, now_s, grows=False, unfit=busy)
+    found = choose_gpu_for_seat(parts, cache, ring, places, seats, now_s, grows=False, excluded=busy)
     if found is None or isinstance(found, str):
         return found
     choice, links = found
     if why := _why_no_gain(choice, want) or _why_over_quota(cache, job):
         return why
-    chosen = chosen_of(choice, links, left, formula_of(cache), parts.layout, began_s)
-    return chosen._replace(choice={**chosen.choice, "backup_for": slow[at].member})
+    chosen = chosen_gpu_of(choice, links, left, replacement_formula(cache), parts.layout, began_s)
+    return chosen._replace(choice={**chosen.choice, "backup_for": slow[slow_index].member})
 
 
-def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tuple[SeatRequest, EmptySeat]:
+def request_without_slow(want: SeatRequest, slow: Sequence[SlowSeat], slow_index: int) -> tuple[SeatRequest, EmptySeat]:
     """Return the request that a ring would send without its slow members, and the seat of one of them as empty.
 
     Iterations would take as much less as the slow one computes longer than others.
@@ -527,7 +532,7 @@ def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tup
     Args:
         want: The last request of its coordinator.
         slow: Its slow members.
-        at: Which of them.
+        slow_index: Which of them.
     """
     numbers = {member.member for member in slow}
     compute_s = {str(member): want.compute_s.get(str(member), 0.0) for member in want.order if member not in numbers}
@@ -535,7 +540,7 @@ def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tup
     saved_s = max(slow_s - max(compute_s.values(), default=0.0), 0.0)
     left = SeatRequest(
         generation=want.generation,
-        empty=[EmptySeat(slow[at].seat, slow[at].before, slow[at].after)],
+        empty=[EmptySeat(slow[slow_index].seat, slow[slow_index].before, slow[slow_index].after)],
         order=[member for member in want.order if member not in numbers],
         step_s=max(want.step_s - saved_s, 0.0),
         compute_s=compute_s,
@@ -544,7 +549,9 @@ def without_backups(want: SeatRequest, slow: Sequence[SlowSeat], at: int) -> tup
     return left, left.empty[0]
 
 
-def unfit(want: SeatRequest, layout: Layout, reports: Mapping[str, AgentReport], now_s: float) -> list[int]:
+def gpus_unfit_for_backup(
+    want: SeatRequest, layout: Layout, reports: Mapping[str, AgentReport], now_s: float
+) -> list[int]:
     """Return the GPUs that get no backup: those of the slow members' nodes, and those in use.
 
     Args:

@@ -53,11 +53,11 @@ from .seat_choice import (
     ChosenGpu,
     LiveRing,
     choose_backup,
-    choose_gpu,
-    chosen_of,
-    formula_of,
+    choose_gpu_for_seat,
+    chosen_gpu_of,
     members_to_back_up,
-    relieved,
+    relieved_members,
+    replacement_formula,
 )
 from .state_cache import Parts, StateCache
 
@@ -88,12 +88,12 @@ class Seating:
         if self._runs_rings:
             warm_up(self._parts.site.cluster)
 
-    def fill_seats(self, cache: StateCache, against: str, now_s: float) -> None:
+    def fill_seats(self, cache: StateCache, why_blocked: str, now_s: float) -> None:
         """Free what rings have left, and fill their empty seats.
 
         Args:
             cache: What the scheduler knows.
-            against: Why no GPU may be given away at the moment, "" if they may.
+            why_blocked: Why no GPU may be given away at the moment, "" if they may.
             now_s: The present.
 
         Raises:
@@ -106,7 +106,7 @@ class Seating:
             self._cache = cache
             for ring in self._rings.values():
                 ring.given = None
-        self._connect(cache)
+        self._connect_rings(cache)
         self.is_measuring = False
         in_turn = sorted(
             self._rings, key=lambda job: (-cache.table.jobs[job].priority, cache.table.jobs[job].submit_seq)
@@ -116,9 +116,9 @@ class Seating:
             for job in in_turn:
                 if cache.errors.is_resting(job, now_s):
                     continue
-                with cache.isolated(job, now_s, spoils=True, what="seating"):
+                with cache.isolated(job, now_s, spoils=True, action="seating"):
                     try:
-                        step(cache, self._rings[job], against, now_s)
+                        step(cache, self._rings[job], why_blocked, now_s)
                     except BackendError as error:
                         log.warning("ring of job %s: %s", job, error)
 
@@ -128,9 +128,9 @@ class Seating:
             ring.connection.close()
         self._rings.clear()
 
-    def _connect(self, cache: StateCache) -> None:
+    def _connect_rings(self, cache: StateCache) -> None:
         """Connect to each ring that runs, and to no other."""
-        running = {job: row for job, row in cache.table.attempts.items() if self._is_ring(cache, row)}
+        running = {job: row for job, row in cache.table.attempts.items() if self._is_running_ring(cache, row)}
         for job, ring in list(self._rings.items()):
             if job not in running or running[job].number != ring.row.number:
                 self._rings.pop(job).connection.close()
@@ -143,11 +143,11 @@ class Seating:
                 except BackendError as error:
                     log.warning("ring of job %s: %s", job, error)
 
-    def _is_ring(self, cache: StateCache, row: AttemptRow) -> bool:
+    def _is_running_ring(self, cache: StateCache, row: AttemptRow) -> bool:
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
-        return runs and _has_ring(cache, row) and cache.mirror.has(row.job_id)
+        return runs and _is_ring_attempt(cache, row) and cache.mirror.has(row.job_id)
 
-    def _refill(self, cache: StateCache, ring: LiveRing, against: str, now_s: float) -> None:
+    def _refill(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Free the GPUs that a ring has left, assign those that passed their checks, and fill its empty seats."""
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
@@ -156,45 +156,45 @@ class Seating:
         if ring.given is None:
             with self._parts.store.read() as tx:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
-        self._remind(ring, places)
-        self._free_left(cache, ring, places, now_s)
+        self._resend_starting_members(ring, places)
+        self._free_left_gpus(cache, ring, places, now_s)
         for words in ring.connection.hints():
-            event = self._event(cache, ring, HINT, words, now_s)._replace(kind=RING_EVENT)
+            event = self._seat_event(cache, ring, HINT, words, now_s)._replace(kind=RING_EVENT)
             log.warning("ring of job %s: %s", ring.row.job_id, words)
             self._parts.store.write(partial(note, event=event))
         if is_new:
-            self._adopt(cache, ring, places, now_s)
-        if against:
+            self._adopt_unknown_gpus(cache, ring, places, now_s)
+        if why_blocked:
             return
         for gpu in list(ring.checked):
-            self._assign_checked(cache, ring, places, gpu, now_s)
-        self._fill(cache, ring, now_s, grows=False)
+            self._assign_or_strike_off(cache, ring, places, gpu, now_s)
+        self._fill_empty_seats(cache, ring, now_s, grows=False)
 
-    def _remind(self, ring: LiveRing, places: Sequence[MemberPlace]) -> None:
+    def _resend_starting_members(self, ring: LiveRing, places: Sequence[MemberPlace]) -> None:
         """Repeat which members are starting: scheduler or coordinator may have been replaced since."""
         want = ring.connection.want
-        for row in self._unseen(ring, places):
+        for row in self._unseen_members(ring, places):
             if want is not ring.reminded:
                 ring.connection.send(MemberOffer(-1))
             call_backend(self._backend.add_to_ring, ring.row.name, row.rank, row.node, row.gpu)
         ring.reminded = want
 
-    def _grow(self, cache: StateCache, ring: LiveRing, against: str, now_s: float) -> None:
+    def _grow(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
-        if ring.short and ring.given is not None and not against and not self.is_measuring:
-            self._fill(cache, ring, now_s, grows=True)
+        if ring.short and ring.given is not None and not why_blocked and not self.is_measuring:
+            self._fill_empty_seats(cache, ring, now_s, grows=True)
 
-    def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
+    def _unseen_members(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
         """Return what is reserved for a ring and not yet seen there."""
         return [row for row in ring.given or () if row.rank >= len(places)]
 
-    def _free_left(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
+    def _free_left_gpus(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
         """Give GPUs to others where no process of a ring is left, and none will be."""
         job, layout = ring.row.job_id, self._parts.layout
         held = cache.mirror.picks(job)
         # The ring may be given a GPU again that it left before: of its ranks there the last one counts.
         is_left = {(place.node, place.gpu): place.is_left for place in places}
-        is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
+        is_left |= {(row.node, row.gpu): False for row in self._unseen_members(ring, places)}
         is_left |= {layout.place(gpu): False for gpu in ring.checked}
         gone = [
             place
@@ -203,13 +203,13 @@ class Seating:
         ]
         if gone:
             words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
-            event = self._event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
-            self._free(cache, ring, gone, event, now_s)
+            event = self._seat_event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
+            self._free_gpus(cache, ring, gone, event, now_s)
         for gpu in held:  # what another scheduler had reserved to be checked
             if layout.place(gpu) not in is_left:
-                self._strike_off(cache, ring, gpu, CHECKS_UNFINISHED, now_s)
+                self._strike_off_gpu(cache, ring, gpu, CHECKS_UNFINISHED, now_s)
 
-    def _free(
+    def _free_gpus(
         self, cache: StateCache, ring: LiveRing, places: Sequence[tuple[str, int]], event: NewEvent, now_s: float
     ) -> None:
         """Let others have GPUs that were reserved for a ring."""
@@ -220,14 +220,16 @@ class Seating:
         for place in places:
             cache.mirror.give_up(job, self._parts.layout.number(*place))
 
-    def _strike_off(self, cache: StateCache, ring: LiveRing, gpu: int, why: str, now_s: float) -> None:
+    def _strike_off_gpu(self, cache: StateCache, ring: LiveRing, gpu: int, why: str, now_s: float) -> None:
         """Give up a GPU that was to be the ring's: no process of it ever was there."""
         place = self._parts.layout.place(gpu)
         cause = f"GPU {place[1]} of {place[0]} takes no seat: {why}"
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
-        self._free(cache, ring, [place], self._event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
+        self._free_gpus(cache, ring, [place], self._seat_event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
 
-    def _adopt(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
+    def _adopt_unknown_gpus(
+        self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float
+    ) -> None:
         """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store.
 
         What a ring reports comes from its job. So it gets no more than a ring can have, and none for a rank that the
@@ -246,7 +248,7 @@ class Seating:
                 continue
             left -= 1
             row = ReplacementRow(ring.row.job_id, ring.row.number, rank, node, gpu, now_s, {})
-            event = self._event(cache, ring, FOUND, f"runs on GPU {gpu} of {node} too", now_s)
+            event = self._seat_event(cache, ring, FOUND, f"runs on GPU {gpu} of {node} too", now_s)
             try:
                 self._parts.store.write(partial(give, row=row, event=event))
             except TakenError:
@@ -255,37 +257,37 @@ class Seating:
             else:
                 cache.is_incomplete = True  # the store is read anew
 
-    def _assign_checked(
+    def _assign_or_strike_off(
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], gpu: int, now_s: float
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
         job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.place(gpu)
-        found = self._parts.checks.seat_status(ring.row, job, Share(node, (index,)))
+        found = self._parts.checks.check_seat(ring.row, job, Share(node, (index,)))
         if found.checks is Checks.RUN:
             return
         chosen, why = ring.checked.pop(gpu), found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
         spec, want = stored_or_usual(job.spec), ring.connection.want
-        lacking = self._missing(ring, want, spec, places) + len(members_to_back_up(want, spec))
+        lacking = self._missing_gpus(ring, want, spec, places) + len(members_to_back_up(want, spec))
         if lacking <= len(ring.checked):
             why = why or "the seat is filled"
         if why:
-            self._strike_off(cache, ring, gpu, why, now_s)
+            self._strike_off_gpu(cache, ring, gpu, why, now_s)
         else:
-            self._give(cache, ring, places, chosen, now_s, is_held=True)
+            self._assign_gpu(cache, ring, places, chosen, now_s, is_held=True)
 
-    def _missing(
+    def _missing_gpus(
         self, ring: LiveRing, want: SeatRequest | None, spec: StoredJob, places: Sequence[MemberPlace]
     ) -> int:  # fmt: skip
         """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
 
         It must be compared with figures of the same request: another one may arrive at any moment.
         """
-        has = sum(place.is_used for place in places) + len(self._unseen(ring, places))
-        return spec.seats + relieved(want, spec) - has
+        has = sum(place.is_used for place in places) + len(self._unseen_members(ring, places))
+        return spec.seats + relieved_members(want, spec) - has
 
-    def _fill(self, cache: StateCache, ring: LiveRing, now_s: float, *, grows: bool) -> None:
+    def _fill_empty_seats(self, cache: StateCache, ring: LiveRing, now_s: float, *, grows: bool) -> None:
         """Assign free GPUs to a ring, one after the other, or report that there are none.
 
         Args:
@@ -302,7 +304,7 @@ class Seating:
         if places is None:
             return
         spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
-        missing = self._missing(ring, want, spec, places) - len(ring.checked)
+        missing = self._missing_gpus(ring, want, spec, places) - len(ring.checked)
         missing = min(max(missing, 0), len(want.empty))
         ring.short = min(ring.short, missing)
         most = ring.short if grows else missing - ring.short
@@ -313,85 +315,85 @@ class Seating:
             seats = len(want.order) + at + (1 if grows else left)
             began_s = time.monotonic()
             seat = want, want.empty[at], seats
-            found = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
+            found = choose_gpu_for_seat(self._parts, cache, ring, places, seat, now_s, grows=grows)
             if found is None or self.is_measuring:  # earlier seats come first, and no other seat may take their GPU
                 self.is_measuring, ring.waits_since_s = True, ring.waits_since_s or began_s
                 break
             began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
             if isinstance(found, str):
                 ring.short = missing
-                self._refuse(cache, ring, want, found, now_s)
+                self._let_ring_shrink(cache, ring, want, found, now_s)
                 return
             choice, links = found
-            chosen = chosen_of(choice, links, want, formula_of(cache), self._parts.layout, began_s)
-            self._give_or_check(cache, ring, places, chosen, now_s)
+            chosen = chosen_gpu_of(choice, links, want, replacement_formula(cache), self._parts.layout, began_s)
+            self._assign_or_check(cache, ring, places, chosen, now_s)
             missing, want = missing - 1, ring.connection.want
             ring.short = min(ring.short, missing)
         is_late = any(time.monotonic() - checked.began_s > CHECKED_S for checked in ring.checked.values())
         if is_late and want and ring.connection.want:
-            self._refuse(cache, ring, want, "a GPU is checked first", now_s)
+            self._let_ring_shrink(cache, ring, want, "a GPU is checked first", now_s)
 
-    def _add_backup(self, cache: StateCache, ring: LiveRing, against: str, now_s: float) -> None:
+    def _add_backup(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
         want, spec = ring.connection.want, stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
         slow = members_to_back_up(want, spec)
-        if against or want is None or want.empty or not slow or ring.given is None:
+        if why_blocked or want is None or want.empty or not slow or ring.given is None:
             return
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
-        lacking = self._missing(ring, want, spec, places) + len(slow) - len(ring.checked)
+        lacking = self._missing_gpus(ring, want, spec, places) + len(slow) - len(ring.checked)
         if not 0 < lacking <= len(slow):
             return
         found = choose_backup(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
         if found is None or self.is_measuring:
             self.is_measuring = True
         elif isinstance(found, ChosenGpu):
-            self._give_or_check(cache, ring, places, found, now_s)
+            self._assign_or_check(cache, ring, places, found, now_s)
         elif ring.reported_slow != (members := tuple(seat.member for seat in slow)):
             ring.reported_slow, member = members, slow[-lacking].member
             node = want.nodes.get(str(member), "?")
             cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
-            event = self._event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
+            event = self._seat_event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
             self._parts.store.write(partial(note, event=event))
 
-    def _give_or_check(
+    def _assign_or_check(
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float,
     ) -> None:  # fmt: skip
         if self._parts.checks.are_wanted(stored_or_usual(cache.table.jobs[ring.row.job_id].spec)):
-            self._check(cache, ring, chosen, now_s)
+            self._reserve_for_checks(cache, ring, chosen, now_s)
         else:
-            self._give(cache, ring, places, chosen, now_s)
+            self._assign_gpu(cache, ring, places, chosen, now_s)
 
-    def _check(self, cache: StateCache, ring: LiveRing, chosen: ChosenGpu, now_s: float) -> None:
+    def _reserve_for_checks(self, cache: StateCache, ring: LiveRing, chosen: ChosenGpu, now_s: float) -> None:
         """Reserve a GPU that is to be checked before the ring gets it."""
         job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
         row = ReservationRow(node, gpu, job, ring.row.number, now_s)
-        cause = f"GPU {gpu} of {node} is checked before it {_use(chosen)}"
-        event = self._event(cache, ring, CHECKED, cause, now_s)
+        cause = f"GPU {gpu} of {node} is checked before it {_purpose_words(chosen)}"
+        event = self._seat_event(cache, ring, CHECKED, cause, now_s)
         event = event._replace(data={"node": node, "gpu": gpu})
         self._parts.store.write(lambda tx: hold(tx, row, event))
         cache.advance_mirror(now_s)
         cache.mirror.claim(job, chosen.gpu)
         ring.checked[chosen.gpu] = chosen
-        self._parts.checks.seat_status(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
+        self._parts.checks.check_seat(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
 
-    def _give(
+    def _assign_gpu(
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float, *, is_held: bool = False,
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
         assert ring.given is not None
         job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
-        rank = len(places) + len(self._unseen(ring, places))
+        rank = len(places) + len(self._unseen_members(ring, places))
         row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
-        cause = f"GPU {gpu} of {node} {_use(chosen)}: {chosen.words}"
+        cause = f"GPU {gpu} of {node} {_purpose_words(chosen)}: {chosen.words}"
         data = {"rank": rank, "node": node, "gpu": gpu}
         data |= {name: chosen.choice[name] for name in ("formula", "average_s")}
         data |= {name: chosen.choice["candidates"][0][name] for name in BANDWIDTHS}
         now = BACKUP if "backup_for" in chosen.choice else TAKEN
-        event = self._event(cache, ring, now, cause, now_s)._replace(data=data)
+        event = self._seat_event(cache, ring, now, cause, now_s)._replace(data=data)
         self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
         if not is_held:
             cache.advance_mirror(now_s)
@@ -401,7 +403,7 @@ class Seating:
         ring.connection.send(MemberOffer(-1))
         call_backend(self._backend.add_to_ring, ring.row.name, rank, node, gpu)
 
-    def _refuse(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:
+    def _let_ring_shrink(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:
         """Let a ring shrink at once, and report it."""
         if ring.refused != want.generation and ring.connection.send(NoMemberOffer(why)):
             ring.refused = want.generation
@@ -410,38 +412,38 @@ class Seating:
         ring.reported = want.generation
         empty, seats = len(want.empty), len(want.empty) + len(want.order)
         cause = f"{empty} of {seats} seats stay empty, as {why}: the ring goes on without, and grows once a GPU is free"
-        event = self._event(cache, ring, EMPTY, cause, now_s)._replace(data={"empty": empty, "seats": seats})
+        event = self._seat_event(cache, ring, EMPTY, cause, now_s)._replace(data={"empty": empty, "seats": seats})
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
         self._parts.store.write(partial(note, event=event))
 
-    def _event(self, cache: StateCache, ring: LiveRing, now: str, cause: str, now_s: float) -> NewEvent:
+    def _seat_event(self, cache: StateCache, ring: LiveRing, now: str, cause: str, now_s: float) -> NewEvent:
         return NewEvent(
             SEAT_EVENT, SCHEDULER_WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence,
             cause=cause
         )  # fmt: skip
 
 
-def _use(chosen: ChosenGpu) -> str:
+def _purpose_words(chosen: ChosenGpu) -> str:
     """Return what a GPU is for, for people."""
     member = chosen.choice.get("backup_for")
     return "takes an empty seat" if member is None else f"is the backup of member {member}, which all others wait for"
 
 
-def held_by(cache: StateCache, row: AttemptRow) -> Placement:
+def held_placement(cache: StateCache, row: AttemptRow) -> Placement:
     """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
     held = cache.mirror.picks(row.job_id) if cache.mirror.has(row.job_id) else ()
     return cache.parts.layout.placement(held) or row.placement
 
 
-def _has_ring(cache: StateCache, row: AttemptRow) -> bool:
+def _is_ring_attempt(cache: StateCache, row: AttemptRow) -> bool:
     """Return whether an attempt is a ring, and the backend runs rings."""
     job = cache.table.jobs.get(row.job_id)
     return job is not None and is_switching(job.spec) and cache.parts.backend.capabilities.runs_rings
 
 
-def later_nodes(cache: StateCache, row: AttemptRow) -> tuple[str, ...]:
+def nodes_of_joined_ranks(cache: StateCache, row: AttemptRow) -> tuple[str, ...]:
     """Return the nodes of the ranks that joined the ring of an attempt while it ran; none if that is not known."""
-    if not _has_ring(cache, row):
+    if not _is_ring_attempt(cache, row):
         return ()
     try:
         places = call_backend(cache.parts.backend.ring_places, row.name) or ()
@@ -451,9 +453,9 @@ def later_nodes(cache: StateCache, row: AttemptRow) -> tuple[str, ...]:
     return tuple(place.node for place in places[first:])
 
 
-def keep_ring(cache: StateCache, row: AttemptRow, now_s: float) -> None:
+def store_ring_end(cache: StateCache, row: AttemptRow, now_s: float) -> None:
     """Store the last state of the ring of an attempt that ended, and its GPUs: the backend forgets it."""
-    if not _has_ring(cache, row):
+    if not _is_ring_attempt(cache, row):
         return
     backend = cache.parts.backend
     try:
@@ -466,21 +468,21 @@ def keep_ring(cache: StateCache, row: AttemptRow, now_s: float) -> None:
         return
     filled, recoveries = sum(member >= 0 for member in report.order), len(report.recoveries) - 1
     words = f"{filled} of {report.seats} seats, step {report.step}, {recoveries} recoveries"
-    held = [[share.node, gpu] for share in held_by(cache, row) for gpu in share.gpus]
+    held = [[share.node, gpu] for share in held_placement(cache, row) for gpu in share.gpus]
     data = {"report": as_json(report), "places": [list(place) for place in places or ()], "gpus": held}
     cache.batch.add_event(
         NewEvent(RING_EVENT, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=RING_ENDED, cause=words, data=data)
     )
 
 
-def goes_on_without(cache: StateCache, row: AttemptRow) -> bool:
+def retire_faulty_members(cache: StateCache, row: AttemptRow) -> bool:
     """Let the members on faulty GPUs leave the ring of an attempt; return whether it goes on without them, or may."""
-    if row.state is not AttemptState.RUNNING or not _has_ring(cache, row):
+    if row.state is not AttemptState.RUNNING or not _is_ring_attempt(cache, row):
         return False
     if not stored_or_usual(cache.table.jobs[row.job_id].spec).seats:
         return False
     faulty, layout = set(cache.health.faulty), cache.parts.layout
-    places = [layout.place(gpu) for gpu in layout.numbers(held_by(cache, row)) if gpu in faulty]
+    places = [layout.place(gpu) for gpu in layout.numbers(held_placement(cache, row)) if gpu in faulty]
     try:
         return call_backend(cache.parts.backend.retire_members, row.name, places, FAULTY)
     except BackendError as error:

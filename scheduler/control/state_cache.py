@@ -4,9 +4,9 @@
 - `ClusterMirror` (mirror/cluster_mirror.py): the same cluster as arrays, which policies read.
 - `WriteBatch`: the changes that go to the store in the next transaction.
 
-`StateCache` keeps the three consistent: each of its methods changes all that an event changes. `origin_of` makes the
-mirror of the rows: a scheduler begins with it, and goes back to it after an error. Policies calculate with its numbers,
-and one that is not finite would stay with them for ever. So whatever the rows hold, the results are finite.
+`StateCache` keeps the three consistent: each of its methods changes all that an event changes. `mirror_origin_of` makes
+the mirror of the rows: a scheduler begins with it, and goes back to it after an error. Policies calculate with its
+numbers, and one that is not finite would stay with them for ever. So whatever the rows hold, the results are finite.
 """
 
 import logging
@@ -133,7 +133,7 @@ class JobTable:
             log.error("job %s cannot be read, and is skipped: %s", job, why)
         self.unreadable |= unreadable
 
-    def keep_job(self, row: JobRow) -> None:
+    def update_or_drop_job(self, row: JobRow) -> None:
         """Keep a job in its new state, or drop it if that is final."""
         if row.state in FINAL:
             self.jobs.pop(row.id, None)
@@ -141,7 +141,7 @@ class JobTable:
         else:
             self.jobs[row.id] = row
 
-    def keep_attempt(self, before: AttemptRow, after: AttemptRow) -> None:
+    def update_or_drop_attempt(self, before: AttemptRow, after: AttemptRow) -> None:
         """Keep an attempt in its new state, or drop it if it is closed."""
         if before in self.earlier:
             self.earlier.remove(before)
@@ -152,13 +152,13 @@ class JobTable:
         else:
             self.attempts[after.job_id] = after
 
-    def open_attempt(self, row: AttemptRow) -> None:
+    def add_attempt(self, row: AttemptRow) -> None:
         """Add the next attempt of a job; the one before it only has to be closed."""
         if row.job_id in self.attempts:
             self.earlier.append(self.attempts[row.job_id])
         self.attempts[row.job_id] = row
 
-    def take_requests(self, rows: Iterable[JobRow], unreadable: Mapping[str, str]) -> None:
+    def apply_requests(self, rows: Iterable[JobRow], unreadable: Mapping[str, str]) -> None:
         """Take new jobs, and requests for known ones, as other writers stored them."""
         self._add_unreadable(unreadable)
         for row in rows:
@@ -219,19 +219,19 @@ class WriteBatch:
         return [opened.job for opened in changes.opened if opened.job.id in refused]
 
     def write_by_job(
-        self, parts: Mapping[str | None, PartT], put: Callable[[Connection, PartT], object], whole: Exception,
-        now_s: float,
+        self, parts: Mapping[str | None, PartT], write_part: Callable[[Connection, PartT], object],
+        joint_error: Exception, now_s: float,
     ) -> None:  # fmt: skip
         """Write job by job what could not be written together, so that only the faulty parts are refused.
 
         Args:
             parts: By job; under None what concerns no job.
-            put: Writes one of them.
-            whole: Why they could not be written together.
+            write_part: Writes one of them.
+            joint_error: Why they could not be written together.
             now_s: The present.
 
         Raises:
-            Exception: `whole`, if the store does not take what concerns no job.
+            Exception: `joint_error`, if the store does not take what concerns no job.
             StoreRefusesError: If it would refuse another job's changes too: then no job is at fault.
             StoreError: As in `write`.
         """
@@ -244,7 +244,7 @@ class WriteBatch:
             raise StoreRefusesError(f"the store refuses all changes: {error_line(error)}") from error
         for job, part in parts.items():
             try:
-                self._store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]
+                self._store.write(lambda tx, part=part: write_part(tx, part))  # type: ignore[misc]
             except OF_NO_JOB:
                 raise
             except Exception as error:
@@ -253,7 +253,7 @@ class WriteBatch:
             if job is not None:
                 self._errors.charge(job, refusal, now_s)
         if None in refused:
-            raise whole
+            raise joint_error
 
 
 class StateCache:
@@ -290,13 +290,13 @@ class StateCache:
             log.error("attempt %d of job %s cannot be read, its GPUs stay held: %s", number, job, why)
         self.table = table = JobTable(rows, attempts, unreadable)
         self.batch = WriteBatch(parts.store, fence, errors)
-        errors.keep({*table.jobs, *table.attempts})
+        errors.forget_all_but({*table.jobs, *table.attempts})
         ready = [row for row in rows if row.id in table.attempts or not errors.is_resting(row.id, now_s)]
-        origin = origin_of(
-            ready, as_held(rows, table.attempts, held), parts.layout, (), now_s, parts.gpus_per_user,
+        origin = mirror_origin_of(
+            ready, with_held_gpus(rows, table.attempts, held), parts.layout, (), now_s, parts.gpus_per_user,
             lambda job: errors.isolated(job, now_s, lambda: None), turns,
         )  # fmt: skip
-        out = [*self.health.faulty, *self.health.closed, *self._held_by_others(held, origin)]
+        out = [*self.health.faulty, *self.health.closed, *self._gpus_held_outside_mirror(held, origin)]
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         table.outside = waiting - set(origin.queue)
         new = [estimate_of(row) for row in rows if row.id in table.outside and not row.attempt]  # not admitted yet
@@ -313,13 +313,13 @@ class StateCache:
         self._moment_s = now_s - 1.0
         parts.placer.begin(self.mirror)
 
-    def _held_by_others(self, held: Iterable[ReservationRow], origin: MirrorOrigin) -> list[int]:
+    def _gpus_held_outside_mirror(self, held: Iterable[ReservationRow], origin: MirrorOrigin) -> list[int]:
         """Return the reserved GPUs of jobs that the mirror does not have: no job gets them."""
         mirrored, layout = {gpu for _, progress in origin.jobs for gpu in progress.gpus}, self.parts.layout
         return sorted({layout.number(row.node, row.gpu) for row in held} - mirrored)
 
     def isolated(
-        self, job: str, now_s: float, *, spoils: bool = False, what: str = "handling", step: str = ""
+        self, job: str, now_s: float, *, spoils: bool = False, action: str = "handling", step: str = ""
     ) -> AbstractContextManager[None]:
         """Isolate what is done about one job: an unforeseen error there holds up no other job (job_errors.py).
 
@@ -328,12 +328,12 @@ class StateCache:
             now_s: The present.
             spoils: Whether such an error leaves something half done that shows neither in the batch nor in the calls
                 of the mirror.
-            what: Is done, in a word.
+            action: Is done, in a word.
             step: Of that, if it is one that each job takes.
         """
-        return self.errors.isolated(job, now_s, self.mark, spoils=spoils, what=what, step=step)
+        return self.errors.isolated(job, now_s, self.change_mark, spoils=spoils, what=action, step=step)
 
-    def mark(self) -> tuple[int, int]:
+    def change_mark(self) -> tuple[int, int]:
         """Return another value once anything has changed."""
         return len(self.batch.changes), self.mirror.changes
 
@@ -343,7 +343,7 @@ class StateCache:
             self._moment_s = now_s
             self.mirror.begin(now_s)
 
-    def has_advanced(self, now_s: float) -> bool:
+    def has_mirror_advanced(self, now_s: float) -> bool:
         """Return whether something happened in the mirror now."""
         return now_s == self._moment_s
 
@@ -366,25 +366,25 @@ class StateCache:
         """Change the state of a job."""
         change = JobChange(row.id, row.state, now, cause, columns)
         self.batch.changes.jobs.append(change)
-        self.table.keep_job(changed_job(row, change, now_s))
+        self.table.update_or_drop_job(changed_job(row, change, now_s))
 
     def change_attempt(
         self, row: AttemptRow, now: AttemptState, cause: str, now_s: float, **columns: Unpack[AttemptColumns]
     ) -> None:
         """Change the state of an attempt."""
-        self._change(AttemptChange(row, now, row.contact, cause, columns), now_s)
+        self._change_attempt(AttemptChange(row, now, row.contact, cause, columns), now_s)
 
     def set_contact(self, row: AttemptRow, contact: Contact, cause: str, now_s: float) -> None:
         """Note whether an attempt can be reached."""
-        self._change(AttemptChange(row, row.state, contact, cause, {}), now_s)
+        self._change_attempt(AttemptChange(row, row.state, contact, cause, {}), now_s)
 
-    def note_cleanup(self, row: AttemptRow, error: str, now_s: float) -> None:
+    def note_cleanup_error(self, row: AttemptRow, error: str, now_s: float) -> None:
         """Note what keeps an ended attempt from being closed."""
-        self._change(AttemptChange(row, row.state, row.contact, "", {"cleanup_error": error}), now_s)
+        self._change_attempt(AttemptChange(row, row.state, row.contact, "", {"cleanup_error": error}), now_s)
 
-    def _change(self, change: AttemptChange, now_s: float) -> None:
+    def _change_attempt(self, change: AttemptChange, now_s: float) -> None:
         self.batch.changes.attempts.append(change)
-        self.table.keep_attempt(change.row, changed_attempt(change, now_s))
+        self.table.update_or_drop_attempt(change.row, changed_attempt(change, now_s))
 
     def open_attempt(self, job: JobRow, attempt: NewAttempt, cause: str, now_s: float) -> int:
         """Start a job: reserve the GPUs of its next attempt, and return the number of that."""
@@ -393,8 +393,8 @@ class StateCache:
         opened = Opened(job, attempt, cause, user_turn)
         row = opened_attempt(opened, now_s)
         self.batch.changes.opened.append(opened)
-        self.table.open_attempt(row)
-        self.table.keep_job(opened_job(opened))
+        self.table.add_attempt(row)
+        self.table.update_or_drop_job(opened_job(opened))
         return row.number
 
     def shape_of(self, job: str) -> PlacementShape | None:
@@ -416,7 +416,7 @@ class StateCache:
     def _undo_start(self, job: JobRow) -> None:
         """Undo the start of a job that its owner had cancelled or held before it was written."""
         del self.table.attempts[job.id]
-        self.table.keep_job(job)
+        self.table.update_or_drop_job(job)
         self.mirror.stop(job.id, 0.0)
         self.mirror.withdraw(job.id)
         self.mirror.begin(self.mirror.now_s)  # other jobs may have its GPUs, whatever was decided about them
@@ -457,7 +457,7 @@ class StateCache:
         for jobs in (self.table.unfit, self.table.kept_wait):
             jobs.add(job)
 
-    def move_to_place(self, job: str, last: str | None = None) -> None:
+    def move_to_queue_place(self, job: str, last: str | None = None) -> None:
         """Move a waiting job to its place in the queue; other jobs are at theirs, or behind it at the end of the queue.
 
         Args:
@@ -466,7 +466,7 @@ class StateCache:
                 that many jobs that move far pass over the queue once together.
         """
         rows, mirror = self.table.jobs, self.mirror
-        key, rank = queue_key(rows[job]), rank_of(rows[job])
+        key, rank = queue_key(rows[job]), queue_rank_of(rows[job])
         before, after = beside = mirror.beside(job)
         if last is not None and before is not None and queue_key(rows[before]) > key:
             before, after = last, mirror.beside(last)[1]
@@ -482,7 +482,7 @@ class StateCache:
         with self.parts.store.read() as tx:
             changed, self._seq = changed_by_others(tx, self._seq)
             rows, unreadable = jobs_apart(tx, changed)
-        self.table.take_requests(rows, unreadable)
+        self.table.apply_requests(rows, unreadable)
 
 
 def _within(value: object, least: float, most: float, otherwise: float) -> float:
@@ -490,13 +490,13 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
     return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
 
 
-def request_of(row: JobRow, layout: Layout) -> JobRequest:
+def job_request_of(row: JobRow, layout: Layout) -> JobRequest:
     """Return what a job requests of a cluster."""
     spec = stored_or_usual(row.spec)
     submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.wants)
     request = JobRequest(
-        row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types,
-        user=row.owner,
+        row.id, row.gpus, estimate_of(row), submitted_s, queue_rank_of(row), spec.compute_s, spec.parameter_bytes,
+        types, user=row.owner,
     )  # fmt: skip
     plan = spec.plan
     if plan is None or plan.iteration is None or plan.ranks != spec.gpus:
@@ -506,7 +506,7 @@ def request_of(row: JobRow, layout: Layout) -> JobRequest:
     return replace(request, compute_s=step.compute_s, parameter_bytes=step.gradient_bytes, spread=spread)
 
 
-def rank_of(row: JobRow) -> int:
+def queue_rank_of(row: JobRow) -> int:
     """Return the rank of a job in the queue: those of a lower rank go before those of a higher."""
     return -int(_within(row.priority, -MAX_RANK, MAX_RANK, 0))
 
@@ -529,25 +529,25 @@ def needs_of(row: JobRow) -> NodeNeeds:
     return stored_or_usual(row.spec).wants if has_needs(row.spec) else ANYTHING
 
 
-def tries_of(row: JobRow) -> Tries:
+def used_tries_of(row: JobRow) -> Tries:
     """Return how often a job was tried again."""
     return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_again, row.stops_ambiguous)
 
 
 def waiting_progress(row: JobRow) -> JobRecord:
     """Return the progress of a job that waits."""
-    guess_s, entered_s, saved_s = _times(row)
+    guess_s, entered_s, saved_s = _guess_entered_saved_s(row)
     return JobRecord(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
         first_start_s=_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
-        came_back=goes_first(row),
+        came_back=goes_first_in_queue(row),
     )  # fmt: skip
 
 
 def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRecord:
     """Return the progress of a job that holds GPUs."""
     opened_s = _within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
-    guess_s, entered_s, saved_s = _times(row)
+    guess_s, entered_s, saved_s = _guess_entered_saved_s(row)
     return JobRecord(
         guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MAX_TIME_S, MAX_TIME_S,
         0.0),
@@ -558,7 +558,7 @@ def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRec
     )  # fmt: skip
 
 
-def _times(row: JobRow) -> tuple[float, float, float]:
+def _guess_entered_saved_s(row: JobRow) -> tuple[float, float, float]:
     """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
     return (
         _within(row.guess_s, MIN_JOB_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
@@ -573,12 +573,12 @@ def queue_key(row: JobRow) -> tuple[int, int, float, int]:
     The others are ordered by when they came into the queue.
     """
     entered_s, not_before_s = (_within(at_s, 0.0, MAX_TIME_S, 0.0) for at_s in (row.entered_s, row.not_before_s))
-    if goes_first(row):
-        return rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
-    return rank_of(row), 1, entered_s, row.submit_seq
+    if goes_first_in_queue(row):
+        return queue_rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
+    return queue_rank_of(row), 1, entered_s, row.submit_seq
 
 
-def goes_first(row: JobRow) -> bool:
+def goes_first_in_queue(row: JobRow) -> bool:
     """Return whether a waiting job goes before others of its priority, as it was stopped and is tried again.
 
     A job that its owner held or retried does not: else a user could get to the head of the queue that way.
@@ -586,7 +586,7 @@ def goes_first(row: JobRow) -> bool:
     return row.not_before_s > 0.0
 
 
-def as_held(
+def with_held_gpus(
     jobs: Sequence[JobRow], attempts: Mapping[str, AttemptRow], held: Iterable[ReservationRow]
 ) -> dict[str, AttemptRow]:
     """Return attempts with the GPUs that they hold now: a ring gives some up and gets others while it runs.
@@ -605,7 +605,7 @@ def as_held(
     return {job: row._replace(placement=shares[job]) if shares.get(job) else row for job, row in attempts.items()}
 
 
-def origin_of(
+def mirror_origin_of(
     jobs: Sequence[JobRow],
     attempts: Mapping[str, AttemptRow],
     layout: Layout,
@@ -633,9 +633,9 @@ def origin_of(
     for row in jobs:
         with isolated(row.id):
             if row.id in holding:
-                records[row.id] = request_of(row, layout), running_progress(row, holding[row.id], layout)
+                records[row.id] = job_request_of(row, layout), running_progress(row, holding[row.id], layout)
             elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus_for(needs_of(row)):
-                records[row.id] = request_of(row, layout), waiting_progress(row)
+                records[row.id] = job_request_of(row, layout), waiting_progress(row)
                 waiting.append((queue_key(row), row))
     queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [record for job, record in records.items() if job in holding or job in queued]

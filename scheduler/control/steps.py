@@ -22,8 +22,8 @@ from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
 from ..store.events import append_all, check_fence, last_such_s
 from ..store.nodes import list_nodes, put_records, records_of
 from .job_errors import OF_NO_JOB, SpoiledError
-from .seating import later_nodes
-from .state_cache import StateCache, goes_first
+from .seating import nodes_of_joined_ranks
+from .state_cache import StateCache, goes_first_in_queue
 
 log = logging.getLogger(__name__)
 
@@ -74,33 +74,33 @@ def check_step_times(
     if not steps.reads_steps:
         return {}
     running = [
-        _as_running(cache, cache.table.attempts[job], frozenset(end.rank for end in statuses[name].ends))
+        _running_attempt(cache, cache.table.attempts[job], frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
-        if job not in cut_off and _runs(cache, cache.table.attempts[job], statuses.get(name))
+        if job not in cut_off and _is_running(cache, cache.table.attempts[job], statuses.get(name))
     ]
     going = {name for job, name in names.items() if cache.table.attempts[job].state is AttemptState.RUNNING}
     found = steps.poll(running, going, partial(_watching_of, cache), now_s, partial(cache.isolated, now_s=now_s))
-    _record(cache, now_s)
+    _record_compute_times(cache, now_s)
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, StopReason]()
     for job, name in names.items():  # of one that has ended meanwhile the last report was read
         with cache.isolated(job, now_s):
-            notes.saved += _rows(cache.table.attempts[job], found.saved.get(name, ()), now_s)
+            notes.saved += _checkpoint_rows(cache.table.attempts[job], found.saved.get(name, ()), now_s)
     for job, hang in found.hangs.items():
         with cache.isolated(job, now_s):
-            cause = _words_on_hang(hang)
-            event = _event(cache.table.attempts[job], SlowWord.HUNG, cause, now_s)
+            cause = _hang_words(hang)
+            event = _step_event(cache.table.attempts[job], SlowWord.HUNG, cause, now_s)
             verdicts[job] = StopReason(cause, AfterStop.HUNG, event)
     for job, stragglers in found.stragglers.items():
-        notes.events += [_on_straggler(cache.table.attempts[job], straggler, now_s) for straggler in stragglers]
-    _judge_slow(cache, found, notes, verdicts, now_s)
-    _write(cache, notes, now_s)
+        notes.events += [_straggler_event(cache.table.attempts[job], straggler, now_s) for straggler in stragglers]
+    _judge_slow_jobs(cache, found, notes, verdicts, now_s)
+    _write_notes(cache, notes, now_s)
     steps.written()
     return verdicts
 
 
-def _record(cache: StateCache, now_s: float) -> None:
+def _record_compute_times(cache: StateCache, now_s: float) -> None:
     """Record how long iterations computed on each type of node, once in a minute and at the end of an attempt."""
     steps = cache.parts.monitor.steps
     news = steps.news(now_s)
@@ -125,8 +125,8 @@ def read_last_report(cache: StateCache, row: AttemptRow, now_s: float) -> LastRe
     Raises:
         StoreError: If the store cannot be written.
     """
-    end = cache.parts.monitor.steps.end(_as_running(cache, row, frozenset()))
-    _write(cache, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
+    end = cache.parts.monitor.steps.end(_running_attempt(cache, row, frozenset()))
+    _write_notes(cache, _Notes(saved=_checkpoint_rows(row, end.saved, now_s)), now_s)
     with cache.parts.store.read() as tx:
         kept = checkpoints_of(tx, row.job_id)
     mine = max((saved.step for saved in kept if saved.number == row.number), default=-1)
@@ -139,25 +139,25 @@ def read_last_report(cache: StateCache, row: AttemptRow, now_s: float) -> LastRe
     )
 
 
-def _runs(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
+def _is_running(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
     reached = row.state is AttemptState.RUNNING and row.contact is Contact.OK
     runs = status is not None and status.run is Run.RUNNING and row.backend == cache.parts.backend_name
     return reached and runs and not cache.errors.is_failing(row.job_id)
 
 
-def _as_running(cache: StateCache, row: AttemptRow, ended: frozenset[int]) -> RunningAttempt:
-    return RunningAttempt(row.job_id, row.name, row.placement, ended, later_nodes(cache, row))
+def _running_attempt(cache: StateCache, row: AttemptRow, ended: frozenset[int]) -> RunningAttempt:
+    return RunningAttempt(row.job_id, row.name, row.placement, ended, nodes_of_joined_ranks(cache, row))
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:
     return stored_or_usual(cache.table.jobs[job].spec).health.watching()
 
 
-def _rows(row: AttemptRow, saved: Sequence[SavedCheckpoint], now_s: float) -> list[CheckpointRow]:
+def _checkpoint_rows(row: AttemptRow, saved: Sequence[SavedCheckpoint], now_s: float) -> list[CheckpointRow]:
     return [CheckpointRow(row.job_id, row.number, each.step, each.path, each.digest, now_s) for each in saved]
 
 
-def _judge_slow(
+def _judge_slow_jobs(
     cache: StateCache, found: Findings, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
 ) -> None:  # fmt: skip
     if found.shared:
@@ -171,27 +171,29 @@ def _judge_slow(
             )
         )
     for job in found.steady:
-        notes.events.append(_event(cache.table.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
+        notes.events.append(
+            _step_event(cache.table.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s)
+        )
     for job, slow in found.slow.items():
         with cache.isolated(job, now_s):
-            _judge_one(cache, job, slow, notes, verdicts, now_s)
+            _judge_slow_job(cache, job, slow, notes, verdicts, now_s)
 
 
-def _judge_one(
+def _judge_slow_job(
     cache: StateCache, job: str, slow: Slowness, notes: _Notes, verdicts: dict[str, StopReason], now_s: float
 ) -> None:  # fmt: skip
     row = cache.table.attempts[job]
-    against = _against_moving(cache, row, slow, verdicts, now_s)
+    against = _why_not_moved(cache, row, slow, verdicts, now_s)
     if slow.checks == CHECKS:
-        notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
+        notes.events.append(_step_event(row, SlowWord.SLOW, _slowness_words(slow, against), now_s, slow))
     if not against and job not in verdicts:
         cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
-        event = _event(row, SlowWord.MOVED, cause, now_s, slow)
+        event = _step_event(row, SlowWord.MOVED, cause, now_s, slow)
         nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} reported so")
         verdicts[job] = StopReason(cause, AfterStop.RELOCATE, event, nodes)
 
 
-def _against_moving(
+def _why_not_moved(
     cache: StateCache, row: AttemptRow, slow: Slowness, verdicts: Mapping[str, StopReason], now_s: float
 ) -> str:  # fmt: skip
     """Return why a slow job is not moved, "" if it is."""
@@ -206,14 +208,14 @@ def _against_moving(
         return "it was out of reach a short while ago"
     queued = (other for other in cache.table.jobs.values() if other.state is JobState.QUEUED)
     waiting = (other for other in queued if other.id not in cache.table.outside)
-    if any((other.priority, goes_first(other)) >= (job.priority, True) for other in waiting):
+    if any((other.priority, goes_first_in_queue(other)) >= (job.priority, True) for other in waiting):
         return "a job that goes before it waits"
     if any(verdict.after is AfterStop.RELOCATE for verdict in verdicts.values()):
         return "another job moves"
-    return _against_leaving(cache, row, slow, now_s) or _against_setting_aside(cache, row, slow, now_s)
+    return _why_no_gain(cache, row, slow, now_s) or _why_over_move_limits(cache, row, slow, now_s)
 
 
-def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
+def _why_no_gain(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
     """Return why a slow job would not gain by other GPUs, "" if it would."""
     mirror, layout = cache.mirror, cache.parts.layout
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
@@ -230,7 +232,7 @@ def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: 
     return "it would lose more than it gains" if lost_s >= (1.0 - step_s / slow.present_s) * left_s else ""
 
 
-def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
+def _why_over_move_limits(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
     """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
     with cache.parts.store.read() as tx:
         moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
@@ -242,7 +244,7 @@ def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slowness, n
     return ""
 
 
-def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
+def _write_notes(cache: StateCache, notes: _Notes, now_s: float) -> None:
     """Write what was found; what follows from a verdict is written with the stop, if it is taken."""
     if not (notes.events or notes.saved):
         return
@@ -265,7 +267,7 @@ def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
         raise SpoiledError from error
 
 
-def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slowness | None = None) -> NewEvent:
+def _step_event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slowness | None = None) -> NewEvent:
     data = None
     if slow is not None:
         data = {
@@ -275,28 +277,28 @@ def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow
     return NewEvent(HEALTH, SCHEDULER_WRITER, now_s, row.job_id, row.number, now=word.value, cause=cause, data=data)
 
 
-def _on_straggler(row: AttemptRow, straggler: Straggler, now_s: float) -> NewEvent:
+def _straggler_event(row: AttemptRow, straggler: Straggler, now_s: float) -> NewEvent:
     cause = (
         f"rank {straggler.rank} on {straggler.node} computes for {straggler.compute_s:.3g} s in each step, and half of "
         f"the others for {straggler.others_s:.3g} s or less: all wait for it"
     )
     data = {"node": straggler.node, **straggler._asdict()}
-    return _event(row, SlowWord.STRAGGLER, cause, now_s)._replace(data=data)
+    return _step_event(row, SlowWord.STRAGGLER, cause, now_s)._replace(data=data)
 
 
-def _words_on_hang(hang: Hang) -> str:
+def _hang_words(hang: Hang) -> str:
     return (
-        f"rank {hang.rank} hangs in {hang.kind} step {hang.step} since {_clock(hang.since_s)}, "
+        f"rank {hang.rank} hangs in {hang.kind} step {hang.step} since {_utc_text(hang.since_s)}, "
         f"longer than {hang.limit_s:.0f} s"
     )
 
 
-def _words_on(slow: Slowness, against: str) -> str:
+def _slowness_words(slow: Slowness, why_not_moved: str) -> str:
     where = f" on {', '.join(sorted(slow.nodes))}" if slow.nodes else ""
-    since = f"since {_clock(slow.since_s)}{where}"
+    since = f"since {_utc_text(slow.since_s)}{where}"
     what = f"steps take {slow.present_s:.3g} s instead of {slow.usual_s:.3g} s {since}"
-    return f"{what}; not moved: {against}" if against else what
+    return f"{what}; not moved: {why_not_moved}" if why_not_moved else what
 
 
-def _clock(at_s: float) -> str:
+def _utc_text(at_s: float) -> str:
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -128,8 +128,8 @@ class QueueNow:
             by_owner[owner] += held[job]
         turns = {} if had is None else _turns_before(waiting, had)
         return Queue(
-            self._layout, room, places(line), turns, by_owner, settings.limits.gpus, now_s, self._control.held_back,
-            self._control.errors, self._control.checked, self._control.why_not_launched,
+            self._layout, room, places(line), turns, by_owner, settings.limits.gpus, now_s, self._control.why_held_back,
+            self._control.errors, self._control.jobs_being_checked, self._control.why_not_launched,
         )  # fmt: skip
 
     def _had(self, tx: Connection) -> Turns | None:

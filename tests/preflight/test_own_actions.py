@@ -22,7 +22,7 @@ from longshore.preflight.check import (
 from longshore.preflight.context import CheckScope
 from longshore.preflight.travelling import wrapped
 from longshore.preflight.warm_worker import CheckRequest, run_check
-from longshore.scheduler.control.node_checks import findings_of
+from longshore.scheduler.control.node_checks import quarantine_findings
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
 from tests.preflight.gpus import ask, gpu, node
 from tests.scheduler.served import until
@@ -107,8 +107,8 @@ def test_only_a_sample_of_its_own_has_the_time_that_the_job_file_gives_it() -> N
 def test_what_a_sample_of_the_job_finds_puts_nothing_into_quarantine() -> None:
     results = [CheckResult(JOB_SAMPLE, "a", FAIL, got="nan"), CheckResult("mem.disk", "a", FAIL, got="full")]
     report, placement = RoundReport(("a",), tuple(results)), (Share("a", (0,)),)
-    assert [it.check for it in findings_of(report, placement, 1.0)] == [JOB_SAMPLE, "mem.disk"]
-    assert [it.check for it in findings_of(report, placement, 1.0, {JOB_SAMPLE})] == ["mem.disk"]
+    assert [it.check for it in quarantine_findings(report, placement, 1.0)] == [JOB_SAMPLE, "mem.disk"]
+    assert [it.check for it in quarantine_findings(report, placement, 1.0, {JOB_SAMPLE})] == ["mem.disk"]
     assert not report.passed
 
 

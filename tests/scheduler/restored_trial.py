@@ -46,7 +46,7 @@ class Restored(Trial):
         self.scheduler = self.another()
 
     def unknown(self) -> list[str]:
-        return [it.name for it in self.scheduler.unknown_attempts.known]
+        return [it.name for it in self.scheduler.unknown_attempts.unresolved]
 
     def told(self) -> list[str]:
         return [event.now for event in self.events() if event.kind == UNKNOWN_EVENT]

@@ -123,7 +123,7 @@ def test_a_ring_has_no_more_members_beside_its_seats_than_its_job_asked_for(
     want: SeatRequest | None, most: int
 ) -> None:
     spec = StoredJob.model_validate({"command": ["true"], "failover": "switch", "backups": most})
-    assert 0 <= seat_choice.relieved(want, spec) + len(seat_choice.members_to_back_up(want, spec)) <= most
+    assert 0 <= seat_choice.relieved_members(want, spec) + len(seat_choice.members_to_back_up(want, spec)) <= most
 
 
 @given(WANTS.filter(lambda it: it.slow), st.data())
@@ -131,7 +131,7 @@ def test_what_a_ring_says_of_a_slow_member_is_turned_into_an_empty_seat_whatever
     want: SeatRequest, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(want.slow) - 1))
-    left, empty = seat_choice.without_backups(want, want.slow, at)
+    left, empty = seat_choice.request_without_slow(want, want.slow, at)
     slow = {it.member for it in want.slow}
     assert not slow & set(left.order)
     assert not slow & set(map(int, left.compute_s))
@@ -142,7 +142,7 @@ def test_what_a_ring_says_of_a_slow_member_is_turned_into_an_empty_seat_whatever
 def test_without_the_slow_member_an_iteration_takes_as_much_less_as_it_computes_longer() -> None:
     times = {"0": 1.0, "1": 5.0, "2": 1.5}
     want = SeatRequest(3, [], [0, 1, 2], 5.5, times, {}, [SlowSeat(1, 1, 0, 2)], [])
-    left, empty = seat_choice.without_backups(want, want.slow, 0)
+    left, empty = seat_choice.request_without_slow(want, want.slow, 0)
     assert (left.step_s, left.order, left.compute_s) == (2.0, [0, 2], {"0": 1.0, "2": 1.5})
     assert empty == EmptySeat(1, 0, 2)
 
@@ -154,4 +154,8 @@ def test_gpus_of_slow_nodes_and_those_that_someone_uses_get_no_backup(
     layout = Layout(["a", "b", "c"], [2, 2, 2])
     want = SeatRequest(3, [], [0, 1], 1.0, {}, {"0": "a", "1": "b", "7": "nowhere"}, [SlowSeat(0, 0, 1, 1)], [7])
     told = NodeReport(gpus=(GpuReport(index=1, healthy=True, utilisation=utilisation, free_bytes=0),))
-    assert seat_choice.unfit(want, layout, {"c": AgentReport(1000.0, told)}, 1000.0 + age_s) == [0, 1, *busy]
+    assert seat_choice.gpus_unfit_for_backup(want, layout, {"c": AgentReport(1000.0, told)}, 1000.0 + age_s) == [
+        0,
+        1,
+        *busy,
+    ]

@@ -11,9 +11,9 @@ from longshore.preflight.check import CheckOutcome, CheckResult, RoundReport
 from longshore.scheduler.control.node_checks import (
     MAX_STORED_RESULTS,
     MAX_TEXT_CHARACTERS,
-    findings_of,
-    lines_of,
-    stored_results,
+    finding_lines,
+    quarantine_findings,
+    results_for_event,
 )
 from longshore.scheduler.health.quarantining import QuarantineOutcome, clear, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
@@ -41,7 +41,7 @@ def report(*results: CheckResult) -> RoundReport:
     ],
 )  # fmt: skip
 def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device: str, place: HardwarePlace) -> None:
-    (found,) = findings_of(
+    (found,) = quarantine_findings(
         report(CheckResult("x", "a", CheckOutcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0
     )
     assert (found.place, found.clears, found.at_s, found.action) == (place, Clears.CHECKS, 7.0, "mend")
@@ -49,8 +49,10 @@ def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device:
 
 def test_what_passes_warns_or_is_skipped_comes_into_no_quarantine() -> None:
     well = [CheckResult("x", "a", it) for it in (CheckOutcome.PASS, CheckOutcome.WARN, CheckOutcome.SKIPPED)]
-    assert findings_of(report(*well), PLACEMENT, 7.0) == []
-    (found,) = findings_of(report(CheckResult("x", "b", CheckOutcome.INCOMPLETE, reason="it broke")), PLACEMENT, 7.0)
+    assert quarantine_findings(report(*well), PLACEMENT, 7.0) == []
+    (found,) = quarantine_findings(
+        report(CheckResult("x", "b", CheckOutcome.INCOMPLETE, reason="it broke")), PLACEMENT, 7.0
+    )
     assert (found.cause, found.evidence) == ("x did not come to an end", "it broke")
 
 
@@ -65,17 +67,19 @@ def test_whatever_a_check_says_is_one_line_that_can_be_stored(
         CheckResult("x", "a", outcome, device, got, wanted, reason=reason)
         for outcome, device, got, wanted, reason in reported
     ]
-    found = findings_of(report(*results), PLACEMENT, 7.0)
+    found = quarantine_findings(report(*results), PLACEMENT, 7.0)
     assert all(it.place.node == "a" and it.place.gpu in (WHOLE_NODE, 0, 2) for it in found)
-    texts = [text for it in found for text in (it.cause, it.evidence, it.action)] + list(lines_of(report(*results)))
-    texts += [text for it in stored_results(results) for text in it.values() if isinstance(text, str)]
+    texts = [text for it in found for text in (it.cause, it.evidence, it.action)] + list(
+        finding_lines(report(*results))
+    )
+    texts += [text for it in results_for_event(results) for text in it.values() if isinstance(text, str)]
     assert all(len(text) <= MAX_TEXT_CHARACTERS and (text == "" or text.isprintable()) for text in texts)
-    assert len(stored_results(results)) <= MAX_STORED_RESULTS
+    assert len(results_for_event(results)) <= MAX_STORED_RESULTS
 
 
 def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    (found,) = findings_of(report(CheckResult("x", "a", CheckOutcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
+    (found,) = quarantine_findings(report(CheckResult("x", "a", CheckOutcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is QuarantineOutcome.SET
     store.write(lambda tx: clear(tx, HardwarePlace("a", 0), "ann", "mended", 200.0, writer="t"))
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is QuarantineOutcome.OLD

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.state_cache import origin_of, running_progress, waiting_progress
+from longshore.scheduler.control.state_cache import mirror_origin_of, running_progress, waiting_progress
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.store.attempts import unclosed_attempts
 from longshore.scheduler.store.database import open_store
@@ -27,7 +27,7 @@ def assert_a_restart_would_change_nothing(case: Case) -> None:
     assert cache is not None
     with case.store.read() as tx:
         rows, attempts = open_jobs(tx), {row.job_id: row for row in unclosed_attempts(tx)}
-    known = origin_of(rows, attempts, parts.layout, [], parts.now_s())
+    known = mirror_origin_of(rows, attempts, parts.layout, [], parts.now_s())
     assert list(cache.mirror.origin_now().queue) == list(known.queue)
     for row in rows:
         if row.id in known.queue and row.attempt:

@@ -25,7 +25,9 @@ class Doors(Fenced):
         self.agent_ports: dict[str, AgentPort] = {}
         super().__init__(folder, fencing=fencing)
         self.agent_ports = {node: AgentPort(node, "b1") for node in self.nodes}
-        self.comes_true(lambda: all(len(it) == 3 for it in RunningScheduler(self.scheduler).reached_by().values()))
+        self.comes_true(
+            lambda: all(len(it) == 3 for it in RunningScheduler(self.scheduler).successful_probers().values())
+        )
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):

@@ -36,23 +36,23 @@ def trial(tmp_path: Path) -> Iterator[ReportingTrial]:
 EITHER = ("held", "succeeded")
 STUCK = ("starting", "running", "stopping")  # nothing of it can be written, so its GPUs stay held
 PLACES = [
-    *(Place(loop, name) for name in ("request_of", "_step_of")),
-    *(Place(Reconciler, name) for name in ("_apply", "_open_attempt", "_new_decision")),
+    *(Place(loop, name) for name in ("job_request_of", "_next_step_of")),
+    *(Place(Reconciler, name) for name in ("_apply_decision", "_open_attempt", "_new_decision")),
     *(Place(ClusterMirror, name) for name in ("submit", "finish")),
     *(Place(ClusterMirror, name, EITHER) for name in ("come_back", "stop", "progress")),
     Place(Placer, "decide"),
     *(Place(StateCache, name) for name in ("open_attempt", "shape_of", "finish")),
     Place(StateCache, "requeue", EITHER),
-    *(Place(attempt_driver, name) for name in ("_view", "_step", "_launch", "attempt_of", "_change_both",
-    "stored_job")),
-    *(Place(attempt_driver, name) for name in ("_release", "read_last_report", "_outcome")),
+    *(Place(attempt_driver, name) for name in ("_attempt_view", "_take_step", "_launch", "attempt_to_launch")),
+    *(Place(attempt_driver, name) for name in ("_run_or_drain", "stored_job")),
+    *(Place(attempt_driver, name) for name in ("_release_attempt", "read_last_report", "_decide_outcome")),
     *(Place(StepMonitor, name, EITHER) for name in ("_begin", "_follow")),
-    Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_rows", "register")),
+    Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_checkpoint_rows", "register")),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
     *(Place(cache, name) for name in ("opened_job", "opened_attempt")),
-    *(Place(cache, name, EITHER) for name in ("request_of", "running_progress")),
+    *(Place(cache, name, EITHER) for name in ("job_request_of", "running_progress")),
     Place(loop, "waiting_progress", EITHER),
-    Place(attempt_driver, "_close", EITHER),
+    Place(attempt_driver, "_close_attempt", EITHER),
     Place(StateCache, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
     Place(cache, "changed_job", ("queued", *STUCK)),
 ]  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_job_that_was_held_for_errors_runs_once_its_owner_releases_it_and_they
 ) -> None:
     with monkeypatch.context() as broken:
         bad = trial.submit("bad")
-        breaks(Place(attempt_driver, "attempt_of"), lambda: bad, broken)
+        breaks(Place(attempt_driver, "attempt_to_launch"), lambda: bad, broken)
         trial.wait(20.0, 1.0)
         assert trial.job(bad).state is JobState.HELD
 
@@ -135,7 +135,7 @@ def test_gpus_of_a_job_that_cannot_be_handled_are_freed_on_proof_only(
     bad = trial.submit("bad", gpus=4)
     trial.wait(3.0, 1.0)
     trial.obedient.holds.add(f"ls-{bad}-1")
-    breaks(Place(attempt_driver, "_outcome"), lambda: bad, monkeypatch)
+    breaks(Place(attempt_driver, "_decide_outcome"), lambda: bad, monkeypatch)
     trial.obedient.end(AGAIN)
 
     trial.wait(200.0, 1.0)
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_be_handled_can_be_cancelled(
     bad = trial.submit("bad")
     if state is JobState.RUNNING:
         trial.runs(bad)
-    place = Place(attempt_driver, "_outcome") if state is JobState.RUNNING else Place(loop, "request_of")
+    place = Place(attempt_driver, "_decide_outcome") if state is JobState.RUNNING else Place(loop, "job_request_of")
     breaks(place, lambda: bad, monkeypatch)
 
     trial.wish(bad, Desired.CANCEL)
@@ -201,18 +201,18 @@ def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_
     assert {len(trial.attempts(job)) for job in jobs} == {1}
 
 
-@pytest.mark.parametrize("name", ["_view", "_watching_of"])
+@pytest.mark.parametrize("name", ["_attempt_view", "_watching_of"])
 def test_a_job_that_cannot_be_polled_runs_on_until_it_ends(
     name: str, trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trial.submit("bad")
     trial.runs(bad)
     with monkeypatch.context() as broken:
-        breaks(Place(attempt_driver if name == "_view" else judging, name), lambda: bad, broken)
+        breaks(Place(attempt_driver if name == "_attempt_view" else judging, name), lambda: bad, broken)
         trial.wait(60.0, 1.0)
         assert trial.job(bad).state is JobState.RUNNING
         trial.obedient.end(WELL)
         trial.wait(60.0, 1.0)
 
-    assert trial.job(bad).state is (JobState.HELD if name == "_view" else JobState.SUCCEEDED)
+    assert trial.job(bad).state is (JobState.HELD if name == "_attempt_view" else JobState.SUCCEEDED)
     assert trial.held() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.attempt_driver import by_lease
+from longshore.scheduler.control.attempt_driver import status_by_lease
 from longshore.scheduler.model.states import Desired, JobState, Run
 from longshore.scheduler.store.nodes import ComputeRecord, records_of
 from tests.scheduler.backends.attempts import end_all
@@ -95,9 +95,9 @@ def test_a_lease_that_has_run_out_counts_where_a_ring_is_and_not_where_it_was(tr
     assert nodes == {"b", "c"}
     for node in nodes:
         cache.health = health._replace(fenced=frozenset({node}))
-        status = by_lease(cache, row)
+        status = status_by_lease(cache, row)
         assert status is not None
         assert (status.run, status.words.split()[0]) == (Run.LOST, node)
     cache.health = health._replace(fenced=frozenset({"a"}))
-    assert by_lease(cache, row) is None
+    assert status_by_lease(cache, row) is None
     cache.health = health

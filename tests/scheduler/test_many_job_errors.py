@@ -35,7 +35,7 @@ def trial(tmp_path: Path) -> Iterator[ReportingTrial]:
 
 
 @pytest.mark.parametrize(
-    "place", [Place(Placer, "decide"), Place(attempt_driver, "attempt_of")], ids=lambda it: it.name
+    "place", [Place(Placer, "decide"), Place(attempt_driver, "attempt_to_launch")], ids=lambda it: it.name
 )
 def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when_it_is_gone(
     place: Place, trial: ReportingTrial, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +62,7 @@ def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handle
             raise KeyError("a bug")
         real(self, cache, decision, now_s)
 
-    monkeypatch.setattr(Reconciler, "_apply", apply)
+    monkeypatch.setattr(Reconciler, "_apply_decision", apply)
     monkeypatch.setattr(loop, "MAX_CYCLES_S", math.inf)  # however slow this machine is
     trial.tick()
 
@@ -97,7 +97,7 @@ def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_identified(
     notes = judging._Notes(saved=[CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s()) for job in bad])
 
     with pytest.raises(SpoiledError):
-        judging._write(cache, notes, trial.now_s())
+        judging._write_notes(cache, notes, trial.now_s())
 
     assert all("a bug in register" in trial.scheduler.errors.last_error(job) for job in bad)
 
@@ -109,7 +109,7 @@ def test_errors_with_polls_between_them_that_succeed_do_not_add_up(
     trial.runs(job)
     for _ in range(2 * MAX_ERRORS_IN_A_ROW):
         with monkeypatch.context() as broken:
-            failures = breaks(Place(attempt_driver, "_view"), lambda: job, broken)
+            failures = breaks(Place(attempt_driver, "_attempt_view"), lambda: job, broken)
             trial.wait(1.0, 1.0)
         assert failures
         trial.wait(5.0, 1.0)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, iteration_s, reference_iteration_s
-from longshore.scheduler.control.state_cache import request_of
+from longshore.scheduler.control.state_cache import job_request_of
 from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, JobRequest, MirrorCall, MirrorOrigin, Spread
 from longshore.scheduler.mirror.journal import decode, encode
 from longshore.scheduler.model.gpu_index import Layout
@@ -78,7 +78,7 @@ def request_of_file(content: dict[str, Any]) -> JobRequest:
         "id": "job", "spec": job.model_dump(mode="json"), "gpus": job.all_gpus, "estimate_s": 60.0, "submitted_s": 0.0,
         "priority": 0,
     }  # fmt: skip
-    return request_of(JobRow(**row), Layout([f"n{it}" for it in range(5)], [2] * 5))  # type: ignore[arg-type]
+    return job_request_of(JobRow(**row), Layout([f"n{it}" for it in range(5)], [2] * 5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("gpus", "grain"), [((0, 1, 2, 3), 2), ((0, 2, 4, 6), 1)])

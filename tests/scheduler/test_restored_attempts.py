@@ -46,7 +46,7 @@ def test_an_attempt_that_a_restored_store_does_not_have_is_named_and_keeps_its_g
     trial.tick(5)
     assert trial.unknown() == [f"ls-{second}-1"]
 
-    assert trial.scheduler.unknown_attempts.end(f"ls-{second}-1")
+    assert trial.scheduler.unknown_attempts.request_end(f"ls-{second}-1")
     trial.wish(small, Desired.CANCEL)
     assert trial.ends(large).state is JobState.SUCCEEDED
     assert trial.unknown() == []
@@ -84,8 +84,8 @@ def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restore
     waits = trial.submit("true", gpus=1)
     trial.tick(10)
     assert trial.job(waits).state is JobState.QUEUED
-    assert not trial.scheduler.unknown_attempts.disregard("ls-nobody-1")
-    assert trial.scheduler.unknown_attempts.disregard(f"ls-{lost}-1")
+    assert not trial.scheduler.unknown_attempts.request_disregard("ls-nobody-1")
+    assert trial.scheduler.unknown_attempts.request_disregard(f"ls-{lost}-1")
     assert trial.ends(waits).state is JobState.SUCCEEDED
     assert trial.told() == ["found", "disregarded"]
 
@@ -174,9 +174,9 @@ def test_nothing_starts_while_an_attempt_may_run_of_which_no_one_knows_the_gpus(
         trial.tick(10)
         assert trial.job(waits).state is JobState.QUEUED
         assert trial.unknown() == [f"ls-{lost}-1"]
-        assert "not known on which GPUs" in trial.scheduler.held_back
+        assert "not known on which GPUs" in trial.scheduler.why_held_back
 
-    assert trial.scheduler.unknown_attempts.end(f"ls-{lost}-1")
+    assert trial.scheduler.unknown_attempts.request_end(f"ls-{lost}-1")
     assert trial.ends(waits).state is JobState.SUCCEEDED
     assert trial.unknown() == []
 
@@ -202,6 +202,6 @@ def test_an_operator_may_disregard_an_attempt_of_which_no_one_knows_the_gpus(tri
     trial.tick(20)
     assert (trial.unknown(), trial.job(waits).state) == (["ls-torn-1"], JobState.QUEUED)
 
-    assert trial.scheduler.unknown_attempts.disregard("ls-torn-1")
+    assert trial.scheduler.unknown_attempts.request_disregard("ls-torn-1")
 
     assert trial.ends(waits).state is JobState.SUCCEEDED

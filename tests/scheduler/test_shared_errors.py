@@ -34,7 +34,7 @@ def held(arrivals_s: Mapping[str, float], fails: Callable[[str], bool], until_s:
                 del waiting[job]
                 errors.forget({job})
                 continue
-            with errors.isolated(job, now_s, lambda: 0, what="placing", step="start"):
+            with errors.isolated(job, now_s, lambda: 0, action="placing", step="start"):
                 assert not fails(job)
                 errors.note_step(job, "placing", "start", now_s)
                 del waiting[job]
@@ -107,10 +107,10 @@ def test_that_others_wait_or_run_on_says_nothing_of_who_is_to_blame() -> None:
         errors.begin_tick(float(tick))
         for job in ("bad 0", "bad 1", "bad 2"):
             if not errors.is_resting(job, float(tick)):
-                with errors.isolated(job, float(tick), lambda: 0, what="polling", step="reserved"):
+                with errors.isolated(job, float(tick), lambda: 0, action="polling", step="reserved"):
                     raise ValueError("x")
         for job in ("a", "b", "c"):
-            with errors.isolated(job, float(tick), lambda: 0, what="polling", step="running"):
+            with errors.isolated(job, float(tick), lambda: 0, action="polling", step="running"):
                 errors.note_step(job, "polling", "running", float(tick))
 
     assert errors.last_error("bad 0")
@@ -123,7 +123,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
         yield made
 
 
-PLACES = [(Placer, "decide"), (Reconciler, "_apply"), (attempt_driver, "attempt_of")]
+PLACES = [(Placer, "decide"), (Reconciler, "_apply_decision"), (attempt_driver, "attempt_to_launch")]
 
 
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])
@@ -158,7 +158,7 @@ def breaks_some(owner: object, name: str, bad: list[str], monkeypatch: pytest.Mo
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("others", [0, 2])
-@pytest.mark.parametrize(("owner", "name"), [(Reconciler, "_apply"), (attempt_driver, "_outcome")])
+@pytest.mark.parametrize(("owner", "name"), [(Reconciler, "_apply_decision"), (attempt_driver, "_decide_outcome")])
 def test_two_jobs_that_can_never_be_handled_are_held_on_a_quiet_cluster(
     owner: object, name: str, others: int, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_jobs_that_can_never_be_launched_are_held_as_others_are_launched_now_and
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [trial.submit("bad") for _ in range(3)]
-    breaks_some(attempt_driver, "attempt_of", bad, monkeypatch)
+    breaks_some(attempt_driver, "attempt_to_launch", bad, monkeypatch)
     for _ in range(5):
         trial.wait(60.0, 5.0)
         trial.runs(trial.submit("x"))
@@ -201,7 +201,7 @@ def test_while_launches_are_broken_jobs_that_run_and_end_get_none_of_those_held_
     running = [trial.submit("x") for _ in range(4)]
     trial.wait(5.0, 1.0)
     with monkeypatch.context() as broken:
-        broken.setattr(attempt_driver, "attempt_of", lambda *_: 1 / 0)
+        broken.setattr(attempt_driver, "attempt_to_launch", lambda *_: 1 / 0)
         jobs = [trial.submit("x") for _ in range(3)]
         for job in running[:3]:
             trial.wait(240.0, 5.0)

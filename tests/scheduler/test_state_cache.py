@@ -51,7 +51,7 @@ def test_an_error_of_several_jobs_is_their_own_only_if_another_job_takes_the_ver
     cache, now_s = cache_of(trial), trial.now_s()
     for turn in range(MAX_ERRORS_IN_A_ROW + 1):  # at the first error the step has not been taken since one before
         for job in ("one", "two"):
-            with cache.isolated(job, now_s + turn, what="placing", step="start"):
+            with cache.isolated(job, now_s + turn, action="placing", step="start"):
                 raise ValueError("no")
         cache.errors.note_step("third", "placing", step, now_s + turn)
         cache.errors.begin_tick(now_s + turn)

@@ -54,7 +54,7 @@ def test_an_answer_of_readyz_says_why_nothing_is_scheduled_and_is_well_again_by_
     service.reconciler.tick()
     assert api.get("/readyz").status_code == 200
     with monkeypatch.context() as broken:
-        broken.setattr(Reconciler, "_cycle", missing)
+        broken.setattr(Reconciler, "_run_cycle", missing)
         service.start()
         until(lambda: api.get("/readyz").status_code == 503)
         assert "times in a row (KeyError)" in api.get("/readyz").json()["detail"]
@@ -65,7 +65,7 @@ def test_a_first_look_that_fails_does_not_keep_a_scheduler_from_being_served(
     service: Service, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     with monkeypatch.context() as broken:
-        broken.setattr(Reconciler, "_cycle", missing)
+        broken.setattr(Reconciler, "_run_cycle", missing)
         service.lead()
     service.lead()
 

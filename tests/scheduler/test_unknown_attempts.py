@@ -82,9 +82,9 @@ class Listing(Trial):
         unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"), check_s=look_s)
         fence = self.scheduler._fence
         assert fence is not None
-        unknown_attempts.list_at_backend(fence)
+        unknown_attempts.find_at_backend(fence)
         unknown_attempts.resolve(fence, self.now_s())
-        assert unknown_attempts.are_known(fence)
+        assert unknown_attempts.are_listed(fence)
         return unknown_attempts
 
 
@@ -106,7 +106,7 @@ def test_whatever_an_attempts_file_says_it_is_found_and_followed_and_can_be_show
 
     unknown_attempts = trial.looks()
 
-    (found,) = unknown_attempts.known
+    (found,) = unknown_attempts.unresolved
     assert found.name == name
     assert name in UnknownAttemptPage.of(found).model_dump_json()
     assert all(share.node.isprintable() for share in found.placement)
@@ -131,7 +131,10 @@ def test_an_attempt_that_cannot_be_stored_as_its_backend_reports_it_hides_no_oth
 
     unknown_attempts = trial.looks()
 
-    assert [(it.name, it.placement) for it in unknown_attempts.known] == [(NAME, (Share("a", (0,)),)), ("ls-bad-1", ())]
+    assert [(it.name, it.placement) for it in unknown_attempts.unresolved] == [
+        (NAME, (Share("a", (0,)),)),
+        ("ls-bad-1", ()),
+    ]
     assert "not known on which GPUs" in unknown_attempts.why_no_starts(trial.scheduler._fence or 0)
 
 
@@ -179,15 +182,15 @@ def test_the_request_to_end_an_attempt_outlasts_errors_of_the_backend(
     unknown_attempts, fence, now_s = trial.looks(look_s=0.0), trial.scheduler._fence or 0, trial.now_s()
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, name, fails(error))
-        assert unknown_attempts.end(NAME)
+        assert unknown_attempts.request_end(NAME)
         for _ in range(3):
             unknown_attempts.resolve(fence, now_s)
-        assert [it.name for it in unknown_attempts.known] == [NAME]
+        assert [it.name for it in unknown_attempts.unresolved] == [NAME]
 
     unknown_attempts.resolve(fence, now_s)
 
-    assert unknown_attempts.known == []
-    assert not unknown_attempts.end(NAME)
+    assert unknown_attempts.unresolved == []
+    assert not unknown_attempts.request_end(NAME)
 
 
 def test_the_request_to_disregard_an_attempt_outlasts_errors_of_the_store(
@@ -196,16 +199,16 @@ def test_the_request_to_disregard_an_attempt_outlasts_errors_of_the_store(
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, b"{torn")
     unknown_attempts, fence, now_s = trial.looks(look_s=0.0), trial.scheduler._fence or 0, trial.now_s()
-    assert unknown_attempts.disregard(NAME)
+    assert unknown_attempts.request_disregard(NAME)
     with monkeypatch.context() as broken:
         broken.setattr(Store, "write", fails(StoreUnreachableError("it is away")))
         with pytest.raises(StoreUnreachableError):
             unknown_attempts.resolve(fence, now_s)
-        assert [it.name for it in unknown_attempts.known] == [NAME]
+        assert [it.name for it in unknown_attempts.unresolved] == [NAME]
 
     unknown_attempts.resolve(fence, now_s)
 
-    assert unknown_attempts.known == []
+    assert unknown_attempts.unresolved == []
 
 
 def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +216,7 @@ def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatc
     write(trial.folder, NAME, json.dumps(GOOD).encode())
     unknown_attempts, fence, asked = trial.looks(look_s=0.0), trial.scheduler._fence or 0, list[str]()
     monkeypatch.setattr(LocalBackend, "cancel", lambda _self, name, _reason: asked.append(name))
-    unknown_attempts.end(NAME)
+    unknown_attempts.request_end(NAME)
     for _ in range(3):
         unknown_attempts.resolve(fence, trial.now_s())
 
@@ -227,13 +230,13 @@ def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_noth
     fence = trial.scheduler._fence or 0
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, "launched", fails(BUG))
-        unknown_attempts.list_at_backend(fence)
+        unknown_attempts.find_at_backend(fence)
         assert "not known which attempts run" in unknown_attempts.why_no_starts(fence)
-        assert unknown_attempts.are_due
+        assert unknown_attempts.is_listing_due
 
-    unknown_attempts.list_at_backend(fence)
+    unknown_attempts.find_at_backend(fence)
 
-    assert unknown_attempts.are_known(fence)
+    assert unknown_attempts.are_listed(fence)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +290,7 @@ def test_whatever_the_file_of_a_waiting_jobs_next_attempt_says_the_job_goes_on_w
 
     unknown_attempts = trial.looks()
 
-    assert [it.name for it in unknown_attempts.known] == [name] * (not trial.attempts(job))
+    assert [it.name for it in unknown_attempts.unresolved] == [name] * (not trial.attempts(job))
 
 
 class Remembering(Obedient):
@@ -316,6 +319,6 @@ def test_the_next_attempt_of_a_waiting_job_is_not_adopted_on_gpus_that_it_cannot
         trial.way = ListingWay(backend)
         trial.scheduler = trial.another()
         trial.tick(2)
-        assert [found.name for found in trial.scheduler.unknown_attempts.known] == [name]
+        assert [found.name for found in trial.scheduler.unknown_attempts.unresolved] == [name]
         assert (trial.attempts(waiting), trial.job(waiting).state) == ([], JobState.QUEUED)
         assert {row.job_id for row in trial.held()} == {first}

@@ -218,7 +218,7 @@ def test_a_job_that_waits_as_running_attempts_are_unknown_shows_that_and_the_log
 def test_a_job_that_cannot_be_handled_says_why_while_it_is_tried_again(
     api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reconciler, "_apply", lambda *_: 1 / 0)
+    monkeypatch.setattr(Reconciler, "_apply_decision", lambda *_: 1 / 0)
     job = submit(api)
     service.reconciler.tick()
 
@@ -236,7 +236,7 @@ def test_a_job_that_cannot_be_launched_says_why_while_it_is_tried_again(
     if where == "backend":
         monkeypatch.setattr(LocalBackend, "launch", fail)
     else:
-        monkeypatch.setattr(attempt_driver, "attempt_of", fail)
+        monkeypatch.setattr(attempt_driver, "attempt_to_launch", fail)
     job = submit(api)
     service.reconciler.tick()
 

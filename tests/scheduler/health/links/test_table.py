@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.control.seat_choice import pairs_around
+from longshore.scheduler.control.seat_choice import neighbour_links
 from longshore.scheduler.health.link_probes import (
     LINK_AGAIN_S,
     LINK_KEPT_S,
@@ -76,7 +76,7 @@ def test_of_any_rings_at_once_no_two_probes_share_a_node_and_all_are_done_once(
 ) -> None:
     probes = Probes()
     table = LinkTable(PLACES.copy, probed=probes)
-    wanted = [pairs_around(NODES, (before, after), candidates) for before, after, candidates in asked]
+    wanted = [neighbour_links(NODES, (before, after), candidates) for before, after, candidates in asked]
     until_s = time.monotonic() + 60.0
     while True in {table.request(it, until_s, nothing) for it in wanted}:
         time.sleep(0.001)
