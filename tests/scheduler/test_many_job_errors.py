@@ -55,7 +55,7 @@ def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handle
 ) -> None:
     bad = {trial.submit("bad") for _ in range(3 * loop.MAX_CYCLES)}
     good = trial.submit("good")
-    real = Reconciler._apply
+    real = Reconciler._apply_decision
 
     def apply(self: Reconciler, cache: StateCache, decision: Decision, now_s: float) -> None:
         if decision.job in bad:

@@ -116,7 +116,7 @@ def test_an_attempt_is_found_with_its_gpus(trial: Listing) -> None:
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, json.dumps(GOOD).encode())
 
-    (found,) = trial.looks().known
+    (found,) = trial.looks().unresolved
 
     assert (found.name, found.job, found.placement) == (NAME, JOB, (Share("a", (0, 1)),))
 
@@ -272,7 +272,7 @@ def test_no_one_believes_a_file_that_no_scheduler_wrote(trial: Listing, changes:
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, json.dumps(GOOD | changes).encode())
 
-    (found,) = trial.looks().known
+    (found,) = trial.looks().unresolved
 
     assert (found.name, found.job, found.placement) == (NAME, JOB, ())
 
