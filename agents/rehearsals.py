@@ -87,21 +87,21 @@ def environments() -> Rehearsal:
     """Steps of environments, one program for all actions and observations, and the random runs of a reward."""
     from ..cluster.simulator.engine import least_random_makespans_s
     from ..envs.batch import AgentView, Batch, begin_rows, step_rows
-    from ..envs.rewards import random_makespan_s
+    from ..envs.rewards import least_random_makespan_s
 
     batch = Batch(_problem(), AgentView("node", "full", "dt"), 1)
 
     def play() -> None:
         batch.reset()
         batch.step(batch.masks.argmax(axis=1))
-        random_makespan_s(batch.sim, 1)
+        least_random_makespan_s(batch.sim, 1)
 
     return Rehearsal([begin_rows, step_rows, least_random_makespans_s], [batch.sim], play)
 
 
 def networks() -> Rehearsal:
     """Runs and decisions by networks that PyTorch runs."""
-    from ..envs.batch import begin_rows, continue_rows, observe, pick_action
+    from ..envs.batch import begin_rows, continue_rows, pick_by_action, write_observation
 
     sim, policy = _small(), _untrained("set", "node")
 
@@ -109,7 +109,7 @@ def networks() -> Rehearsal:
         policy.run(sim, np.array([0]))
         policy.place(_due(sim), 0)
 
-    return Rehearsal([begin_rows, continue_rows, observe, pick_action], [sim], play)
+    return Rehearsal([begin_rows, continue_rows, write_observation, pick_by_action], [sim], play)
 
 
 def candidates() -> Rehearsal:
@@ -149,7 +149,7 @@ def rollouts(kind: str) -> Rehearsal:
 
 def decisions(kind: str) -> Rehearsal:
     """Decisions by networks that PyTorch runs, or by the network `candidates`, without whole runs."""
-    from ..envs.batch import observe, pick_action
+    from ..envs.batch import pick_by_action, write_observation
     from .networks.candidates import decide_by_network
 
     sim = _small()
@@ -157,7 +157,7 @@ def decisions(kind: str) -> Rehearsal:
         policy = _untrained(CANDIDATES, "candidate")
         kernels, samples = [decide_by_network, pick_candidate], [sim, policy.weights]
     else:
-        policy, kernels, samples = _untrained("set", "node"), [observe, pick_action], [sim]
+        policy, kernels, samples = _untrained("set", "node"), [write_observation, pick_by_action], [sim]
     return Rehearsal(kernels, samples, lambda: policy.place(_due(sim), 0))
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import in_one_line
 from ..envs.batch import OPTIONS_ATTRIBUTE, env_options
-from ..envs.layout import action_count, bounds, observation_size
+from ..envs.layout import action_count, observation_bounds, observation_size
 from .learned.archive import read_file, stored_entries
 from .learned.checkpoint import layout_of, network_of, schema_of
 from .learned.network import LearnedPolicy, Network, ObservationLayout
@@ -118,7 +118,7 @@ class ModelSpaces(NamedTuple):
         actions = action_count(environment.action, gpus, nodes, waiting=environment.waiting)
         if (size, actions) != (self.size, self.actions):
             return False
-        expected = bounds(environment.observation, size, gpus)
+        expected = observation_bounds(environment.observation, size, gpus)
         return all(
             min(abs(number / limit - 1.0) if limit else abs(number) for limit in np.unique(limits)) < PRINTED_ERROR
             for numbers, limits in zip((self.low, self.high), expected, strict=True)

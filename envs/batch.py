@@ -26,9 +26,15 @@ from ..cluster.queue.order import has_reservation, mark_keeping_nodes, may_wait
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
-from .features import GLOBAL_COUNT, NODE_COUNT, write_candidates, write_full, write_gpus
-from .layout import action_count, bounds, observation_size, write_literal_patent, write_patent
-from .rewards import MAX_RANDOM_RUNS, RANDOM_RUNS, Reward, random_makespan_s, time_s
+from .features import GLOBAL_COUNT, NODE_COUNT, list_and_write_candidates, write_full_observation, write_gpu_features
+from .layout import (
+    action_count,
+    observation_bounds,
+    observation_size,
+    write_literal_patent_observation,
+    write_patent_observation,
+)
+from .rewards import MAX_RANDOM_RUNS, RANDOM_RUNS, Reward, elapsed_s, least_random_makespan_s
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
 PATENT, FULL, PATENT_LITERAL = 0, 1, 2
@@ -49,20 +55,20 @@ def reward_of(name: str) -> Reward:
     return reward
 
 
-def _compiled(name: str) -> Reward:
+def _reward_or_placeholder(name: str) -> Reward:
     try:
         return reward_of(name)
     except PluginError:  # `reward_of` reports it where the reward is used
-        return Reward("", time_s)
+        return Reward("", elapsed_s)
 
 
-_rewards = [_compiled(name) for name in REWARDS]
+_rewards = [_reward_or_placeholder(name) for name in REWARDS]
 _AT_END = sum(bool(reward.at_end) << number for number, reward in enumerate(_rewards))  # bit n: of reward n
 cost_so_far_s = one_of("reward_cost", [reward.cost_s for reward in _rewards])
 
 
 @kernel
-def is_at_end(reward: int) -> bool:
+def is_paid_at_end(reward: int) -> bool:
     """Whether all of a reward is paid at the end of an episode."""
     return bool((_AT_END >> reward) & 1)
 
@@ -70,11 +76,11 @@ def is_at_end(reward: int) -> bool:
 @kernel
 def step_rows(
     sim: Simulation,
-    action: int,
-    observation: int,
+    action_kind: int,
+    observation_kind: int,
     reward: int,
     unit_s: NDArray[np.float64],
-    chosen: NDArray[np.int64],
+    actions: NDArray[np.int64],
     out: Rows,
     masks: NDArray[np.bool_],
     table: Rows,
@@ -94,11 +100,11 @@ def step_rows(
 
     Args:
         sim: The simulation.
-        action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
-        observation: PATENT, PATENT_LITERAL or FULL.
+        action_kind: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
+        observation_kind: PATENT, PATENT_LITERAL or FULL.
         reward: A value of REWARDS.
         unit_s: Unit of rewards, shape (scenarios,).
-        chosen: Actions, shape (rows,).
+        actions: Actions, shape (rows,).
         out: Takes the observations, shape (rows, size).
         masks: Holds the masks of the step before and takes the new ones, shape (rows, actions).
         table: Scratch, shape (rows, nodes x features).
@@ -107,15 +113,15 @@ def step_rows(
         rewards: Takes the rewards, shape (rows,).
         ended: Takes whether the episode is over, shape (rows,).
     """
-    for row in range(chosen.size):
+    for row in range(actions.size):
         rewards[row] = 0.0
         ended[row] = False
-        if carry_out(sim, row, action, chosen[row]):
-            ended[row] = not advance_to_choice(sim, row, action)
-            if ended[row] or not is_at_end(reward):
-                rewards[row] = pay(sim, row, reward, unit_s, paid_s)
+        if carry_out_action(sim, row, action_kind, actions[row]):
+            ended[row] = not advance_to_decision(sim, row, action_kind)
+            if ended[row] or not is_paid_at_end(reward):
+                rewards[row] = pay_reward(sim, row, reward, unit_s, paid_s)
         if not ended[row]:
-            observe(sim, row, action, observation, out, masks, table, row)
+            write_observation(sim, row, action_kind, observation_kind, out, masks, table, row)
             continue
         if sim.state.finished[row] == sim.scenarios.jobs[sim.state.scenario[row]]:
             out[row] = 0.0
@@ -123,25 +129,25 @@ def step_rows(
 
 
 @kernel
-def pick_action(sim: Simulation, row: int, action: int, chosen: int) -> bool:
+def pick_by_action(sim: Simulation, row: int, action_kind: int, action: int) -> bool:
     """Pick a GPU, node or candidate for the job that is due or turned to; False, with nothing picked, to wait."""
-    if action == CANDIDATE_ACTION:
-        return pick_candidate(sim, row, chosen)
+    if action_kind == CANDIDATE_ACTION:
+        return pick_candidate(sim, row, action)
     state = sim.state
-    items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
-    if chosen == items:
+    items = state.free.shape[1] if action_kind == NODE_ACTION else state.gpu_job.shape[1]
+    if action == items:
         return False
-    if action == NODE_ACTION:
-        take_node(sim, row, chosen)
+    if action_kind == NODE_ACTION:
+        take_node(sim, row, action)
     else:
-        take_gpu(sim, row, chosen)
+        take_gpu(sim, row, action)
     return True
 
 
 @kernel
-def carry_out(sim: Simulation, row: int, action: int, chosen: int) -> bool:
+def carry_out_action(sim: Simulation, row: int, action_kind: int, action: int) -> bool:
     """Carry out an allowed action; True if a decision is complete, so that the clock can advance."""
-    if not pick_action(sim, row, action, chosen):
+    if not pick_by_action(sim, row, action_kind, action):
         wait(sim, row)
         return True
     if sim.state.need[row] > 0:
@@ -151,15 +157,15 @@ def carry_out(sim: Simulation, row: int, action: int, chosen: int) -> bool:
 
 
 @kernel
-def advance_to_choice(sim: Simulation, row: int, action: int) -> bool:
+def advance_to_decision(sim: Simulation, row: int, action_kind: int) -> bool:
     """Run a row until a job is due that some placement would start; False when its episode is over.
 
     A job is passed over if every placement of it would delay the holder of the reservation. That counts as a decision.
     """
     while advance(sim, row):
-        if action == CANDIDATE_ACTION or not has_reservation(sim, row):
+        if action_kind == CANDIDATE_ACTION or not has_reservation(sim, row):
             return True
-        if mark_keeping_nodes(sim, row, int(action == NODE_ACTION)) > 0:
+        if mark_keeping_nodes(sim, row, int(action_kind == NODE_ACTION)) > 0:
             return True
         sim.state.decisions[row] += 1
         pass_over(sim, row)
@@ -167,7 +173,9 @@ def advance_to_choice(sim: Simulation, row: int, action: int) -> bool:
 
 
 @kernel
-def pay(sim: Simulation, row: int, reward: int, unit_s: NDArray[np.float64], paid_s: NDArray[np.float64]) -> float:
+def pay_reward(
+    sim: Simulation, row: int, reward: int, unit_s: NDArray[np.float64], paid_s: NDArray[np.float64]
+) -> float:
     """Return the reward since the last payment, minus the rise of the episode's cost in its unit; record the cost."""
     cost_s = cost_so_far_s(reward, sim, row)
     amount = (paid_s[row] - cost_s) / unit_s[sim.state.scenario[row]]
@@ -176,11 +184,11 @@ def pay(sim: Simulation, row: int, reward: int, unit_s: NDArray[np.float64], pai
 
 
 @kernel
-def observe(
+def write_observation(
     sim: Simulation,
     row: int,
-    action: int,
-    observation: int,
+    action_kind: int,
+    observation_kind: int,
     out: Rows,
     masks: NDArray[np.bool_],
     table: Rows,
@@ -191,32 +199,32 @@ def observe(
     Args:
         sim: The simulation; a job must be due in the row.
         row: Row of the decision.
-        action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
-        observation: PATENT, PATENT_LITERAL or FULL.
+        action_kind: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
+        observation_kind: PATENT, PATENT_LITERAL or FULL.
         out: Takes the observation.
         masks: Takes the mask.
         table: Scratch for the features of nodes.
         at: Row of the three.
     """
-    if action == CANDIDATE_ACTION:
-        candidates = write_candidates(sim, row, out, at)
+    if action_kind == CANDIDATE_ACTION:
+        candidates = list_and_write_candidates(sim, row, out, at)
         for candidate in range(MAX_CANDIDATES):
             masks[at, candidate] = candidate < candidates
         return
-    write_mask(sim, row, action, masks, at)
-    if observation == PATENT:
-        write_patent(sim, row, out, at)
-    elif observation == PATENT_LITERAL:
-        write_literal_patent(sim, row, out, at)
-    elif action == NODE_ACTION:
-        write_full(sim, row, out, at, out, GLOBAL_COUNT)
+    write_mask(sim, row, action_kind, masks, at)
+    if observation_kind == PATENT:
+        write_patent_observation(sim, row, out, at)
+    elif observation_kind == PATENT_LITERAL:
+        write_literal_patent_observation(sim, row, out, at)
+    elif action_kind == NODE_ACTION:
+        write_full_observation(sim, row, out, at, out, GLOBAL_COUNT)
     else:
-        write_full(sim, row, out, at, table, 0)
-        write_gpus(sim, row, table, out, at)
+        write_full_observation(sim, row, out, at, table, 0)
+        write_gpu_features(sim, row, table, out, at)
 
 
 @kernel
-def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], at: int) -> None:
+def write_mask(sim: Simulation, row: int, action_kind: int, out: NDArray[np.bool_], at: int) -> None:
     """Write which actions are open: free GPUs, or nodes with free GPUs, and waiting as the last one.
 
     Waiting is open before the first pick only. The mask is longer by one where the rules allow waiting. Where a
@@ -226,10 +234,10 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
     Source: SPEC R4.
     """
     state = sim.state
-    items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
-    is_bound = has_reservation(sim, row) and mark_keeping_nodes(sim, row, int(action == NODE_ACTION)) > 0
+    items = state.free.shape[1] if action_kind == NODE_ACTION else state.gpu_job.shape[1]
+    is_bound = has_reservation(sim, row) and mark_keeping_nodes(sim, row, int(action_kind == NODE_ACTION)) > 0
     for item in range(items):
-        if action == NODE_ACTION:
+        if action_kind == NODE_ACTION:
             node, is_open = item, state.free[row, item] > 0
         else:
             node = sim.cluster.gpu_node[item]
@@ -242,8 +250,8 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
 @kernel
 def begin_rows(
     sim: Simulation,
-    action: int,
-    observation: int,
+    action_kind: int,
+    observation_kind: int,
     rows: NDArray[np.int64],
     scenarios: NDArray[np.int64],
     out: Rows,
@@ -255,18 +263,18 @@ def begin_rows(
     for i in range(rows.size):
         row = rows[i]
         reset(sim, row, scenarios[i])
-        ended[row] = not advance_to_choice(sim, row, action)
+        ended[row] = not advance_to_decision(sim, row, action_kind)
         if not ended[row]:
-            observe(sim, row, action, observation, out, masks, table, row)
+            write_observation(sim, row, action_kind, observation_kind, out, masks, table, row)
 
 
 @kernel
 def continue_rows(
     sim: Simulation,
-    action: int,
-    observation: int,
+    action_kind: int,
+    observation_kind: int,
     rows: NDArray[np.int64],
-    chosen: NDArray[np.int64],
+    actions: NDArray[np.int64],
     out: Rows,
     masks: NDArray[np.bool_],
     table: Rows,
@@ -275,10 +283,10 @@ def continue_rows(
     """Carry out one action in each of some rows and observe the next decision, without rewards."""
     for i in range(rows.size):
         row = rows[i]
-        if carry_out(sim, row, action, chosen[i]):
-            ended[row] = not advance_to_choice(sim, row, action)
+        if carry_out_action(sim, row, action_kind, actions[i]):
+            ended[row] = not advance_to_decision(sim, row, action_kind)
         if not ended[row]:
-            observe(sim, row, action, observation, out, masks, table, row)
+            write_observation(sim, row, action_kind, observation_kind, out, masks, table, row)
 
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
@@ -287,7 +295,7 @@ WAITING_OPTIONS = {"off": False, "on": True}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
 
-def chosen_problem(problem: Problem | None, waiting: str | None) -> Problem:
+def problem_or_default(problem: Problem | None, waiting: str | None) -> Problem:
     """Return the problem, or scenarios of `hetero64` that nothing is evaluated on; waiting is `on` or `off` if given.
 
     Raises:
@@ -374,11 +382,11 @@ class Batch:
         if (against_s := reward_of(view.reward).against_s) is not None:
             by_runs = view.reward == "best_of_random"
             self.unit_s = self._credit_s = (
-                random_makespan_s(self.sim, view.random_runs) if by_runs else against_s(self.sim)
+                least_random_makespan_s(self.sim, view.random_runs) if by_runs else against_s(self.sim)
             )
         nodes, gpus = problem.cluster.speed.size, problem.cluster.gpu_node.size
         size = observation_size(view.observation, view.action, gpus, nodes)
-        self.low, self.high = bounds(view.observation, size, gpus)
+        self.low, self.high = observation_bounds(view.observation, size, gpus)
         self.actions = action_count(view.action, gpus, nodes, waiting=problem.rules.waiting)
         self.observations = np.zeros((rows, size), dtype=np.float32)
         self.masks = np.zeros((rows, self.actions), dtype=np.bool_)
@@ -417,7 +425,7 @@ class Batch:
         self.reset_rows(np.arange(self.rows, dtype=np.int64))
 
     @property
-    def upcoming(self) -> NDArray[np.int64]:
+    def next_scenarios(self) -> NDArray[np.int64]:
         """The scenario that each row runs next, but for whole rounds through all of them; shape (rows,)."""
         return self._next.copy()
 
@@ -447,7 +455,7 @@ class Batch:
             scenario = self.sim.state.scenario[np.flatnonzero(ended)[0]]
             raise ValueError(f"scenario {scenario} has no decision: no jobs, or no usable GPUs for them in time")
 
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
+    def snapshot_arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return what changes beside the simulation's state, so that a run can be saved and resumed."""
         return {"next": self._next, "paid_s": self._paid_s, "steps": self.steps}
 
@@ -456,9 +464,9 @@ class Batch:
         view = self.view
         action, observation = ACTIONS[view.action], OBSERVATIONS[view.observation]
         for row in range(self.rows):
-            observe(self.sim, row, action, observation, self.observations, self.masks, self._table, row)
+            write_observation(self.sim, row, action, observation, self.observations, self.masks, self._table, row)
 
-    def cut_off(self) -> NDArray[np.bool_]:
+    def is_cut_off(self) -> NDArray[np.bool_]:
         """Return which rows have ended with jobs unfinished, at the rules' time limit; shape (rows,)."""
         state = self.sim.state
         unfinished: NDArray[np.bool_] = state.finished < self.problem.scenarios.jobs[state.scenario]
@@ -470,7 +478,7 @@ class Batch:
         paid: NDArray[np.float64] = (self._credit_s[scenario] - self._paid_s[rows]) / self.unit_s[scenario]
         return paid
 
-    def nearest_open(self, chosen: ArrayLike) -> NDArray[np.int64]:
+    def nearest_open_actions(self, chosen: ArrayLike) -> NDArray[np.int64]:
         """Return the actions with each closed one replaced by the next open one above it, the first after the last.
 
         Args:
@@ -479,7 +487,7 @@ class Batch:
         Raises:
             ValueError: If one is no action, or the shape is another.
         """
-        chosen = self.actions_in(chosen)
+        chosen = self.checked_actions(chosen)
         nearest = chosen.copy()
         rows = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])
         if rows.size:
@@ -487,13 +495,13 @@ class Batch:
             nearest[rows] = above[np.arange(rows.size), self.masks[rows[:, None], above].argmax(axis=1)]
         return nearest
 
-    def actions_in(self, given: ArrayLike) -> NDArray[np.int64]:
+    def checked_actions(self, actions: ArrayLike) -> NDArray[np.int64]:
         """Return the actions that are given for all rows, shape (rows,).
 
         Raises:
             ValueError: If one is no action, or the shape is another.
         """
-        chosen = whole_numbers(given, "action")
+        chosen = whole_numbers(actions, "action")
         if chosen.shape != (self.rows,):
             raise ValueError(f"actions have shape {chosen.shape}, expected {(self.rows,)}")
         outside = np.flatnonzero((chosen < 0) | (chosen >= self.actions))
@@ -510,7 +518,7 @@ class Batch:
         Raises:
             ValueError: If one is no action, or is closed; nothing has changed then.
         """
-        chosen = self.actions_in(chosen)
+        chosen = self.checked_actions(chosen)
         closed = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])
         if closed.size:
             row = closed[0]
@@ -549,7 +557,7 @@ def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, A
     figures = metrics(
         outcome, scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus, scenarios.work_s[run]
     )
-    unfinished = batch.cut_off()[rows]
+    unfinished = batch.is_cut_off()[rows]
     for jct_s in (figures.mean_jct_s, figures.p99_jct_s):
         jct_s[unfinished] = np.nan
     columns = {
@@ -569,12 +577,12 @@ def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, A
 MAX_WHOLE_NUMBER = 2**62  # of an action or a scenario; seeds may be larger
 
 
-def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
+def whole_numbers(values: ArrayLike, name: str) -> NDArray[np.int64]:
     """Return numbers as integers, in their shape.
 
     Args:
         values: Integers, or floating numbers that are whole.
-        what: Their name in the error, in the singular.
+        name: Their name in the error, in the singular.
 
     Raises:
         ValueError: If one is no whole number, naming the first.
@@ -582,26 +590,26 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     try:
         given = np.asarray(values)
     except (ValueError, TypeError) as error:  # lists of several lengths, arrays of another machine
-        raise ValueError(f"{what} {_shown(values)} is no whole number") from error
+        raise ValueError(f"{name} {_short_repr(values)} is no whole number") from error
     # NumPy takes a bool among integers for one of them.
     odd = [value for value in values if isinstance(value, bool | np.bool_)] if isinstance(values, list | tuple) else []
     if odd or given.dtype.kind not in "iuf":
-        raise ValueError(f"{what} {_shown(odd[0] if odd else values)} is no whole number")
+        raise ValueError(f"{name} {_short_repr(odd[0] if odd else values)} is no whole number")
     if given.dtype == np.int64:
         return given
     with np.errstate(invalid="ignore"):
         wrong = given[~((given % 1 == 0) & (abs(given.astype(np.float64)) <= MAX_WHOLE_NUMBER))]
     if wrong.size:
-        raise ValueError(f"{what} {wrong.flat[0]} is no whole number")
+        raise ValueError(f"{name} {wrong.flat[0]} is no whole number")
     return given.astype(np.int64)
 
 
-def whole_number(value: object, what: str, *, least: int | None = None) -> int:
+def whole_number(value: object, name: str, *, least: int | None = None) -> int:
     """Return a number of any size as an integer of Python.
 
     Args:
         value: An integer, or a floating number that is whole.
-        what: Its name in the error.
+        name: Its name in the error.
         least: The smallest that it may be, if there is one.
 
     Raises:
@@ -613,7 +621,7 @@ def whole_number(value: object, what: str, *, least: int | None = None) -> int:
         number = int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else None
     if number is None or (least is not None and number < least):
         bound = "" if least is None else f" of at least {least}"
-        raise ValueError(f"{what} {_shown(value)} is no whole number{bound}")
+        raise ValueError(f"{name} {_short_repr(value)} is no whole number{bound}")
     return number
 
 
@@ -630,7 +638,7 @@ def scenario_option(options: object, scenarios: int) -> int | None:
     if options is None:
         return None
     if not isinstance(options, Mapping):
-        raise ValueError(f"options {_shown(options)} are no dict; write {{'scenario': 3}}")
+        raise ValueError(f"options {_short_repr(options)} are no dict; write {{'scenario': 3}}")
     for name in options:
         if name != "scenario":
             raise ValueError(f"{name!r} is no option of reset; the only one is 'scenario'")
@@ -643,7 +651,7 @@ def scenario_option(options: object, scenarios: int) -> int | None:
     return number
 
 
-def seed_given(seed: object) -> int | None:
+def checked_seed(seed: object) -> int | None:
     """Return a seed as an integer, None if there is none.
 
     Raises:
@@ -652,12 +660,12 @@ def seed_given(seed: object) -> int | None:
     return None if seed is None else whole_number(seed, "seed", least=0)
 
 
-def drawn_scenario(rng: np.random.Generator, scenarios: int) -> int:
+def draw_scenario(rng: np.random.Generator, scenarios: int) -> int:
     """Return the scenario that the generator of a seed draws; neighbouring seeds draw distant ones."""
     return int(rng.integers(scenarios))
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -1,6 +1,6 @@
 """Observations, compiled: `full`, and that of candidates. envs/layout.py has their features in order.
 
-`write_full` writes the one and `write_candidate_features` the other.
+`write_full_observation` writes the one and `write_candidate_features` the other.
 """
 
 import math
@@ -41,7 +41,7 @@ from .layout import (
 
 
 @kernel
-def clip(value: float) -> float:
+def clip_feature(value: float) -> float:
     """Return a value within the bounds of all features."""
     return min(max(value, -FEATURE_CLIP), FEATURE_CLIP)
 
@@ -53,7 +53,7 @@ def time_unit_s(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def largest_node(sim: Simulation) -> int:
+def largest_node_gpus(sim: Simulation) -> int:
     """Return the GPUs of the largest node."""
     first_gpu, size = sim.cluster.first_gpu, 1
     for node in range(sim.cluster.speed.size):
@@ -71,7 +71,7 @@ def lowest_speed(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def open_at_speed(sim: Simulation, row: int, speed: float) -> tuple[float, float]:
+def free_shares_at_speed(sim: Simulation, row: int, speed: float) -> tuple[float, float]:
     """Return the share of usable GPUs, and of wholly free nodes, among the nodes of one speed."""
     first_gpu, speeds = sim.cluster.first_gpu, sim.scenarios.speed[sim.state.scenario[row]]
     usable, gpus, empty, nodes = 0, 0, 0, 0
@@ -92,7 +92,7 @@ GPU_FEATURE_COUNT = len(GPU_COLUMN)
 
 
 @kernel
-def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> tuple[float, float]:
+def _completion_with_node(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> tuple[float, float]:
     """Return run time and slowest speed if the picks continue with a node and then with those of at least a speed.
 
     After the node, those with most usable GPUs come first, in the order of `trial_order`. The run time is inf if the
@@ -124,14 +124,14 @@ def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed
             break
     if need > 0:
         return math.inf, speed
-    grain = _grain_with_rest(sim, row, node, nodes, least_speed) if is_planned(sim, scenario, job) else 0
+    grain = _completion_grain(sim, row, node, nodes, least_speed) if is_planned(sim, scenario, job) else 0
     slowdown = slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink if several else math.inf, grain)
     return expected_run_s(sim, row, job, slowdown), speed
 
 
 @kernel
-def _grain_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> int:
-    """Return the largest number that divides what each node gives if the picks continue as in `_run_with_rest`."""
+def _completion_grain(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> int:
+    """Return the largest number that divides what each node of `_completion_with_node` gives."""
     state, speeds = sim.state, sim.scenarios.speed[sim.state.scenario[row]]
     need, grain = state.need[row], 0
     for other in range(state.free.shape[1]):
@@ -157,7 +157,7 @@ def best_completion(sim: Simulation, row: int, node: int, nodes: int) -> tuple[f
     state = sim.state
     scenario = state.scenario[row]
     speed = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
-    best_s, best_speed = _run_with_rest(sim, row, node, nodes, speed)
+    best_s, best_speed = _completion_with_node(sim, row, node, nodes, speed)
     if state.free[row, node] >= state.need[row]:
         return best_s, best_speed
     while True:
@@ -168,13 +168,13 @@ def best_completion(sim: Simulation, row: int, node: int, nodes: int) -> tuple[f
         if slower == 0.0:
             return best_s, best_speed
         speed = slower
-        run_s, slowest = _run_with_rest(sim, row, node, nodes, speed)
+        run_s, slowest = _completion_with_node(sim, row, node, nodes, speed)
         if run_s < best_s:
             best_s, best_speed = run_s, slowest
 
 
 @kernel
-def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int) -> float:
+def _write_job_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int) -> float:
     """Write when running jobs are expected to end, for the cluster and each node; return the last time from now."""
     state = sim.state
     now_s = state.now_s[row]
@@ -183,7 +183,7 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
         job = state.run_heap[row, i]
         left_s = revise_end_s(sim, row, job) - now_s
         first_s, last_s = min(first_s, left_s), max(last_s, left_s)
-        left = np.float32(clip(left_s / unit_s))
+        left = np.float32(clip_feature(left_s / unit_s))
         gpu, last_node = state.first_gpu[row, job], -1
         while gpu >= 0:
             sum_s += left_s
@@ -193,14 +193,14 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
                 table[at, first + NODE_COLUMN.first_end] = min(table[at, first + NODE_COLUMN.first_end], left)
                 table[at, first + NODE_COLUMN.last_end] = max(table[at, first + NODE_COLUMN.last_end], left)
             gpu, last_node = state.gpu_next[row, gpu], node
-    out[at, GLOBAL.next_end] = clip(first_s / unit_s) if first_s < math.inf else 0.0
-    out[at, GLOBAL.last_end] = clip(last_s / unit_s)
-    out[at, GLOBAL.mean_end] = clip(sum_s / unit_s / state.gpu_job.shape[1])
+    out[at, GLOBAL.next_end] = clip_feature(first_s / unit_s) if first_s < math.inf else 0.0
+    out[at, GLOBAL.last_end] = clip_feature(last_s / unit_s)
+    out[at, GLOBAL.mean_end] = clip_feature(sum_s / unit_s / state.gpu_job.shape[1])
     return last_s
 
 
 @kernel
-def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int) -> None:
+def _write_next_jobs(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int) -> None:
     """Write the first jobs of the queue behind the current one."""
     state = sim.state
     scenario, current = state.scenario[row], state.current[row]
@@ -218,13 +218,13 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
             out[at, AHEAD_GPUS + AHEAD_COUNT * i] = 0.0
             out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = 0.0
             continue
-        out[at, AHEAD_GPUS + AHEAD_COUNT * i] = clip(sim.scenarios.gpus[scenario, job] / size)
-        out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = clip(estimated_work_s(sim, row, job) / unit_s)
+        out[at, AHEAD_GPUS + AHEAD_COUNT * i] = clip_feature(sim.scenarios.gpus[scenario, job] / size)
+        out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = clip_feature(estimated_work_s(sim, row, job) / unit_s)
         job = state.next_job[row, job]
 
 
 @kernel
-def _write_globals(
+def _write_global_features(
     sim: Simulation, row: int, unit_s: float, best_s: float, best_speed: float, out: Rows, at: int
 ) -> None:
     """Write the features of job, picks, cluster and queue, in the order of GLOBALS, but for the expected ends."""
@@ -232,35 +232,35 @@ def _write_globals(
     scenario, job = state.scenario[row], state.current[row]
     high = sim.traits.max_speed[scenario]
     cluster_gpus = state.gpu_job.shape[1]
-    size, largest = largest_node(sim), 0
+    size, largest = largest_node_gpus(sim), 0
     for node in range(sim.cluster.speed.size):
         largest = max(largest, state.free[row, node])
     gpus = sim.scenarios.gpus[scenario, job]
-    out[at, GLOBAL.gpus_per_node_size] = clip(gpus / size)
+    out[at, GLOBAL.gpus_per_node_size] = clip_feature(gpus / size)
     out[at, GLOBAL.log2_gpus] = math.log2(gpus) / 5.0
     out[at, GLOBAL.need_share] = state.need[row] / gpus
-    out[at, GLOBAL.estimate] = clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, GLOBAL.estimate] = clip_feature(estimated_work_s(sim, row, job) / unit_s)
     out[at, GLOBAL.restarted] = 1.0 if state.stops[row, job] > 0 else 0.0
-    out[at, GLOBAL.saved] = clip(state.saved_s[row, job] / unit_s)
-    out[at, GLOBAL.picked_nodes] = clip(float(state.picked_nodes[row]))
+    out[at, GLOBAL.saved] = clip_feature(state.saved_s[row, job] / unit_s)
+    out[at, GLOBAL.picked_nodes] = clip_feature(float(state.picked_nodes[row]))
     out[at, GLOBAL.picked_speed] = state.picked_speed[row] / high if state.picked_nodes[row] > 0 else 1.0
-    out[at, GLOBAL.best_run] = clip(best_s / unit_s)
+    out[at, GLOBAL.best_run] = clip_feature(best_s / unit_s)
     out[at, GLOBAL.best_speed] = best_speed / high
     out[at, GLOBAL.usable] = state.usable[row] / cluster_gpus
     out[at, GLOBAL.busy] = state.busy[row] / cluster_gpus
     out[at, GLOBAL.down] = state.down[row] / cluster_gpus
-    out[at, GLOBAL.usable_fastest], out[at, GLOBAL.empty_fastest] = open_at_speed(sim, row, high)
+    out[at, GLOBAL.usable_fastest], out[at, GLOBAL.empty_fastest] = free_shares_at_speed(sim, row, high)
     low = lowest_speed(sim, row)
-    out[at, GLOBAL.usable_slowest], out[at, GLOBAL.empty_slowest] = open_at_speed(sim, row, low)
+    out[at, GLOBAL.usable_slowest], out[at, GLOBAL.empty_slowest] = free_shares_at_speed(sim, row, low)
     out[at, GLOBAL.largest_free] = largest / size
     out[at, GLOBAL.queued] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, GLOBAL.queued_gpu_time] = clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    out[at, GLOBAL.queued_gpu_time] = clip_feature(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
     out[at, GLOBAL.may_wait] = 1.0 if may_wait(sim, row) else 0.0
-    _write_queue(sim, row, unit_s, size, out, at)
+    _write_next_jobs(sim, row, unit_s, size, out, at)
 
 
 @kernel
-def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, at: int, first: int) -> None:
+def _write_node_features(sim: Simulation, row: int, node: int, run_s: float, out: Rows, at: int, first: int) -> None:
     """Write the features of a node that do not depend on other nodes."""
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
@@ -279,7 +279,7 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     out[at, first + NODE_COLUMN.speed] = speed / sim.traits.max_speed[scenario]
     out[at, first + NODE_COLUMN.slows] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
     faults = gives * state.node_hazard_per_s[row, node] * run_s if gives > 0 else 0.0
-    out[at, first + NODE_COLUMN.faults] = clip(faults)
+    out[at, first + NODE_COLUMN.faults] = clip_feature(faults)
     out[at, first + NODE_COLUMN.lemon] = state.lemon[row, node]
     out[at, first + NODE_COLUMN.taken] = taken / size
     out[at, first + NODE_COLUMN.down] = down / size
@@ -289,7 +289,7 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
 
 
 @kernel
-def _write_run(
+def _write_completion_features(
     sim: Simulation, row: int, unit_s: float, run: tuple[float, float], best_s: float, last_s: float,
     table: Rows, at: int, first: int, node: int,
 ) -> None:  # fmt: skip
@@ -297,16 +297,16 @@ def _write_run(
     scenario, job = sim.state.scenario[row], sim.state.current[row]
     run_s, slowest = run
     share = sim.scenarios.gpus[scenario, job] / sim.state.gpu_job.shape[1]
-    table[at, first + NODE_COLUMN.run] = clip(run_s / unit_s)
-    table[at, first + NODE_COLUMN.run_over_best] = clip(run_s / best_s - 1.0)
+    table[at, first + NODE_COLUMN.run] = clip_feature(run_s / unit_s)
+    table[at, first + NODE_COLUMN.run_over_best] = clip_feature(run_s / best_s - 1.0)
     table[at, first + NODE_COLUMN.best] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
-    table[at, first + NODE_COLUMN.end_over_last] = clip((run_s - last_s) / unit_s)
-    table[at, first + NODE_COLUMN.committed] = clip(share * run_s / unit_s)
-    table[at, first + NODE_COLUMN.speed_excess] = clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
+    table[at, first + NODE_COLUMN.end_over_last] = clip_feature((run_s - last_s) / unit_s)
+    table[at, first + NODE_COLUMN.committed] = clip_feature(share * run_s / unit_s)
+    table[at, first + NODE_COLUMN.speed_excess] = clip_feature(sim.scenarios.speed[scenario, node] / slowest - 1.0)
 
 
 @kernel
-def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items: int) -> None:
+def write_full_observation(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items: int) -> None:
     """Write the features of a decision.
 
     Args:
@@ -325,7 +325,7 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
         table[at, items + NODE_COUNT * node + NODE_COLUMN.first_end] = FEATURE_CLIP
         table[at, items + NODE_COUNT * node + NODE_COLUMN.last_end] = 0.0
     places = order_nodes(sim, row, state.current[row])
-    last_s = _write_ends(sim, row, unit_s, out, at, table, items)
+    last_s = _write_job_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
     for place in range(places):
         node = scratch.trial_order[row, place]
@@ -336,19 +336,19 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
             best_s, best_speed = run
     for node in range(nodes):
         first = items + NODE_COUNT * node
-        _write_node(sim, row, node, best_s, table, at, first)
+        _write_node_features(sim, row, node, best_s, table, at, first)
         if state.free[row, node] > 0:
             run = (scratch.trial_run_s[row, node], scratch.trial_speed[row, node])
-            _write_run(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
+            _write_completion_features(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
         else:
             for feature in range(NODE_COLUMN.run, NODE_COLUMN.speed_excess + 1):
                 table[at, first + feature] = 0.0
-    _write_globals(sim, row, unit_s, best_s, best_speed, out, at)
+    _write_global_features(sim, row, unit_s, best_s, best_speed, out, at)
 
 
 @kernel
-def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> None:
-    """Write each GPU's own features and those of its node, as `write_full` left them in `table` from column 0 on."""
+def write_gpu_features(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> None:
+    """Write each GPU's own features and its node's, which `write_full_observation` left in `table` from column 0 on."""
     state = sim.state
     column = GLOBAL_COUNT
     for gpu in range(state.gpu_job.shape[1]):
@@ -387,17 +387,17 @@ OVER_BASE = (  # a column, and the column whose difference to the base's it hold
 @kernel
 def _log_ratio(one_s: float, other_s: float) -> float:
     """Return the logarithm of a ratio of times, clipped as all features are."""
-    return clip(math.log(max(one_s, MIN_TIME_S) / max(other_s, MIN_TIME_S)))
+    return clip_feature(math.log(max(one_s, MIN_TIME_S) / max(other_s, MIN_TIME_S)))
 
 
 @kernel
-def _log_over(one_s: float, other_s: float) -> float:
+def _log1p_ratio(one_s: float, other_s: float) -> float:
     """Return the logarithm of 1 + a time of at least 0 over another."""
-    return clip(math.log1p(max(one_s, 0.0) / max(other_s, MIN_TIME_S)))
+    return clip_feature(math.log1p(max(one_s, 0.0) / max(other_s, MIN_TIME_S)))
 
 
 @kernel
-def _size_class(gpus: int) -> int:
+def _job_size_class(gpus: int) -> int:
     place = 0
     while place < JOB_SIZE_CLASSES - 1 and gpus > 1 << place:
         place += 1
@@ -422,7 +422,7 @@ def _write_candidate_queue(sim: Simulation, row: int, unit_s: float, size: int, 
         if turned:
             job = sim.scratch.lined_up[row, place]
         work_s = estimated_work_s(sim, row, job)
-        out[at, DECISION.queued_gpu_time_0 + _size_class(gpus[job])] += (
+        out[at, DECISION.queued_gpu_time_0 + _job_size_class(gpus[job])] += (
             work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)
         )
         shorter += work_s < own_s
@@ -435,15 +435,15 @@ def _write_candidate_queue(sim: Simulation, row: int, unit_s: float, size: int, 
         job = state.next_job[row, job]
     out[at, DECISION.next_large] = math.log1p(float(before if large >= 0 else place)) / 4.0
     for kind in range(JOB_SIZE_CLASSES):
-        out[at, DECISION.queued_gpu_time_0 + kind] = clip(out[at, DECISION.queued_gpu_time_0 + kind])
+        out[at, DECISION.queued_gpu_time_0 + kind] = clip_feature(out[at, DECISION.queued_gpu_time_0 + kind])
     out[at, DECISION.next_large_gpus] = gpus[large] / cluster_gpus if large >= 0 else 0.0
     out[at, DECISION.shorter] = shorter / max(place, 1)
-    out[at, DECISION.longest] = clip(longest_s / unit_s)
+    out[at, DECISION.longest] = clip_feature(longest_s / unit_s)
     out[at, DECISION.longest_gpus] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0
 
 
 @kernel
-def _write_candidate_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> float:
+def _write_drain_times(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> float:
     """Write when running jobs are expected to end; leave each node's drain time, from now, in `trial_run_s`."""
     state = sim.state
     now_s, count, nodes = state.now_s[row], state.running[row], state.free.shape[1]
@@ -459,22 +459,22 @@ def _write_candidate_ends(sim: Simulation, row: int, unit_s: float, out: Rows, a
             sum_s += left_s
             gpu = state.gpu_next[row, gpu]
     last_s = state.ends_s[row, count - 1] - now_s if count > 0 else 0.0
-    out[at, DECISION.next_end] = clip((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
-    out[at, DECISION.last_end] = clip(last_s / unit_s)
-    out[at, DECISION.running_gpu_time] = clip(sum_s / unit_s / state.gpu_job.shape[1])
+    out[at, DECISION.next_end] = clip_feature((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
+    out[at, DECISION.last_end] = clip_feature(last_s / unit_s)
+    out[at, DECISION.running_gpu_time] = clip_feature(sum_s / unit_s / state.gpu_job.shape[1])
     own_s = estimated_work_s(sim, row, state.current[row])
-    out[at, DECISION.log_drain] = _log_over(sum_s / state.gpu_job.shape[1], own_s) / 4.0
+    out[at, DECISION.log_drain] = _log1p_ratio(sum_s / state.gpu_job.shape[1], own_s) / 4.0
     ordered = sim.scratch.trial_speed
     for node in range(nodes):
         ordered[row, node] = drain[row, node]
     for quantile in range(DRAIN_QUANTILES):
         drain_s = kth_smallest(ordered, row, nodes, (nodes - 1) * quantile // (DRAIN_QUANTILES - 1))
-        out[at, DECISION.drain_0 + quantile] = clip(drain_s / unit_s)
+        out[at, DECISION.drain_0 + quantile] = clip_feature(drain_s / unit_s)
     return last_s
 
 
 @kernel
-def _write_scales(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> None:
+def _write_order_and_scales(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> None:
     """Write the order regime, and the scales of the job that is due, as logarithms."""
     state, order = sim.state, sim.rules.order
     job = state.current[row]
@@ -483,10 +483,10 @@ def _write_scales(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) 
     out[at, DECISION.by_key] = 1.0 if goes_by_work(order) else 0.0
     out[at, DECISION.smallest_first] = 1.0 if shortest_leads(order) else 0.0
     out[at, DECISION.log_estimate] = _log_ratio(work_s, unit_s) / 4.0
-    out[at, DECISION.log_fault_loss] = _log_over(expected_fault_loss_s(sim), work_s) / 4.0
-    out[at, DECISION.log_waited] = _log_over(state.now_s[row] - state.queued_s[row, job], work_s) / 4.0
+    out[at, DECISION.log_fault_loss] = _log1p_ratio(expected_fault_loss_s(sim), work_s) / 4.0
+    out[at, DECISION.log_waited] = _log1p_ratio(state.now_s[row] - state.queued_s[row, job], work_s) / 4.0
     out[at, DECISION.log_running] = math.log1p(float(state.running[row])) / 4.0
-    out[at, DECISION.log_backlog] = _log_over(state.queued_gpu_s[row] / state.gpu_job.shape[1], work_s) / 4.0
+    out[at, DECISION.log_backlog] = _log1p_ratio(state.queued_gpu_s[row] / state.gpu_job.shape[1], work_s) / 4.0
 
 
 @kernel
@@ -498,25 +498,25 @@ def _write_candidate_globals(
     scenario, job = state.scenario[row], state.current[row]
     cluster_gpus = state.gpu_job.shape[1]
     gpus = sim.scenarios.gpus[scenario, job]
-    out[at, DECISION.gpus_per_node_size] = clip(gpus / size)
+    out[at, DECISION.gpus_per_node_size] = clip_feature(gpus / size)
     out[at, DECISION.log2_gpus] = math.log2(gpus) / 5.0
-    out[at, DECISION.estimate] = clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, DECISION.estimate] = clip_feature(estimated_work_s(sim, row, job) / unit_s)
     out[at, DECISION.restarted] = 1.0 if state.stops[row, job] > 0 else 0.0
     out[at, DECISION.usable] = state.usable[row] / cluster_gpus
     out[at, DECISION.busy] = state.busy[row] / cluster_gpus
     out[at, DECISION.down] = state.down[row] / cluster_gpus
     high, low = sim.traits.max_speed[scenario], lowest_speed(sim, row)
-    out[at, DECISION.usable_fastest], out[at, DECISION.empty_fastest] = open_at_speed(sim, row, high)
-    out[at, DECISION.usable_slowest], out[at, DECISION.empty_slowest] = open_at_speed(sim, row, low)
+    out[at, DECISION.usable_fastest], out[at, DECISION.empty_fastest] = free_shares_at_speed(sim, row, high)
+    out[at, DECISION.usable_slowest], out[at, DECISION.empty_slowest] = free_shares_at_speed(sim, row, low)
     largest = 0
     for node in range(sim.cluster.speed.size):
         largest = max(largest, state.free[row, node])
     out[at, DECISION.largest_free] = largest / size
     out[at, DECISION.queued] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, DECISION.queued_gpu_time] = clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    out[at, DECISION.queued_gpu_time] = clip_feature(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
     _write_candidate_queue(sim, row, unit_s, size, out, at)
-    _write_scales(sim, row, unit_s, out, at)
-    last_s = _write_candidate_ends(sim, row, unit_s, out, at)
+    _write_order_and_scales(sim, row, unit_s, out, at)
+    last_s = _write_drain_times(sim, row, unit_s, out, at)
     out[at, DECISION.may_wait] = 1.0 if may_wait(sim, row) else 0.0
     out[at, DECISION.base_waits] = state.base_waits[row]
     out[at, DECISION.candidates] = candidates / MAX_CANDIDATES
@@ -524,7 +524,7 @@ def _write_candidate_globals(
 
 
 @kernel
-def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first: int) -> None:
+def _write_gpus_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first: int) -> None:
     """Write the GPUs that the candidate leaves usable, which `trial_free` holds."""
     state, cluster = sim.state, sim.cluster
     speeds = sim.scenarios.speed[state.scenario[row]]
@@ -561,10 +561,10 @@ def _write_candidate_nodes(
         hazard += gives * state.node_hazard_per_s[row, node]
         drain_s = max(drain_s, sim.scratch.trial_run_s[row, node])
         lemons += gives * state.lemon[row, node]
-    out[at, first + CANDIDATE.finish_over_drain] = clip((finish_s - drain_s) / unit_s)
-    out[at, first + CANDIDATE.faults] = clip(hazard * state.candidate_s[row, candidate])
-    out[at, first + CANDIDATE.nodes] = clip(count / 8.0)
-    out[at, first + CANDIDATE.excess_nodes] = clip((count - (gpus + size - 1) // size) / 8.0)
+    out[at, first + CANDIDATE.finish_over_drain] = clip_feature((finish_s - drain_s) / unit_s)
+    out[at, first + CANDIDATE.faults] = clip_feature(hazard * state.candidate_s[row, candidate])
+    out[at, first + CANDIDATE.nodes] = clip_feature(count / 8.0)
+    out[at, first + CANDIDATE.excess_nodes] = clip_feature((count - (gpus + size - 1) // size) / 8.0)
     out[at, first + CANDIDATE.speed] = slowest / high
     out[at, first + CANDIDATE.wasted_speed] = (total - gpus * slowest) / (gpus * high)
     out[at, first + CANDIDATE.hole] = state.candidate_hole[row, candidate] / size
@@ -572,7 +572,7 @@ def _write_candidate_nodes(
 
 
 @kernel
-def _write_ahead(
+def _write_jobs_ahead(
     sim: Simulation, row: int, places: int, last_s: float, unit_s: float, out: Rows, at: int, first: int
 ) -> float:
     """Write when the jobs ahead start and end; return the sum of their ends, from now."""
@@ -584,8 +584,8 @@ def _write_ahead(
         start, end = 0.0, 0.0
         if place < places:
             at_once += scratch.ahead_start_s[row, place] <= now_s
-            start = clip((scratch.ahead_start_s[row, place] - now_s) / unit_s)
-            end = clip((scratch.ahead_end_s[row, place] - now_s) / unit_s)
+            start = clip_feature((scratch.ahead_start_s[row, place] - now_s) / unit_s)
+            end = clip_feature((scratch.ahead_end_s[row, place] - now_s) / unit_s)
             if scratch.ahead_end_s[row, place] < math.inf:
                 sum_s += scratch.ahead_end_s[row, place] - now_s
                 latest_s = max(latest_s, scratch.ahead_end_s[row, place] - now_s)
@@ -593,34 +593,36 @@ def _write_ahead(
             out[at, column] = start
             out[at, column + 1] = end
             column += 2
-    out[at, first + CANDIDATE.ahead_sum] = clip(sum_s / unit_s / AHEAD_JOBS)
-    out[at, first + CANDIDATE.ahead_last] = clip(latest_s / unit_s)
+    out[at, first + CANDIDATE.ahead_sum] = clip_feature(sum_s / unit_s / AHEAD_JOBS)
+    out[at, first + CANDIDATE.ahead_last] = clip_feature(latest_s / unit_s)
     out[at, first + CANDIDATE.ahead_now] = at_once / 8.0
     return float(sum_s)
 
 
 @kernel
-def _write_job(sim: Simulation, row: int, candidate: int, unit_s: float, out: Rows, at: int, first: int) -> None:
+def _write_candidate_job(
+    sim: Simulation, row: int, candidate: int, unit_s: float, out: Rows, at: int, first: int
+) -> None:
     """Write the features of a candidate's job, and whether the candidate rests or is refused."""
     state = sim.state
     job = state.candidate_job[row, candidate]
     out[at, first + CANDIDATE.due] = 1.0 if job == state.current[row] else 0.0
     out[at, first + CANDIDATE.job_log2_gpus] = math.log2(sim.scenarios.gpus[state.scenario[row], job]) / 5.0
-    out[at, first + CANDIDATE.job_estimate] = clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, first + CANDIDATE.job_estimate] = clip_feature(estimated_work_s(sim, row, job) / unit_s)
     waited_s = state.now_s[row] - state.queued_s[row, job]
     # Rounding leaves a wait of nothing a little below 0.
-    out[at, first + CANDIDATE.job_waited] = clip(math.log1p(max(waited_s, 0.0) / unit_s))
+    out[at, first + CANDIDATE.job_waited] = clip_feature(math.log1p(max(waited_s, 0.0) / unit_s))
     work_s = estimated_work_s(sim, row, job)
     out[at, first + CANDIDATE.job_log_estimate] = _log_ratio(work_s, unit_s) / 4.0
-    out[at, first + CANDIDATE.job_log_waited] = _log_over(waited_s, work_s) / 4.0
+    out[at, first + CANDIDATE.job_log_waited] = _log1p_ratio(waited_s, work_s) / 4.0
     out[at, first + CANDIDATE.rests] = 1.0 if is_rest(sim, row, candidate) else 0.0
     refused = state.base_refused[row] == 1 and candidate == state.base_waits[row]
     out[at, first + CANDIDATE.refused] = 1.0 if refused else 0.0
 
 
 @kernel
-def _write_ratios(sim: Simulation, row: int, candidate: int, unit_s: float, sum_s: float, base_sum_s: float, out: Rows,
-                  at: int, first: int) -> None:  # fmt: skip
+def _write_candidate_ratios(sim: Simulation, row: int, candidate: int, unit_s: float, sum_s: float, base_sum_s: float,
+                            out: Rows, at: int, first: int) -> None:  # fmt: skip
     """Write how a candidate compares with the base and with its job's shortest run time, on a logarithmic scale."""
     state = sim.state
     delay_s, run_s = state.candidate_delay_s[row, candidate], state.candidate_s[row, candidate]
@@ -630,10 +632,10 @@ def _write_ratios(sim: Simulation, row: int, candidate: int, unit_s: float, sum_
     out[at, first + CANDIDATE.log_run] = _log_ratio(run_s, unit_s) / 4.0
     out[at, first + CANDIDATE.log_finish] = _log_ratio(delay_s + run_s, unit_s) / 4.0
     out[at, first + CANDIDATE.run_over_least] = _log_ratio(run_s, least_s)
-    out[at, first + CANDIDATE.delay_over_least] = _log_over(delay_s, least_s)
+    out[at, first + CANDIDATE.delay_over_least] = _log1p_ratio(delay_s, least_s)
     out[at, first + CANDIDATE.finish_ratio] = _log_ratio(delay_s + run_s, base_finish_s)
-    out[at, first + CANDIDATE.ahead_ratio] = clip(8.0 * _log_ratio(sum_s, base_sum_s))
-    out[at, first + CANDIDATE.ahead_gain] = clip((base_sum_s - sum_s) / max(least_s, MIN_TIME_S))
+    out[at, first + CANDIDATE.ahead_ratio] = clip_feature(8.0 * _log_ratio(sum_s, base_sum_s))
+    out[at, first + CANDIDATE.ahead_gain] = clip_feature((base_sum_s - sum_s) / max(least_s, MIN_TIME_S))
 
 
 @kernel
@@ -648,27 +650,29 @@ def _write_candidate(sim: Simulation, row: int, candidate: int, size: int, last_
     delay_s, run_s = state.candidate_delay_s[row, candidate], state.candidate_s[row, candidate]
     finish_s = delay_s + run_s
     start = imagine_candidate(sim, row, candidate)
-    _write_left(sim, row, size, out, at, first)
+    _write_gpus_left(sim, row, size, out, at, first)
     places = imagine_queue(sim, row, start)
     out[at, first + CANDIDATE.exists] = 1.0
     out[at, first + CANDIDATE.base] = 1.0 if candidate == 0 else 0.0
     out[at, first + CANDIDATE.waits] = 1.0 if is_wait(sim, row, candidate) else 0.0
-    out[at, first + CANDIDATE.delay] = clip(delay_s / unit_s)
-    out[at, first + CANDIDATE.run] = clip(run_s / unit_s)
-    out[at, first + CANDIDATE.finish] = clip(finish_s / unit_s)
-    out[at, first + CANDIDATE.finish_over_last] = clip((finish_s - last_s) / unit_s)
-    out[at, first + CANDIDATE.committed] = clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
+    out[at, first + CANDIDATE.delay] = clip_feature(delay_s / unit_s)
+    out[at, first + CANDIDATE.run] = clip_feature(run_s / unit_s)
+    out[at, first + CANDIDATE.finish] = clip_feature(finish_s / unit_s)
+    out[at, first + CANDIDATE.finish_over_last] = clip_feature((finish_s - last_s) / unit_s)
+    out[at, first + CANDIDATE.committed] = clip_feature(gpus * run_s / unit_s / state.gpu_job.shape[1])
     _write_candidate_nodes(sim, row, candidate, finish_s, size, unit_s, out, at, first)
-    sum_s = _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
-    _write_ratios(sim, row, candidate, unit_s, sum_s, sum_s if base_sum_s < 0.0 else base_sum_s, out, at, first)
-    _write_job(sim, row, candidate, unit_s, out, at, first)
+    sum_s = _write_jobs_ahead(sim, row, places, last_s, unit_s, out, at, first)
+    _write_candidate_ratios(
+        sim, row, candidate, unit_s, sum_s, sum_s if base_sum_s < 0.0 else base_sum_s, out, at, first
+    )
+    _write_candidate_job(sim, row, candidate, unit_s, out, at, first)
     for over, of in OVER_BASE:
         out[at, first + over] = out[at, first + of] - out[at, base + of]
     return sum_s
 
 
 @kernel
-def write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
+def list_and_write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
     """List the candidates of the decision that is due, write their features, and return their number."""
     candidates = list_candidates(sim, row)
     write_candidate_features(sim, row, candidates, out, at)
@@ -687,7 +691,7 @@ def write_candidate_features(sim: Simulation, row: int, candidates: int, out: Ro
         at: Row of `out`.
     """
     unit_s = time_unit_s(sim, row)
-    size = largest_node(sim)
+    size = largest_node_gpus(sim)
     last_s = _write_candidate_globals(sim, row, unit_s, size, candidates, out, at)
     base, base_sum_s = CANDIDATE_GLOBAL_COUNT, -1.0
     for candidate in range(candidates):

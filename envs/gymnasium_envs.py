@@ -24,11 +24,11 @@ from .batch import (
     POOL,
     AgentView,
     Batch,
-    chosen_problem,
-    drawn_scenario,
+    checked_seed,
+    draw_scenario,
     episode_summaries,
+    problem_or_default,
     scenario_option,
-    seed_given,
     spaces_of,
     whole_number,
 )
@@ -58,7 +58,7 @@ def text_picture(batch: Batch, row: int) -> str:
     sim, cluster = batch.sim, batch.sim.cluster
     state, scenario = sim.state, int(sim.state.scenario[row])
     speed, lemon = sim.scenarios.speed[scenario], sim.state.lemon[row]
-    marks = "".join(_mark(batch, row, gpu) for gpu in range(cluster.gpu_node.size))
+    marks = "".join(_gpu_mark(batch, row, gpu) for gpu in range(cluster.gpu_node.size))
     lines = [
         f"{state.now_s[row] / 3600.0:.2f} h: {state.finished[row]} of {sim.scenarios.jobs[scenario]} jobs finished, "
         f"{state.running[row]} running, {state.queued[row]} waiting"
@@ -66,10 +66,10 @@ def text_picture(batch: Batch, row: int) -> str:
     for node in range(speed.size):
         gpus = marks[cluster.first_gpu[node] : cluster.first_gpu[node + 1]]
         lines.append(f"{node:4d} x{speed[node]:<5.3g}{'!' if lemon[node] else ' '} {gpus}")
-    return "\n".join([*lines, _due(batch, row), f"queue (GPUs): {_queue(batch, row)}"]) + "\n"
+    return "\n".join([*lines, _due_job_text(batch, row), f"queue (GPUs): {_queue_text(batch, row)}"]) + "\n"
 
 
-def image(batch: Batch, row: int) -> NDArray[np.uint8]:
+def pixel_picture(batch: Batch, row: int) -> NDArray[np.uint8]:
     """Return the state of a row as an image, shape (height, width, 3): a line of squares for each node.
 
     A colour is a job; usable GPUs are grey, picked ones white, and those out of service red.
@@ -90,10 +90,13 @@ def image(batch: Batch, row: int) -> NDArray[np.uint8]:
     return picture
 
 
-PICTURES: dict[str, Callable[[Batch, int], str | NDArray[np.uint8]]] = {"ansi": text_picture, "rgb_array": image}
+PICTURES: dict[str, Callable[[Batch, int], str | NDArray[np.uint8]]] = {
+    "ansi": text_picture,
+    "rgb_array": pixel_picture,
+}
 
 
-def _mark(batch: Batch, row: int, gpu: int) -> str:
+def _gpu_mark(batch: Batch, row: int, gpu: int) -> str:
     state = batch.sim.state
     job = int(state.gpu_job[row, gpu])
     if job < 0:
@@ -101,7 +104,7 @@ def _mark(batch: Batch, row: int, gpu: int) -> str:
     return PICKED if job == state.current[row] else JOB_LETTERS[job % len(JOB_LETTERS)]
 
 
-def _due(batch: Batch, row: int) -> str:
+def _due_job_text(batch: Batch, row: int) -> str:
     state = batch.sim.state
     job = int(state.current[row])
     if job < 0:
@@ -110,7 +113,7 @@ def _due(batch: Batch, row: int) -> str:
     return f"due: job {job}, {gpus} GPUs, {gpus - state.need[row]} picked"
 
 
-def _queue(batch: Batch, row: int) -> str:
+def _queue_text(batch: Batch, row: int) -> str:
     state = batch.sim.state
     gpus = batch.sim.scenarios.gpus[state.scenario[row]]
     jobs: list[int] = []
@@ -168,7 +171,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     ) -> None:
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
-        self.batch = Batch(chosen_problem(problem, waiting), AgentView(action, observation, reward, random_runs), 1)
+        self.batch = Batch(problem_or_default(problem, waiting), AgentView(action, observation, reward, random_runs), 1)
         self.observation_space, self.action_space = spaces_of(self.batch)
         self.render_mode = render_mode
         self._is_begun = False
@@ -182,16 +185,16 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             ValueError: If an option is unknown, there is no such scenario, or the seed is no whole number of at
                 least 0; nothing has changed then.
         """
-        seed, scenario = seed_given(seed), scenario_option(options, self.batch.scenarios)
+        seed, scenario = checked_seed(seed), scenario_option(options, self.batch.scenarios)
         super().reset(seed=seed)
         if scenario is None and (seed is not None or not self._is_begun):
-            scenario = drawn_scenario(self.np_random, self.batch.scenarios)
+            scenario = draw_scenario(self.np_random, self.batch.scenarios)
         if scenario is None:
             self.batch.reset_to_next()
         else:
             self.batch.reset(scenario)
         self._is_begun = True
-        return self.batch.observations[0].copy(), {"action_mask": self._mask()}
+        return self.batch.observations[0].copy(), {"action_mask": self._action_mask()}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Take a GPU, a node or a whole candidate for the job that is due, or wait.
@@ -202,11 +205,11 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """
         if not self.batch.masks[0].any():
             raise ResetNeeded("no episode is running; call reset() first")
-        chosen = self.batch.actions_in([whole_number(action, "action")])
-        taken = self.batch.nearest_open(chosen)
+        chosen = self.batch.checked_actions([whole_number(action, "action")])
+        taken = self.batch.nearest_open_actions(chosen)
         self.batch.step(taken)
-        ended, cut_off = bool(self.batch.ended[0]), bool(self.batch.cut_off()[0])
-        info = {"action_mask": self._mask(), "masked_action": bool(taken[0] != chosen[0])}
+        ended, cut_off = bool(self.batch.ended[0]), bool(self.batch.is_cut_off()[0])
+        info = {"action_mask": self._action_mask(), "masked_action": bool(taken[0] != chosen[0])}
         if ended:
             info["metrics"] = episode_summaries(self.batch, np.zeros(1, dtype=np.int64))[0]
         return self.batch.observations[0].copy(), float(self.batch.rewards[0]), ended and not cut_off, cut_off, info
@@ -223,7 +226,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             return None
         return PICTURES[self.render_mode](self.batch, 0)
 
-    def _mask(self) -> NDArray[np.int8]:
+    def _action_mask(self) -> NDArray[np.int8]:
         mask: NDArray[np.int8] = self.batch.masks[0].astype(np.int8)
         return mask
 
@@ -278,7 +281,7 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         if render_mode is not None and render_mode not in PICTURES:
             raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
         self.batch = Batch(
-            chosen_problem(problem, waiting), AgentView(action, observation, reward, random_runs), num_envs
+            problem_or_default(problem, waiting), AgentView(action, observation, reward, random_runs), num_envs
         )
         self.num_envs, self.render_mode = self.batch.rows, render_mode
         self.single_observation_space, self.single_action_space = spaces_of(self.batch)
@@ -302,12 +305,12 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         """
         scenario, starts = scenario_option(options, self.batch.scenarios), None
         if isinstance(seed, list | tuple | np.ndarray):
-            starts = self._starts(seed)
+            starts = self._scenarios_of_seeds(seed)
         else:
-            seed = seed_given(seed)
+            seed = checked_seed(seed)
             super().reset(seed=seed)
             if scenario is None and (seed is not None or not self._is_begun):
-                scenario = drawn_scenario(self.np_random, self.batch.scenarios)
+                scenario = draw_scenario(self.np_random, self.batch.scenarios)
         if scenario is not None:
             self.batch.reset(scenario)
         elif starts is not None:
@@ -315,15 +318,15 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         else:
             self.batch.reset_to_next()
         self._is_begun = True
-        return self.batch.observations.copy(), self._masks()
+        return self.batch.observations.copy(), self._mask_infos()
 
-    def _starts(self, seeds: Sequence[int | None]) -> NDArray[np.int64]:
+    def _scenarios_of_seeds(self, seeds: Sequence[int | None]) -> NDArray[np.int64]:
         """Return the scenario that each environment begins with by a seed of its own, shape (num_envs,)."""
         if len(seeds) != self.num_envs:
             raise ValueError(f"there are {len(seeds)} seeds, expected one or {self.num_envs}")
-        given = [seed_given(seed) for seed in seeds]
+        given = [checked_seed(seed) for seed in seeds]
         rngs = [self.np_random if seed is None else np.random.default_rng(seed) for seed in given]
-        return np.array([drawn_scenario(rng, self.batch.scenarios) for rng in rngs], dtype=np.int64)
+        return np.array([draw_scenario(rng, self.batch.scenarios) for rng in rngs], dtype=np.int64)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Carry out one action in every environment, and restart those whose episode ends.
@@ -332,13 +335,13 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
             ValueError: If one is no action; nothing has changed then.
         """
         batch = self.batch
-        chosen = batch.actions_in(actions)
-        taken = batch.nearest_open(chosen)
+        chosen = batch.checked_actions(actions)
+        taken = batch.nearest_open_actions(chosen)
         batch.step(taken)
         masked, ended = taken != chosen, batch.ended.copy()
-        rewards, cut_off = batch.rewards.astype(np.float64), batch.cut_off()
-        infos = self._restart(np.flatnonzero(ended), masked) if ended.any() else {}
-        infos |= self._masks()
+        rewards, cut_off = batch.rewards.astype(np.float64), batch.is_cut_off()
+        infos = self._restart_rows(np.flatnonzero(ended), masked) if ended.any() else {}
+        infos |= self._mask_infos()
         infos |= {"masked_action": masked & ~ended, "_masked_action": ~ended}
         return batch.observations.copy(), rewards, ended & ~cut_off, cut_off, infos
 
@@ -352,10 +355,10 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
             return None
         return tuple(PICTURES[self.render_mode](self.batch, row) for row in range(self.num_envs))
 
-    def _masks(self) -> dict[str, Any]:
+    def _mask_infos(self) -> dict[str, Any]:
         return {"action_mask": self.batch.masks.astype(np.int8), "_action_mask": self._all_rows.copy()}
 
-    def _restart(self, rows: NDArray[np.int64], masked: NDArray[np.bool_]) -> dict[str, Any]:
+    def _restart_rows(self, rows: NDArray[np.int64], masked: NDArray[np.bool_]) -> dict[str, Any]:
         """Restart rows that ended; return their last observations and infos."""
         infos: dict[str, Any] = {}
         for row, metrics in zip(rows, episode_summaries(self.batch, rows), strict=True):

@@ -251,7 +251,9 @@ def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
     return (nodes if action == "node" else gpus) + int(waiting)
 
 
-def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def observation_bounds(
+    observation: str, size: int, cluster_gpus: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the lowest and highest values of an observation, each of shape (size,)."""
     if observation != "full":
         high = np.ones(size, dtype=np.float32)
@@ -261,15 +263,15 @@ def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.f
 
 
 @kernel
-def write_patent(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
+def write_patent_observation(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
     """Write GPUs still to pick, hours still to run, and 1 for each GPU that cannot be used."""
     out[at, 0] = sim.state.need[row]
     out[at, 1] = estimated_work_s(sim, row, sim.state.current[row]) / 3600.0
-    _write_used(sim, row, out, at)
+    _write_unusable_gpus(sim, row, out, at)
 
 
 @kernel
-def write_literal_patent(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
+def write_literal_patent_observation(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
     """Write the patent's state: GPUs and estimated hours of the whole job, and 1 for each GPU that cannot be used.
 
     Source: SPEC R2.
@@ -277,11 +279,11 @@ def write_literal_patent(sim: Simulation, row: int, out: NDArray[np.float32], at
     scenario, job = sim.state.scenario[row], sim.state.current[row]
     out[at, 0] = sim.scenarios.gpus[scenario, job]
     out[at, 1] = sim.scenarios.estimate_s[scenario, job] / 3600.0
-    _write_used(sim, row, out, at)
+    _write_unusable_gpus(sim, row, out, at)
 
 
 @kernel
-def _write_used(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
+def _write_unusable_gpus(sim: Simulation, row: int, out: NDArray[np.float32], at: int) -> None:
     state = sim.state
     for gpu in range(state.gpu_job.shape[1]):
         usable = state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0

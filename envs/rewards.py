@@ -32,22 +32,24 @@ class Reward(NamedTuple):
 
 
 @kernel
-def time_s(sim: Simulation, row: int) -> float:
+def elapsed_s(sim: Simulation, row: int) -> float:
     """Return the time since the beginning of the episode."""
     return float(sim.state.now_s[row])
 
 
-DT = Reward("minus the time that passed; sums to minus the makespan", time_s)
+DT = Reward("minus the time that passed; sums to minus the makespan", elapsed_s)
 
 
 @kernel
-def mean_time_s(sim: Simulation, row: int) -> float:
+def mean_jct_so_far_s(sim: Simulation, row: int) -> float:
     """Return the sum over jobs of the time since submission, up to now or to the finish, over all jobs."""
     state = sim.state
     return float(state.job_time_s[row] / sim.scenarios.jobs[state.scenario[row]])
 
 
-JCT = Reward("minus the time that jobs spent in the system, over all jobs; sums to minus the mean JCT", mean_time_s)
+JCT = Reward(
+    "minus the time that jobs spent in the system, over all jobs; sums to minus the mean JCT", mean_jct_so_far_s
+)
 
 
 @kernel
@@ -63,14 +65,14 @@ def potential_s(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def time_less_potential_s(sim: Simulation, row: int) -> float:
+def elapsed_less_potential_s(sim: Simulation, row: int) -> float:
     """Return the time since the beginning of the episode minus the potential."""
     return float(sim.state.now_s[row] - potential_s(sim, row))
 
 
 POTENTIAL = Reward(
     "minus the time that passed and the GPU-time that a placement takes, over all GPUs; sums to minus the makespan",
-    time_less_potential_s,
+    elapsed_less_potential_s,
 )
 
 
@@ -78,7 +80,7 @@ RANDOM_RUNS = 5  # by default
 MAX_RANDOM_RUNS = 1000
 
 
-def random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray[np.float64]:
+def least_random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray[np.float64]:
     """Return the smallest makespan of several random runs of every scenario, shape (scenarios,).
 
     Args:
@@ -93,5 +95,5 @@ def random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray[np.fl
 
 BEST_OF_RANDOM = Reward(
     "nothing before the end, then the least makespan of several random runs minus the makespan, over that least one",
-    time_s, at_end=True, against_s=random_makespan_s,
+    elapsed_s, at_end=True, against_s=least_random_makespan_s,
 )  # fmt: skip

@@ -11,10 +11,10 @@ from ..cluster.model.problem import Problem
 from .batch import (
     AgentView,
     Batch,
-    drawn_scenario,
+    checked_seed,
+    draw_scenario,
     episode_summaries,
     scenario_option,
-    seed_given,
     spaces_of,
     whole_number,
 )
@@ -48,7 +48,7 @@ class PlacementVecEnv(VecEnv):
         Raises:
             ValueError: If it is no whole number of at least 0.
         """
-        return super().seed(seed_given(seed))
+        return super().seed(checked_seed(seed))
 
     def set_options(self, options: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None) -> None:
         """Let each row begin with the scenario `{"scenario": i}` at the next reset, whatever the seed.
@@ -68,8 +68,8 @@ class PlacementVecEnv(VecEnv):
 
     def reset(self) -> NDArray[np.float32]:
         """Put every environment at the first decision of its option's scenario, the seed's, `first` or the next."""
-        begin = self._begin()
-        starts = self.batch.upcoming if begin is None else begin + np.arange(self.num_envs)
+        begin = self._first_scenario()
+        starts = self.batch.next_scenarios if begin is None else begin + np.arange(self.num_envs)
         for row, options in enumerate(self._options):
             scenario = scenario_option(options, self.batch.scenarios)
             starts[row] = starts[row] if scenario is None else scenario
@@ -79,14 +79,14 @@ class PlacementVecEnv(VecEnv):
         self._reset_options()
         return self.batch.observations.copy()
 
-    def _begin(self) -> int | None:
+    def _first_scenario(self) -> int | None:
         """Return the scenario of row 0 without options, None if each row continues with its next."""
         seed = self._seeds[0]
         if seed is None and self.first is not None:
             return self.first % self.batch.scenarios
         if seed is None and self._is_begun:
             return None
-        return drawn_scenario(np.random.default_rng(seed), self.batch.scenarios)
+        return draw_scenario(np.random.default_rng(seed), self.batch.scenarios)
 
     def step_async(self, actions: ArrayLike) -> None:
         """Keep the actions of the next step, shape (rows,).
@@ -94,7 +94,7 @@ class PlacementVecEnv(VecEnv):
         Raises:
             ValueError: If one is no action; nothing has changed then.
         """
-        self._actions = self.batch.actions_in(actions)
+        self._actions = self.batch.checked_actions(actions)
 
     def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Carry out the kept actions; environments that end restart."""
@@ -104,7 +104,7 @@ class PlacementVecEnv(VecEnv):
         rewards, ended = batch.rewards.copy(), batch.ended.copy()
         over = np.flatnonzero(ended)
         if over.size:
-            cut_off = batch.cut_off()
+            cut_off = batch.is_cut_off()
             for row, summary in zip(over, episode_summaries(batch, over), strict=True):
                 infos[row] = {
                     "episode": summary,
@@ -124,7 +124,7 @@ class PlacementVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         """Return an attribute for each environment: `action_masks`, and attributes of the batch."""
         value = getattr(self, attr_name)
-        return [value for _ in self._rows(indices)]
+        return [value for _ in self._rows_of_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
         """Refuse: rows of one batch share everything."""
@@ -139,13 +139,13 @@ class PlacementVecEnv(VecEnv):
         if method_args or method_kwargs:
             raise TypeError("action_masks takes no arguments")
         masks = self.action_masks()
-        return [masks[row] for row in self._rows(indices)]
+        return [masks[row] for row in self._rows_of_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type, indices: int | Iterable[int] | None = None) -> list[bool]:
         """Return False for each environment: rows are no wrapped objects."""
-        return [False for _ in self._rows(indices)]
+        return [False for _ in self._rows_of_indices(indices)]
 
-    def _rows(self, indices: int | Iterable[int] | None) -> list[int]:
+    def _rows_of_indices(self, indices: int | Iterable[int] | None) -> list[int]:
         """Return the rows of indices.
 
         Raises:

@@ -36,7 +36,7 @@ from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
-from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, write_candidates
+from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, list_and_write_candidates
 from .group import CLOSED_LOGIT, OBSERVATION_SIZE, step_in_chunks, value_loss
 from .problems import DistilParameters
 from .run_folder import (
@@ -147,7 +147,7 @@ def label_run(rollout: Rollout, actor: RolloutBase, sim: Simulation, task: Label
     reset(sim, 0, task.scenario)
     while advance(sim, 0):
         if uniform(task.seed, LABELLED, int(sim.state.decisions[0])) < task.share:
-            listed = write_candidates(sim, 0, observations, 0)
+            listed = list_and_write_candidates(sim, 0, observations, 0)
             if listed > 1:
                 kept.append((observations[0].copy(), listed, label(rollout, sim, 0)))
         if actor.place(sim, 0):

@@ -301,7 +301,7 @@ def groups() -> Rehearsal:
 def labels() -> Rehearsal:
     """Decisions that distillation learns from; rollouts label them."""
     from ..cluster.kernels.structures import uniform
-    from ..envs.features import write_candidates
+    from ..envs.features import list_and_write_candidates
     from .group import OBSERVATION_SIZE
 
     sim = simulation_of(hetero64(1, 0, jobs=4))
@@ -310,6 +310,6 @@ def labels() -> Rehearsal:
         reset(sim, 0, 0)
         advance(sim, 0)
         uniform(0, 0, 0)
-        write_candidates(sim, 0, np.zeros((1, OBSERVATION_SIZE), np.float32), 0)
+        list_and_write_candidates(sim, 0, np.zeros((1, OBSERVATION_SIZE), np.float32), 0)
 
-    return Rehearsal([uniform, write_candidates], [sim], play)
+    return Rehearsal([uniform, list_and_write_candidates], [sim], play)

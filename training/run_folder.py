@@ -280,7 +280,7 @@ def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, more: Ar
     arrays |= {"torch": torch.get_rng_state().numpy(), "episode_starts": np.asarray(model._last_episode_starts)}
     arrays["counters"] = np.array([model.num_timesteps, model._n_updates])
     arrays |= {f"state/{field}": value for field, value in env.batch.sim.state._asdict().items()}
-    arrays |= {f"batch/{field}": value for field, value in env.batch.arrays().items()} | more
+    arrays |= {f"batch/{field}": value for field, value in env.batch.snapshot_arrays().items()} | more
     write_arrays(path, arrays)
 
 
@@ -502,11 +502,11 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     found = sound_state(batch.sim, given)._asdict()
     if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
         refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
-    others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.arrays().items()}
+    others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.snapshot_arrays().items()}
     within("batch/paid_s", others["paid_s"], -MAX_MAGNITUDE, MAX_MAGNITUDE)
     for field, value in state._asdict().items():
         value[...] = found[field]
-    for field, value in batch.arrays().items():
+    for field, value in batch.snapshot_arrays().items():
         value[...] = others[field]
     batch.observe_again()
 

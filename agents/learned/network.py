@@ -13,7 +13,7 @@ from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.structures import uniform
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
-from ...envs.batch import ACTIONS, OBSERVATIONS, begin_rows, continue_rows, observe, pick_action
+from ...envs.batch import ACTIONS, OBSERVATIONS, begin_rows, continue_rows, pick_by_action, write_observation
 from ...envs.features import NODE_COUNT
 from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, action_count, observation_size
 from ..protocol import DecisionRecord
@@ -351,7 +351,7 @@ class LearnedPolicy:
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         self._choices = []
         while sim.state.need[row] > 0:
-            observe(sim, row, action, observation, observations, masks, table, 0)
+            write_observation(sim, row, action, observation, observations, masks, table, 0)
             logits = self._open_logits(observations, masks)
             log_probabilities, chosen = self._chosen_by(logits, sim, row)
             self._choices.append(
@@ -359,7 +359,7 @@ class LearnedPolicy:
                     observations.copy(), np.isfinite(logits), log_probabilities, np.array([chosen], dtype=np.int32)
                 )
             )
-            if not pick_action(sim, row, action, chosen):
+            if not pick_by_action(sim, row, action, chosen):
                 return False
         return True
 

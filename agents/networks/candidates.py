@@ -24,9 +24,9 @@ from ...envs.features import (
     CANDIDATE_FEATURE_COUNT,
     CANDIDATE_GLOBAL_COUNT,
     Rows,
+    list_and_write_candidates,
     time_unit_s,
     write_candidate_features,
-    write_candidates,
 )
 from ..learned.network import (
     LOGIT_TIE,
@@ -249,7 +249,7 @@ def network_value(weights: CandidateWeights, observations: Rows, at: int, candid
 @kernel
 def value_by_network(sim: Simulation, row: int, weights: CandidateWeights, observations: Rows) -> float:
     """Return the network's value of the decision that is due; `observations` has at least one row."""
-    return network_value(weights, observations, 0, write_candidates(sim, row, observations, 0))
+    return network_value(weights, observations, 0, list_and_write_candidates(sim, row, observations, 0))
 
 
 @kernel

@@ -10,7 +10,7 @@ from ...cluster.kernels.compiled import kernel
 from ...cluster.kernels.structures import uniform
 from ...cluster.simulator.engine import advance, reset
 from ...cluster.state.state import Simulation
-from ...envs.features import time_unit_s, write_candidates
+from ...envs.features import list_and_write_candidates, time_unit_s
 from .candidates import CandidateWeights, score_candidates, take_candidate
 
 
@@ -89,7 +89,7 @@ def sample_runs(
             at = record.size[0]
             if at == record.chosen.size:
                 return False
-            candidates = write_candidates(sim, row, record.observations, at)
+            candidates = list_and_write_candidates(sim, row, record.observations, at)
             score_candidates(weights, record.observations, at, candidates, record.logits)
             record.candidates[at] = candidates
             record.row[at] = first_row + row

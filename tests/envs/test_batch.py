@@ -25,8 +25,8 @@ def test_a_batch_whose_arrays_are_kept_goes_on_where_it_was(action: str, reward:
     batch, fresh = Batch(problem, view, 4), Batch(problem, view, 4)
     batch.reset()
     steps(batch, 20, 1)
-    kept = {**batch.sim.state._asdict(), **batch.arrays()}
-    for name, array in {**fresh.sim.state._asdict(), **fresh.arrays()}.items():
+    kept = {**batch.sim.state._asdict(), **batch.snapshot_arrays()}
+    for name, array in {**fresh.sim.state._asdict(), **fresh.snapshot_arrays()}.items():
         array[...] = kept[name]
     fresh.observe_again()
     assert steps(batch, 40, 2) == steps(fresh, 40, 2)
@@ -36,7 +36,7 @@ def test_a_refused_step_changes_nothing() -> None:
     batch = Batch(small_problem(waiting=True), AgentView(), 2)
     batch.reset()
     shown = {"observations": batch.observations, "masks": batch.masks}
-    arrays = {**batch.sim.state._asdict(), **batch.arrays(), **shown}
+    arrays = {**batch.sim.state._asdict(), **batch.snapshot_arrays(), **shown}
     before = {name: array.copy() for name, array in arrays.items()}
     with pytest.raises(ValueError, match=r"action 4 of row 1 is masked; open: \[0 1 2 3\]"):
         batch.step(np.array([0, 4]))
@@ -46,6 +46,6 @@ def test_a_refused_step_changes_nothing() -> None:
 def test_the_next_open_action_above_a_closed_one_is_taken_in_circular_order() -> None:
     batch = Batch(small_problem(), AgentView(), 4)
     batch.masks[:] = [0, 1, 0, 1]
-    assert batch.nearest_open(np.array([0, 1, 2, 3])).tolist() == [1, 1, 3, 3]
+    assert batch.nearest_open_actions(np.array([0, 1, 2, 3])).tolist() == [1, 1, 3, 3]
     batch.masks[:] = [0, 1, 0, 0]
-    assert batch.nearest_open(np.array([0, 1, 2, 3])).tolist() == [1, 1, 1, 1]
+    assert batch.nearest_open_actions(np.array([0, 1, 2, 3])).tolist() == [1, 1, 1, 1]

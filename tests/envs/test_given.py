@@ -35,7 +35,7 @@ ACTIONS: dict[str, Entry] = {
     "step of all": lambda value: BATCHED.step([0, value]),  # type: ignore[arg-type]
     "step of Stable-Baselines3": lambda value: SB3.step([0, value]),  # type: ignore[arg-type]
     "step of the batch": lambda value: BATCH.step([0, value]),
-    "nearest open": lambda value: BATCH.nearest_open([0, value]),
+    "nearest open": lambda value: BATCH.nearest_open_actions([0, value]),
 }
 SEEDS: dict[str, Entry] = {
     "seed": lambda value: SINGLE.reset(seed=value),
@@ -73,7 +73,9 @@ def standing() -> list[bytes]:
     """Return all that environments hold which a step or a reset changes."""
     batches = [SINGLE.batch, BATCHED.batch, SB3.batch, BATCH]
     state = [
-        np.asarray(values).tobytes() for batch in batches for values in (*batch.sim.state, *batch.arrays().values())
+        np.asarray(values).tobytes()
+        for batch in batches
+        for values in (*batch.sim.state, *batch.snapshot_arrays().values())
     ]
     return [*state, repr((SB3._seeds, SB3._options)).encode()]
 

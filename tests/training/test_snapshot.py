@@ -56,7 +56,7 @@ def played(view: AgentView, steps: int = 9, *, learns: bool = False) -> Batch:
 def kept(batch: Batch) -> Arrays:
     """Return copies of what a snapshot holds of environments."""
     arrays: Arrays = {f"state/{name}": value.copy() for name, value in batch.sim.state._asdict().items()}
-    return arrays | {f"batch/{name}": value.copy() for name, value in batch.arrays().items()}
+    return arrays | {f"batch/{name}": value.copy() for name, value in batch.snapshot_arrays().items()}
 
 
 @pytest.mark.parametrize("learns", [False, True])
