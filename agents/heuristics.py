@@ -37,7 +37,7 @@ RANDOM_ATTEMPTS = 8  # placements that best-of-random compares
 
 
 @kernel
-def pick_at_random(sim: Simulation, row: int, first_draw: int) -> None:
+def pick_by_draws(sim: Simulation, row: int, first_draw: int) -> None:
     """Pick all GPUs of the current job from random nodes, by the draws from a number on."""
     draw = first_draw
     while sim.state.need[row] > 0:
@@ -48,7 +48,7 @@ def pick_at_random(sim: Simulation, row: int, first_draw: int) -> None:
 @kernel
 def pick_random(sim: Simulation, row: int, patience: float) -> bool:
     """Pick all GPUs of the current job from random nodes."""
-    pick_at_random(sim, row, 0)
+    pick_by_draws(sim, row, 0)
     return True
 
 
@@ -57,12 +57,12 @@ def pick_best_of_random(sim: Simulation, row: int, patience: float) -> bool:
     """Pick the random placement with the smallest slowdown of several."""
     best, least = 0, math.inf
     for attempt in range(RANDOM_ATTEMPTS):
-        pick_at_random(sim, row, attempt * DRAWS_PER_PLACEMENT)
+        pick_by_draws(sim, row, attempt * DRAWS_PER_PLACEMENT)
         slowdown = picked_slowdown(sim, row)
         if slowdown < least:
             best, least = attempt, slowdown
         undo_picks(sim, row)
-    pick_at_random(sim, row, best * DRAWS_PER_PLACEMENT)
+    pick_by_draws(sim, row, best * DRAWS_PER_PLACEMENT)
     return True
 
 
@@ -166,14 +166,14 @@ def pick_spread(sim: Simulation, row: int, patience: float) -> bool:
 
 
 @kernel
-def fewest_nodes(sim: Simulation, gpus: int, kind: int) -> int:
+def fewest_nodes(sim: Simulation, gpus: int, needs: int) -> int:
     """Return how many nodes a job of some GPUs and of a class of needs takes on an empty cluster."""
     first_gpu, suits = sim.cluster.first_gpu, sim.cluster.suits
     nodes, size = 0, sim.cluster.gpu_node.size
     while gpus > 0 and size > 0:
         smaller = 0  # the next size that a node has: to try all in between would take minutes beside a huge node
         for node in range(first_gpu.size - 1):
-            own = (first_gpu[node + 1] - first_gpu[node]) * suits[kind, node]
+            own = (first_gpu[node + 1] - first_gpu[node]) * suits[needs, node]
             if own < size:
                 smaller = max(smaller, own)
             elif own == size and gpus > 0:
@@ -263,20 +263,20 @@ def pick_eft_hazard(sim: Simulation, row: int, patience: float) -> bool:
 
 
 @kernel
-def link_bytes_per_s(sim: Simulation, a: int, b: int) -> float:
-    """Return the bandwidth between a GPU of node a and another of node b."""
+def link_bytes_per_s(sim: Simulation, node: int, other: int) -> float:
+    """Return the bandwidth between two GPUs, one of each node; both may be of one node."""
     cluster = sim.cluster
-    if a == b:
-        return cluster.intra_bytes_per_s[a]
-    link = min(cluster.nic_bytes_per_s[a], cluster.nic_bytes_per_s[b])
-    if cluster.node_rack[a] != cluster.node_rack[b]:
+    if node == other:
+        return cluster.intra_bytes_per_s[node]
+    link = min(cluster.nic_bytes_per_s[node], cluster.nic_bytes_per_s[other])
+    if cluster.node_rack[node] != cluster.node_rack[other]:
         uplink = cluster.uplink_bytes_per_s
-        link = min(link, uplink[cluster.node_rack[a]], uplink[cluster.node_rack[b]])
+        link = min(link, uplink[cluster.node_rack[node]], uplink[cluster.node_rack[other]])
     return link
 
 
 @kernel
-def average_iteration_s(sim: Simulation, row: int, job: int) -> float:
+def reference_iteration_s(sim: Simulation, row: int, job: int) -> float:
     """Return a job's iteration time on the reference placement, which stands for F3's measured one."""
     scenario = sim.state.scenario[row]
     compute_s = sim.scenarios.compute_s[scenario, job]
@@ -301,7 +301,7 @@ def replacement_node(sim: Simulation, row: int, first: int, last: int) -> int:
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
     speed = sim.scenarios.speed
-    allowed_s = average_iteration_s(sim, row, job)
+    allowed_s = reference_iteration_s(sim, row, job)
     volume = sim.scenarios.parameter_bytes[scenario, job]
     best, best_s, best_allowed = -1, math.inf, False
     for node in range(state.free.shape[1]):
@@ -364,18 +364,18 @@ _pick = one_of("heuristic", PICKS)
 
 
 @kernel
-def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
+def pick_by_rule(sim: Simulation, row: int, rule: int, patience: float) -> bool:
     """Pick the GPUs of the current job by a rule; False if the rule would rather wait."""
     return bool(_pick(rule, sim, row, patience) != 0.0)
 
 
 @kernel
-def run_on(sim: Simulation, row: int, rule: int, patience: float, decisions: int) -> bool:
+def run_on_by_rule(sim: Simulation, row: int, rule: int, patience: float, decisions: int) -> bool:
     """Run a row on for at most N decisions by a rule; False if it has ended before."""
     for _ in range(decisions):
         if not advance(sim, row):
             return False
-        if decide(sim, row, rule, patience):
+        if pick_by_rule(sim, row, rule, patience):
             start(sim, row)
         else:
             wait(sim, row)
@@ -383,11 +383,11 @@ def run_on(sim: Simulation, row: int, rule: int, patience: float, decisions: int
 
 
 @kernel
-def run(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: float) -> None:
+def run_by_rule(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: float) -> None:
     """Run one scenario in each row, from its beginning to its end."""
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        run_on(sim, row, rule, patience, TO_THE_END)
+        run_on_by_rule(sim, row, rule, patience, TO_THE_END)
 
 
 HEURISTIC_CHECK_NODES = 512  # nodes that heuristics read in some milliseconds
@@ -423,7 +423,7 @@ class Heuristic:
     def run_on(self, sim: Simulation, row: int) -> None:
         """Run a row to its end."""
         decisions = TO_THE_END if self.check is None else decisions_between_checks(sim, HEURISTIC_CHECK_NODES)
-        while run_on(sim, row, self.rule, self.patience, decisions):
+        while run_on_by_rule(sim, row, self.rule, self.patience, decisions):
             if self.check is not None:
                 self.check()
 
@@ -433,7 +433,7 @@ class Heuristic:
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row, from its beginning to its end."""
-        run(sim, rows_to_run(sim, scenarios), self.rule, self.patience)
+        run_by_rule(sim, rows_to_run(sim, scenarios), self.rule, self.patience)
 
 
 HEURISTICS = {
@@ -445,17 +445,17 @@ PACK, EFT, EFT_HAZARD, PATIENT = (HEURISTICS[name] for name in ("pack", "eft", "
 FACTORS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25)
 
 
-def patient_of(factor: float) -> Heuristic:
+def patient_with_factor(factor: float) -> Heuristic:
     """Return `patient` with another factor, named as in `patient@0.8`."""
     about = f"patient with the factor {factor:g} in place of {PATIENT.patience:g}"
     return replace(PATIENT, name=f"{PATIENT.name}@{factor:g}", about=about, patience=factor)
 
 
-def tuned_patient(cost: Callable[[Heuristic], float]) -> Heuristic:
+def patient_of_least_cost(cost: Callable[[Heuristic], float]) -> Heuristic:
     """Return `patient` with the factor of least cost, the smallest of equals."""
-    return min(map(patient_of, FACTORS), key=cost)
+    return min(map(patient_with_factor, FACTORS), key=cost)
 
 
-def rivals(rules: Rules) -> list[Heuristic]:
+def rival_heuristics(rules: Rules) -> list[Heuristic]:
     """Return the heuristics that have the same actions: without those that differ by waiting where it is off."""
     return [policy for policy in HEURISTICS.values() if rules.waiting or not policy.waits]

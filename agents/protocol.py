@@ -72,7 +72,7 @@ class DecisionRecord(NamedTuple):
 
 
 @runtime_checkable
-class Observing(Policy, Protocol):
+class RecordingPolicy(Policy, Protocol):
     """A policy that records its decisions, as networks do."""
 
     def last_decision(self) -> DecisionRecord:

@@ -23,7 +23,7 @@ def policy_names() -> list[str]:
     return sorted({*registered("policies"), *HEURISTIC_NAMES})
 
 
-def _rollout(name: str) -> Policy:
+def _find_rollout(name: str) -> Policy:
     from .rollouts import rollout_of
 
     base, at, text = name.removeprefix(ROLLOUT).partition("@")
@@ -39,13 +39,13 @@ def _rollout(name: str) -> Policy:
     return rollout_of(find_policy(base), float(ms) if ms else None, int(horizon) if horizon else None)
 
 
-def _patient(name: str) -> Policy:
-    from .heuristics import patient_of
+def _find_patient(name: str) -> Policy:
+    from .heuristics import patient_with_factor
 
     text = name.removeprefix(PATIENT)
     if PATIENT_FACTOR.fullmatch(text) is None or float(text) == 0.0:
         raise PluginError(f"{name!r} has no factor after '@'; write a number as in patient@0.8")
-    return patient_of(float(text))
+    return patient_with_factor(float(text))
 
 
 def checkpoint_in(name: str) -> Path | None:
@@ -56,14 +56,14 @@ def checkpoint_in(name: str) -> Path | None:
     return Path(name) if name.endswith(".zip") else None
 
 
-def check_registered(name: str) -> None:
+def check_policy_name(name: str) -> None:
     """Refuse an unknown name. Nothing is loaded: errors in a checkpoint or the limits of a rollout show when it is.
 
     Raises:
         PluginError: If there is no policy of that name.
     """
     if name.startswith(ROLLOUT):
-        return check_registered(name.removeprefix(ROLLOUT).partition("@")[0])
+        return check_policy_name(name.removeprefix(ROLLOUT).partition("@")[0])
     if name.startswith(PATIENT) or name.endswith(".zip") or name in policy_names():
         return None
     if Path(name).is_dir():
@@ -88,9 +88,9 @@ def find_policy(name: str) -> Policy:
         CheckpointError: If the checkpoint is damaged or was made for another version.
     """
     if name.startswith(ROLLOUT):
-        return _rollout(name)
+        return _find_rollout(name)
     if name.startswith(PATIENT):
-        return _patient(name)
+        return _find_patient(name)
     if name.endswith(".zip"):
         from .learned.checkpoint import load_policy  # torch is imported only where a network is used
 
@@ -99,7 +99,7 @@ def find_policy(name: str) -> Policy:
         from .heuristics import HEURISTICS
 
         return HEURISTICS[name]
-    check_registered(name)
+    check_policy_name(name)
     found = load("policies", name)
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, Policy):

@@ -15,8 +15,8 @@ from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import Simulation
-from .heuristics import PATIENT, Heuristic, run, run_on
-from .learned.schema import network_in
+from .heuristics import PATIENT, Heuristic, run_by_rule, run_on_by_rule
+from .learned.schema import network_name_in
 from .protocol import Policy
 from .registry import HEURISTIC_NAMES, ROLLOUT, checkpoint_in
 
@@ -38,11 +38,13 @@ def rehearsals_of(policies: Iterable[Policy]) -> list[str]:
     """Return what `compile_ahead` compiles for runs by the heuristics and by some of our policies."""
     others = [policy for policy in policies if not isinstance(policy, Heuristic)]
     return list(
-        dict.fromkeys([*POLICY_GROUPS["heuristics"], *(name for policy in others for name in _rehearsals_by(policy))])
+        dict.fromkeys(
+            [*POLICY_GROUPS["heuristics"], *(name for policy in others for name in _rehearsals_of_policy(policy))]
+        )
     )
 
 
-def _rehearsals_by(policy: Policy) -> list[str]:
+def _rehearsals_of_policy(policy: Policy) -> list[str]:
     """Return what a policy other than a heuristic needs, nothing for a kind of a plug-in."""
     from .learned.network import LearnedPolicy  # with PyTorch, which such a policy has imported
     from .networks.candidates import CandidatePolicy
@@ -55,7 +57,7 @@ def _rehearsals_by(policy: Policy) -> list[str]:
     return [f"{_REHEARSALS}:networks"] if isinstance(policy, LearnedPolicy) else []
 
 
-def decisions_by(name: str) -> list[str]:
+def decision_rehearsals_of(name: str) -> list[str]:
     """Return what `compile_ahead` compiles for live decisions by one of our policies other than a heuristic.
 
     The name and the schema of its checkpoint are enough: nothing is loaded, as that takes PyTorch. The list is empty
@@ -63,7 +65,7 @@ def decisions_by(name: str) -> list[str]:
     """
     path, alone = checkpoint_in(name), name.removeprefix(ROLLOUT).partition("@")[0]
     if path is not None:
-        network = network_in(path)
+        network = network_name_in(path)
         kind = CANDIDATES if network == CANDIDATES else NETWORKS if _is_our_network(network) else ""
     else:
         kind = HEURISTICS if name.startswith(ROLLOUT) and alone in HEURISTIC_NAMES else ""
@@ -79,8 +81,8 @@ def _is_our_network(name: str) -> bool:
 
 def heuristics() -> Rehearsal:
     """Whole runs by heuristics, all of which are one program."""
-    sim = _small()
-    return Rehearsal([run], [sim], lambda: PATIENT.run(sim, np.array([0])))
+    sim = _small_simulation()
+    return Rehearsal([run_by_rule], [sim], lambda: PATIENT.run(sim, np.array([0])))
 
 
 def environments() -> Rehearsal:
@@ -89,7 +91,7 @@ def environments() -> Rehearsal:
     from ..envs.batch import AgentView, Batch, begin_rows, step_rows
     from ..envs.rewards import least_random_makespan_s
 
-    batch = Batch(_problem(), AgentView("node", "full", "dt"), 1)
+    batch = Batch(_small_problem(), AgentView("node", "full", "dt"), 1)
 
     def play() -> None:
         batch.reset()
@@ -103,11 +105,11 @@ def networks() -> Rehearsal:
     """Runs and decisions by networks that PyTorch runs."""
     from ..envs.batch import begin_rows, continue_rows, pick_by_action, write_observation
 
-    sim, policy = _small(), _untrained("set", "node")
+    sim, policy = _small_simulation(), _untrained_policy("set", "node")
 
     def play() -> None:
         policy.run(sim, np.array([0]))
-        policy.place(_due(sim), 0)
+        policy.place(_advance_to_decision(sim), 0)
 
     return Rehearsal([begin_rows, continue_rows, write_observation, pick_by_action], [sim], play)
 
@@ -116,11 +118,11 @@ def candidates() -> Rehearsal:
     """Runs and decisions by the network `candidates`."""
     from .networks.candidates import decide_by_network, run_by_network
 
-    sim, policy = _small(), _untrained("candidates", "candidate")
+    sim, policy = _small_simulation(), _untrained_policy("candidates", "candidate")
 
     def play() -> None:
         policy.run(sim, np.array([0]))
-        policy.place(_due(sim), 0)
+        policy.place(_advance_to_decision(sim), 0)
 
     return Rehearsal([run_by_network, decide_by_network, pick_candidate], [sim, policy.weights], play)
 
@@ -130,12 +132,12 @@ def rollouts(kind: str) -> Rehearsal:
     from .networks.candidates import run_for_by_network, run_on_by_network, take_candidate, value_by_network
     from .rollouts import Rollout, Search
 
-    sim, search = _small(), Search(futures=1, width=2)
+    sim, search = _small_simulation(), Search(futures=1, width=2)
     kernels, samples = list[object](), list[object]([sim])
     if kind == HEURISTICS:
-        found, kernels = [Rollout(PATIENT, search)], [run_on]
+        found, kernels = [Rollout(PATIENT, search)], [run_on_by_rule]
     else:  # a base predicts on the way only by the objective of the run
-        bases = [_untrained(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
+        bases = [_untrained_policy(CANDIDATES, "candidate", objective) for objective in get_args(Objective)]
         found = [Rollout(base, each) for base in bases for each in (search, replace(search, horizon=1))]
         kernels = [run_on_by_network, run_for_by_network, value_by_network]
         samples = [sim, bases[0].weights]
@@ -152,36 +154,36 @@ def decisions(kind: str) -> Rehearsal:
     from ..envs.batch import pick_by_action, write_observation
     from .networks.candidates import decide_by_network
 
-    sim = _small()
+    sim = _small_simulation()
     if kind == CANDIDATES:
-        policy = _untrained(CANDIDATES, "candidate")
+        policy = _untrained_policy(CANDIDATES, "candidate")
         kernels, samples = [decide_by_network, pick_candidate], [sim, policy.weights]
     else:
-        policy, kernels, samples = _untrained("set", "node"), [write_observation, pick_by_action], [sim]
-    return Rehearsal(kernels, samples, lambda: policy.place(_due(sim), 0))
+        policy, kernels, samples = _untrained_policy("set", "node"), [write_observation, pick_by_action], [sim]
+    return Rehearsal(kernels, samples, lambda: policy.place(_advance_to_decision(sim), 0))
 
 
-def _problem() -> Problem:
+def _small_problem() -> Problem:
     problem = hetero64(1, 0, jobs=4)
     return problem._replace(rules=problem.rules._replace(waiting=True, order=ORDERS["easy"]))
 
 
-def _small() -> Simulation:
-    return simulation_of(_problem())
+def _small_simulation() -> Simulation:
+    return simulation_of(_small_problem())
 
 
-def _due(sim: Simulation) -> Simulation:
+def _advance_to_decision(sim: Simulation) -> Simulation:
     """Return a simulation whose first row is at its first decision."""
     reset(sim, 0, 0)
     advance(sim, 0)
     return sim
 
 
-def _untrained(network: str, action: str, time_to_go: Objective = "jct") -> Any:
-    from .learned.checkpoint import network_of, policy_of, schema_of
+def _untrained_policy(network: str, action: str, time_to_go: Objective = "jct") -> Any:
+    from .learned.checkpoint import policy_of, schema_of, untrained_network
 
     schema = schema_of(
         algorithm="group", network=network, action=action, observation="full", waiting=True, node_gpus=(8,) * 8,
         time_to_go=time_to_go,
     )  # fmt: skip
-    return policy_of(f"untrained {network}", schema, network_of(schema))
+    return policy_of(f"untrained {network}", schema, untrained_network(schema))

@@ -33,7 +33,7 @@ from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.state.border import rows_to_run
 from ..cluster.state.state import Simulation
-from .networks.candidates import objective_unit_s, spent_s, take_candidate
+from .networks.candidates import cost_so_far_s, objective_unit_s, take_candidate
 from .protocol import InterruptiblePolicy, Policy
 
 
@@ -68,7 +68,7 @@ class Posterior(NamedTuple):
     variance: NDArray[np.float64]  # (candidates,), 0 for the first
 
 
-def blend(ends_s: NDArray[np.float64], foreseen_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def blend_costs(ends_s: NDArray[np.float64], foreseen_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the costs of tries, by their ends and by predictions on the way, all of shape (futures, candidates).
 
     Predictions have less noise, but the network's errors: the more futures, the more the ends count.
@@ -144,8 +144,8 @@ class RankingBase(RolloutBase, Protocol):
         ...
 
     @property
-    def stand_in(self) -> RolloutBase:
-        """The base of rollouts in its place: itself, or one of its kind that takes less time."""
+    def rollout_base(self) -> RolloutBase:
+        """The policy that rollouts of this one use as base: itself, or one of its kind that takes less time."""
         ...
 
     @property
@@ -213,7 +213,7 @@ def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None
         raise PluginError(f"policy {base.name!r} cannot be the base of rollouts: it has no run_on")
     search = Search()
     if isinstance(base, RankingBase):
-        base, search = base.stand_in, Search(width=RANKED_WIDTH, least_value=RANKED_VALUE)
+        base, search = base.rollout_base, Search(width=RANKED_WIDTH, least_value=RANKED_VALUE)
     budget_s = float("inf") if budget_ms is None else budget_ms / 1000.0
     return Rollout(base, replace(search, budget_s=budget_s, horizon=horizon))
 
@@ -222,7 +222,7 @@ class _OutOfTimeError(Exception):
     """The budget of a decision was spent in the middle of a try."""
 
 
-class _Tried(NamedTuple):
+class _Tries(NamedTuple):
     """The tries of one decision."""
 
     listed: int  # candidates of the list that are considered
@@ -238,7 +238,7 @@ class Rollout:
 
     1. Copy the decision into an imagination (`recall`), and list the candidates there.
     2. Imagine a future: faults and the jobs' true run times are drawn, the same for all candidates (`draw_future`).
-    3. Try each candidate in it: take it, and let the base run to the end or to the horizon (`_try`).
+    3. Try each candidate in it: take it, and let the base run to the end or to the horizon (`_try_candidate`).
     4. Repeat with further futures, up to `search.futures` or until the budget of time is spent.
     5. Take the candidate of the best mean gain over the base's own choice, if that is over one standard error of the
        paired differences; else the base's own.
@@ -306,11 +306,11 @@ class Rollout:
         budget cut off are omitted. Where the base ranks, the future without faults comes first. The imagination's row
         PRESENT holds the list.
         """
-        return self.gains_both_ways(sim, row)[0]
+        return self.end_and_foreseen_gains(sim, row)[0]
 
-    def gains_both_ways(self, sim: Simulation, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def end_and_foreseen_gains(self, sim: Simulation, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the gains by the ends of the tries, and the same by predictions on the way."""
-        tried = self._tried(sim, row)
+        tried = self._try_candidates(sim, row)
         both = []
         for costs_s in (tried.ends_s, tried.foreseen_s):
             gains = np.full((len(costs_s), tried.listed), np.nan)
@@ -325,35 +325,37 @@ class Rollout:
 
         No futures are tried for a single candidate.
         """
-        began, imagined = self._passed_s(), self._recalled(sim, row)
+        began_s, imagined = self._passed_s(), self._recall_decision(sim, row)
         candidates = list(range(min(list_candidates(imagined, PRESENT), 1 + self.search.width)))
-        return self._costs_s(sim, row, candidates, began)
+        return self._candidate_costs_s(sim, row, candidates, began_s)
 
-    def _recalled(self, sim: Simulation, row: int) -> Simulation:
+    def _recall_decision(self, sim: Simulation, row: int) -> Simulation:
         """Return the imagination, with a copy of the decision that is due."""
         imagined = self._imagination(sim)
         self._imagining.recall(imagined, sim, row)
         return imagined
 
-    def _tried(self, sim: Simulation, row: int) -> _Tried:
+    def _try_candidates(self, sim: Simulation, row: int) -> _Tries:
         """Try the candidates of the decision that is due."""
-        began, imagined = self._passed_s(), self._recalled(sim, row)
+        began_s, imagined = self._passed_s(), self._recall_decision(sim, row)
         recalled_s, ranking = self._passed_s(), self._ranking
         gains = None if ranking is None else ranking.predicted_gains(imagined, PRESENT)
         listed = min(list_candidates(imagined, PRESENT), 1 + self.search.width) if gains is None else gains.size
         self._kept_s = self._passed_s() - recalled_s
         if gains is not None:
-            return self._ranked(sim, row, gains, began)
+            return self._try_ranked_candidates(sim, row, gains, began_s)
         candidates = [-1, *range(listed)]
-        costs_s = self._costs_s(sim, row, candidates, began)
+        costs_s = self._candidate_costs_s(sim, row, candidates, began_s)
         if len(costs_s) < 2:
-            return _Tried(listed, candidates, costs_s, costs_s, 0)
+            return _Tries(listed, candidates, costs_s, costs_s, 0)
         gains_s = costs_s[:, :1] - costs_s
         mean_s, error_s = gains_s.mean(axis=0), gains_s.std(axis=0, ddof=1) / np.sqrt(len(gains_s))
         best = int(np.argmax(mean_s))
-        return _Tried(listed, candidates, costs_s, costs_s, best if mean_s[best] > error_s[best] else 0)
+        return _Tries(listed, candidates, costs_s, costs_s, best if mean_s[best] > error_s[best] else 0)
 
-    def _ranked(self, sim: Simulation, row: int, predicted_gains: NDArray[np.float64], began: float) -> _Tried:
+    def _try_ranked_candidates(
+        self, sim: Simulation, row: int, predicted_gains: NDArray[np.float64], began_s: float
+    ) -> _Tries:
         """Try the candidates of the largest predicted gains, future by future, as long as that is worth it."""
         imagined = self._imagination(sim)
         order = np.argsort(-predicted_gains, kind="stable")[: 1 + self.search.width]
@@ -362,26 +364,28 @@ class Rollout:
         unit_s = objective_unit_s(imagined, PRESENT, self._objective(imagined))
         foresee_from = FORESEE_FROM if self.search.horizon is None else NO_HORIZON
         ends_s, foreseen_s, best = np.zeros((0, len(candidates))), np.zeros((0, len(candidates))), 0
-        left = self._worth_trying(posterior_of(ends_s, gaps), np.arange(len(candidates)))
+        left = self._candidates_worth_trying(posterior_of(ends_s, gaps), np.arange(len(candidates)))
         for future in range(-1, self.search.futures):
             if left.size < 2:
                 break
             with self._imagining.without_faults(imagined) if future < 0 else nullcontext():
                 tried = [candidates[i] for i in left]
-                tried_s = self._future_s(imagined, self._seed(sim, row, future), tried, began, foresee_from)
+                tried_s = self._future_costs_s(
+                    imagined, self._future_seed(sim, row, future), tried, began_s, foresee_from
+                )
             if tried_s.size == 0:
                 break
             ends_s, foreseen_s = (
                 np.vstack((table, np.full(len(candidates), np.nan))) for table in (ends_s, foreseen_s)
             )
             ends_s[-1, left], foreseen_s[-1, left] = tried_s
-            costs_s = blend(ends_s[:, left], foreseen_s[:, left])
+            costs_s = blend_costs(ends_s[:, left], foreseen_s[:, left])
             posterior = posterior_of((costs_s[:, :1] - costs_s) / unit_s, gaps[left])
             best = int(left[np.argmax(posterior.mean)])
-            left = self._worth_trying(posterior, left)
-        return _Tried(predicted_gains.size, candidates, ends_s, foreseen_s, best)
+            left = self._candidates_worth_trying(posterior, left)
+        return _Tries(predicted_gains.size, candidates, ends_s, foreseen_s, best)
 
-    def _worth_trying(self, posterior: Posterior, left: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _candidates_worth_trying(self, posterior: Posterior, left: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the candidates to try once more, the base's own choice and the best among them; none if no other."""
         is_open = value_of_information(posterior) >= self.search.least_value
         if not is_open.any():
@@ -389,19 +393,23 @@ class Rollout:
         is_open[0] = is_open[np.argmax(posterior.mean)] = True
         return left[is_open]
 
-    def _costs_s(self, sim: Simulation, row: int, candidates: list[int], began: float) -> NDArray[np.float64]:
+    def _candidate_costs_s(
+        self, sim: Simulation, row: int, candidates: list[int], began_s: float
+    ) -> NDArray[np.float64]:
         """Return the cost of each candidate in each future, shape (futures, candidates); no rows without a choice."""
         imagined = self._imagination(sim)
         parts = [np.zeros((0, len(candidates)))]
         for future in range(self.search.futures if len(candidates) > 1 else 0):
-            tried_s = self._future_s(imagined, self._seed(sim, row, future), candidates, began, NO_HORIZON)
+            tried_s = self._future_costs_s(
+                imagined, self._future_seed(sim, row, future), candidates, began_s, NO_HORIZON
+            )
             if tried_s.size == 0:
                 break
             parts.append(tried_s[:1])
         return np.concatenate(parts)
 
-    def _future_s(
-        self, imagined: Simulation, seed: int, candidates: list[int], began: float, foresee_from: int
+    def _future_costs_s(
+        self, imagined: Simulation, seed: int, candidates: list[int], began_s: float, foresee_from: int
     ) -> NDArray[np.float64]:
         """Return the cost of each candidate in one future, and the same as predicted on the way, shape (2, candidates).
 
@@ -409,14 +417,14 @@ class Rollout:
         there was not time for all, or if by the estimated hazards a job would never end.
         """
         tried_s = np.zeros((2, len(candidates)))
-        self._began_s = began
+        self._began_s = began_s
         try:
             self._check_budget()
             copy_row(imagined, PRESENT, FUTURE)
             self._imagining.draw_future(imagined, seed)
             for place, candidate in enumerate(candidates):
                 self._check_budget()
-                tried_s[:, place] = self._try(imagined, candidate, foresee_from)
+                tried_s[:, place] = self._try_candidate(imagined, candidate, foresee_from)
         except (_OutOfTimeError, EndlessError):
             return tried_s[:, :0]
         if np.isnan(tried_s[1]).any():
@@ -432,13 +440,13 @@ class Rollout:
         if self._passed_s() - self._began_s + self._kept_s > self.search.budget_s:
             raise _OutOfTimeError
 
-    def _seed(self, sim: Simulation, row: int, future: int) -> int:
+    def _future_seed(self, sim: Simulation, row: int, future: int) -> int:
         """Return the key of a future, by the workload and the decision and by nothing hidden from a scheduler."""
         state = sim.state
         keys = (self.seed, int(state.decisions[row]), future, float(state.estimates_s[row]))
         return crc32(struct.pack("<qqqd", *keys))
 
-    def _try(self, imagined: Simulation, candidate: int, foresee_from: int) -> tuple[float, float]:
+    def _try_candidate(self, imagined: Simulation, candidate: int, foresee_from: int) -> tuple[float, float]:
         """Return the cost of a candidate in the future of row FUTURE; -1 is the base's own choice.
 
         And its prediction on the way, from a number of starts on; nan without any.
@@ -451,10 +459,10 @@ class Rollout:
         objective, base = self._objective(imagined), self._foreseeing
         if base is None or base.time_to_go != objective:
             self._actor.run_on(imagined, TRIAL)
-            return spent_s(imagined, TRIAL, objective), np.nan
+            return cost_so_far_s(imagined, TRIAL, objective), np.nan
         horizon = NO_HORIZON if self.search.horizon is None else self.search.horizon
         is_due, foreseen_s = base.run_for(imagined, TRIAL, horizon - started, foresee_from - started)
-        end_s = spent_s(imagined, TRIAL, objective)
+        end_s = cost_so_far_s(imagined, TRIAL, objective)
         if is_due:
             end_s += base.value(imagined, TRIAL) * objective_unit_s(imagined, TRIAL, objective)
         return end_s, foreseen_s
@@ -463,14 +471,14 @@ class Rollout:
         jobs = imagined.scenarios.jobs[0]
         return self.objective or objective_of(imagined.scenarios.submit_s[0, :jobs])
 
-    def choose(self, sim: Simulation, row: int) -> int:
+    def choose_candidate(self, sim: Simulation, row: int) -> int:
         """Return the number of the candidate to take, -1 for the base's own choice."""
-        tried = self._tried(sim, row)
+        tried = self._try_candidates(sim, row)
         return tried.candidates[tried.best] if tried.best > 0 else -1
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
-        tried = self._tried(sim, row)
+        tried = self._try_candidates(sim, row)
         candidate = tried.candidates[tried.best]
         if candidate < 0:
             return self.base.place(sim, row)

@@ -34,7 +34,7 @@ from ..cluster.files.output_file import in_one_line
 from ..envs.batch import OPTIONS_ATTRIBUTE, env_options
 from ..envs.layout import action_count, observation_bounds, observation_size
 from .learned.archive import read_file, stored_entries
-from .learned.checkpoint import layout_of, network_of, schema_of
+from .learned.checkpoint import layout_of, schema_of, untrained_network
 from .learned.network import LearnedPolicy, Network, ObservationLayout
 from .learned.schema import MAX_HIDDEN_LAYERS, MAX_UNITS, HiddenLayers, NodeGpus, Schema
 from .networks.sb3_policy import MaskedPolicy
@@ -65,7 +65,7 @@ OBSERVATION_KINDS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-class TrainedOn(BaseModel):
+class EnvironmentOptions(BaseModel):
     """Options of the environment that a model was trained in, which spaces of ours hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,7 +111,7 @@ class ModelSpaces(NamedTuple):
         """Both sizes in words."""
         return f"it takes observations of {self.size} numbers and {self.actions} actions"
 
-    def match(self, environment: TrainedOn) -> bool:
+    def match(self, environment: EnvironmentOptions) -> bool:
         """Whether an environment has these spaces."""
         gpus, nodes = sum(environment.node_gpus), len(environment.node_gpus)
         size = observation_size(environment.observation, environment.action, gpus, nodes)
@@ -126,7 +126,7 @@ class ModelSpaces(NamedTuple):
         )
 
 
-def read_model(path: Path, hints: EnvironmentHints) -> tuple[Schema, Network]:
+def import_model(path: Path, hints: EnvironmentHints) -> tuple[Schema, Network]:
     """Return schema and network of a saved model of PPO, A2C, TRPO or MaskablePPO. Any file is safe to read.
 
     Args:
@@ -137,44 +137,44 @@ def read_model(path: Path, hints: EnvironmentHints) -> tuple[Schema, Network]:
         CheckpointError: If it is no such model, its network is none of `MlpPolicy`, or its spaces are not those of an
             environment of ours; in one line.
     """
-    saved = read_saved(path)
-    layers = _layers(path, saved)
+    saved = read_saved_model(path)
+    layers = _saved_layers(path, saved)
     space = saved.data.get("observation_space")
-    low, high = (_numbers(saved.text("observation_space", name)) for name in ("low", "high"))
+    low, high = (_printed_numbers(saved.text("observation_space", name)) for name in ("low", "high"))
     options = space.get(OPTIONS_ATTRIBUTE) if isinstance(space, Mapping) else None
-    environment = environment_of(str(path), options, ModelSpaces(*_sizes(saved.weights), low, high), hints)
-    return mlp_network(environment, saved.weights, layers, _algorithm(path, saved))
+    environment = environment_options(str(path), options, ModelSpaces(*_space_sizes(saved.weights), low, high), hints)
+    return convert_mlp_policy(environment, saved.weights, layers, _algorithm_name(path, saved))
 
 
-def mlp_network(
-    environment: TrainedOn, weights: Weights, layers: HiddenLayers, algorithm: str
+def convert_mlp_policy(
+    environment: EnvironmentOptions, weights: Weights, layers: HiddenLayers, algorithm: str
 ) -> tuple[Schema, Network]:
     """Return schema and network of an `MlpPolicy` as one of ours."""
     schema = schema_of(algorithm=algorithm, network="layers", **environment.model_dump()).model_copy(
         update={"layers": layers}
     )
-    network = network_of(schema)
-    named = {ours: torch.from_numpy(weights[theirs].copy()) for theirs, ours in _names(layers)}
+    network = untrained_network(schema)
+    named = {ours: torch.from_numpy(weights[theirs].copy()) for theirs, ours in _weight_names(layers)}
     network.load_state_dict(named)
     return schema, network
 
 
-def _names(layers: HiddenLayers) -> list[tuple[str, str]]:
+def _weight_names(layers: HiddenLayers) -> list[tuple[str, str]]:
     """Return the names of all weights, theirs and ours."""
     found = []
     for kind, sizes in (("policy", layers.policy), ("value", layers.value)):
         for part in ("weight", "bias"):
-            found += [(f"mlp_extractor.{kind}_net.{at}.{part}", f"{kind}.{at}.{part}") for at in _places(sizes)]
+            found += [(f"mlp_extractor.{kind}_net.{at}.{part}", f"{kind}.{at}.{part}") for at in _layer_indices(sizes)]
             found.append((f"{SB3_HEADS[kind]}.{part}", f"{kind}.{2 * len(sizes)}.{part}"))
     return found
 
 
-def _places(sizes: tuple[int, ...]) -> range:
+def _layer_indices(sizes: tuple[int, ...]) -> range:
     """Return the places of layers among the modules of a network, where an activation follows each."""
     return range(0, 2 * len(sizes), 2)
 
 
-def _algorithm(path: Path, saved: SavedModel) -> str:
+def _algorithm_name(path: Path, saved: SavedModel) -> str:
     module = saved.text("policy_class", "__module__")
     if module not in SB3_POLICY_MODULES:
         shown = f"{module:.100}" if module else "no class that it names"
@@ -186,13 +186,13 @@ def _algorithm(path: Path, saved: SavedModel) -> str:
     return "sb3-" + (known[0] if known else name)
 
 
-def _layers(path: Path, saved: SavedModel) -> HiddenLayers:
+def _saved_layers(path: Path, saved: SavedModel) -> HiddenLayers:
     """Return the layers of a saved policy.
 
     Raises:
         CheckpointError: If it is none of MlpPolicy.
     """
-    _algorithm(path, saved)
+    _algorithm_name(path, saved)
     extractor = saved.text("policy_kwargs", "features_extractor_class")
     if extractor and EXTRACTOR not in extractor:
         raise CheckpointError(f"{path}: it has a features extractor of its own ({extractor:.100}); {LIVE_MODEL_HINT}")
@@ -221,32 +221,34 @@ def layers_of(source: str, weights: Weights, activation: str) -> HiddenLayers:
     if any(len(each) > MAX_HIDDEN_LAYERS or max(each, default=0) > MAX_UNITS for each in units.values()):
         raise CheckpointError(f"{source}: its network is larger than {MAX_HIDDEN_LAYERS} layers of {MAX_UNITS} units")
     layers = HiddenLayers.model_validate({**units, "activation": activation})
-    expected = {theirs for theirs, _ in _names(layers)}
+    expected = {theirs for theirs, _ in _weight_names(layers)}
     odd = sorted(expected ^ weights.keys())
     if odd:
         raise CheckpointError(f"{source}: its network is none of MlpPolicy ({odd[0]:.100}); {LIVE_MODEL_HINT}")
-    inputs = weights[_names(layers)[0][0]].shape[-1]
+    inputs = weights[_weight_names(layers)[0][0]].shape[-1]
     for kind, outputs in (("policy", weights["action_net.bias"].size), ("value", 1)):
         shape = (inputs, *units[kind], outputs)
-        parts = [*(f"mlp_extractor.{kind}_net.{at}" for at in _places(units[kind])), SB3_HEADS[kind]]
+        parts = [*(f"mlp_extractor.{kind}_net.{at}" for at in _layer_indices(units[kind])), SB3_HEADS[kind]]
         for part, (before, after) in zip(parts, itertools.pairwise(shape), strict=True):
             if weights[f"{part}.weight"].shape != (after, before) or weights[f"{part}.bias"].shape != (after,):
                 raise CheckpointError(f"{source}: weight {part} has shape {weights[f'{part}.weight'].shape}")
     return layers
 
 
-def _sizes(weights: Weights) -> tuple[int, int]:
+def _space_sizes(weights: Weights) -> tuple[int, int]:
     """Return the length of an observation and the number of actions."""
     first = weights.get("mlp_extractor.policy_net.0.weight", weights["action_net.weight"])
     return int(first.shape[-1]), int(weights["action_net.weight"].shape[0])
 
 
-def _numbers(text: str) -> list[float]:
+def _printed_numbers(text: str) -> list[float]:
     """Return the numbers of a printed array, of which NumPy prints only the first and last."""
     return [float(number) for number in PRINTED_NUMBER.findall(text)]
 
 
-def environment_of(source: str, options: object, spaces: ModelSpaces, hints: EnvironmentHints) -> TrainedOn:
+def environment_options(
+    source: str, options: object, spaces: ModelSpaces, hints: EnvironmentHints
+) -> EnvironmentOptions:
     """Return the options of the environment that a model was trained in, whose spaces are checked.
 
     Args:
@@ -259,9 +261,9 @@ def environment_of(source: str, options: object, spaces: ModelSpaces, hints: Env
         CheckpointError: If no environment of ours has such spaces, or several have.
     """
     if options is None:
-        return _inferred_environment(source, spaces, hints)
+        return _infer_environment(source, spaces, hints)
     try:
-        environment = TrainedOn.model_validate(options)
+        environment = EnvironmentOptions.model_validate(options)
     except ValidationError as error:
         raise CheckpointError(f"{source}: the options in its observation space are not those of Longshore") from error
     if not spaces.match(environment):
@@ -275,11 +277,11 @@ def environment_of(source: str, options: object, spaces: ModelSpaces, hints: Env
     return environment
 
 
-def _inferred_environment(source: str, spaces: ModelSpaces, hints: EnvironmentHints) -> TrainedOn:
+def _infer_environment(source: str, spaces: ModelSpaces, hints: EnvironmentHints) -> EnvironmentOptions:
     """Return the one environment that has such spaces."""
-    clusters = {hints.node_gpus} if hints.node_gpus else {HETERO64_NODE_GPUS, *_pools(spaces.actions)}
+    clusters = {hints.node_gpus} if hints.node_gpus else {HETERO64_NODE_GPUS, *_gpu_pools(spaces.actions)}
     possible = [
-        TrainedOn(action=action, observation=observation, waiting=waiting, node_gpus=cluster)  # type: ignore[arg-type]
+        EnvironmentOptions(action=action, observation=observation, waiting=waiting, node_gpus=cluster)  # type: ignore[arg-type]
         for cluster in sorted(clusters) for action, observation in OBSERVATION_KINDS for waiting in (False, True)
         if hints.observation in (None, observation) and hints.waiting in (None, waiting)
     ]  # fmt: skip
@@ -302,7 +304,7 @@ def _inferred_environment(source: str, spaces: ModelSpaces, hints: EnvironmentHi
     raise CheckpointError(f"{source}: {spaces.text}; {fix}")
 
 
-def _pools(actions: int) -> list[tuple[int, ...]]:
+def _gpu_pools(actions: int) -> list[tuple[int, ...]]:
     """Return pools of single GPUs that may have this number of actions, with waiting or without."""
     return [(1,) * gpus for gpus in (actions, actions - 1) if 0 < gpus <= MAX_UNITS]
 
@@ -335,10 +337,10 @@ class SB3Policy(LearnedPolicy):
     ) -> None:  # fmt: skip
         hints = EnvironmentHints(observation, node_gpus, waiting)
         if isinstance(model, BaseAlgorithm):
-            default, (schema, network) = type(model).__name__, _network_in_memory(model, hints)
+            default, (schema, network) = type(model).__name__, _read_live_model(model, hints)
         else:
             path = Path(model)
-            default, (schema, network) = in_one_line(path.stem), read_model(path, hints)
+            default, (schema, network) = in_one_line(path.stem), import_model(path, hints)
         super().__init__(name or default, schema, network)
 
 
@@ -354,7 +356,7 @@ class _ModelNetwork(Network):
 
     def __init__(self, layout: ObservationLayout, policy: ActorCritic) -> None:
         super().__init__(layout)
-        self.policy = _copied(policy).to(torch.device("cpu"))
+        self.policy = _copy_policy(policy).to(torch.device("cpu"))
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits of shape (batch, actions) and values of shape (batch,)."""
@@ -367,7 +369,7 @@ class _ModelNetwork(Network):
         return values
 
 
-def _copied(policy: ActorCritic) -> ActorCritic:
+def _copy_policy(policy: ActorCritic) -> ActorCritic:
     """Return a copy of a policy without its last action distribution, which PyTorch cannot copy.
 
     Raises:
@@ -382,20 +384,20 @@ def _copied(policy: ActorCritic) -> ActorCritic:
         raise CheckpointError(f"the policy {type(policy).__name__} cannot be copied: {message}") from error
 
 
-def _network_in_memory(model: BaseAlgorithm, hints: EnvironmentHints) -> tuple[Schema, Network]:
+def _read_live_model(model: BaseAlgorithm, hints: EnvironmentHints) -> tuple[Schema, Network]:
     """Return schema and network of a model in memory."""
     name, policy = type(model).__name__, model.policy
-    found = _spaces(name, model)
+    found = _model_spaces(name, model)
     if not isinstance(policy, ActorCriticPolicy | MaskableActorCriticPolicy) or hasattr(policy, "lstm_actor"):
         raise CheckpointError(f"{name}: its policy {type(policy).__name__} has no probabilities of actions of its own")
     normalised = model.get_vec_normalize_env()
     if normalised is not None and normalised.norm_obs:
         raise CheckpointError(f"{name}: it was trained on observations that VecNormalize changes; give norm_obs=False")
-    environment = environment_of(name, env_options(model.observation_space), found, hints)
+    environment = environment_options(name, env_options(model.observation_space), found, hints)
     algorithm = f"sb3-{'maskable-ppo' if name == 'MaskablePPO' else name.lower()}"
-    if (activation := _plain(policy)) is not None:
+    if (activation := _plain_activation(policy)) is not None:
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-        return mlp_network(environment, weights, layers_of(name, weights, activation), algorithm)
+        return convert_mlp_policy(environment, weights, layers_of(name, weights, activation), algorithm)
     if isinstance(policy, MaskedPolicy):
         ours = schema_of(algorithm=algorithm, network=policy.network_name, **environment.model_dump())
         return ours, deepcopy(policy.network).to(torch.device("cpu"))
@@ -403,7 +405,7 @@ def _network_in_memory(model: BaseAlgorithm, hints: EnvironmentHints) -> tuple[S
     return schema, _ModelNetwork(layout_of(schema), policy)
 
 
-def _spaces(name: str, model: BaseAlgorithm) -> ModelSpaces:
+def _model_spaces(name: str, model: BaseAlgorithm) -> ModelSpaces:
     """Return the spaces of a model in memory.
 
     Raises:
@@ -417,7 +419,7 @@ def _spaces(name: str, model: BaseAlgorithm) -> ModelSpaces:
     return ModelSpaces(int(box.shape[0]), int(discrete.n), box.low.tolist(), box.high.tolist())
 
 
-def _plain(policy: ActorCritic) -> str | None:
+def _plain_activation(policy: ActorCritic) -> str | None:
     """Return the activation of a policy of fully connected layers; None if its network is another."""
     known: dict[type[nn.Module], str] = {kind: name for name, kind in ACTIVATIONS.items()}
     parts = type(policy).__module__, type(policy).__name__
@@ -442,7 +444,7 @@ CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None}
 TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-class _Name(NamedTuple):
+class _GlobalName(NamedTuple):
     """A module and a name in it."""
 
     text: str
@@ -455,7 +457,7 @@ class _Storage(NamedTuple):
     key: str
 
 
-def weights_in(content: bytes) -> dict[str, NDArray[np.float32]]:
+def read_weights(content: bytes) -> dict[str, NDArray[np.float32]]:
     """Return the tensors of a file that `torch.save` wrote of a state dict, by name.
 
     Raises:
@@ -466,10 +468,10 @@ def weights_in(content: bytes) -> dict[str, NDArray[np.float32]]:
     roots = [name.removesuffix("/data.pkl") for name in entries if name.endswith("/data.pkl")]
     if len(roots) != 1 or entries.get(f"{roots[0]}/byteorder", b"little") != b"little":
         raise ValueError("it holds no weights as PyTorch saves them")
-    return _Reader(entries, roots[0], len(content)).read()
+    return _TensorPickleReader(entries, roots[0], len(content)).read()
 
 
-class _Reader:
+class _TensorPickleReader:
     """Follows the opcodes of one pickle.
 
     Args:
@@ -493,7 +495,7 @@ class _Reader:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of escapes in texts that are refused
                 for opcode, argument, _ in pickletools.genops(io.BytesIO(pickled)):
-                    self._step(opcode.name, argument)
+                    self._interpret(opcode.name, argument)
             (found,) = self.stack
         except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("it is no pickle of a dict of tensors") from error
@@ -501,7 +503,7 @@ class _Reader:
             raise ValueError("it is no dict of tensors")
         return found
 
-    def _step(self, name: str, argument: Any) -> None:
+    def _interpret(self, name: str, argument: Any) -> None:
         if name in LITERALS:
             self.stack.append(CONSTANTS.get(name, argument))
         elif name in TUPLES:
@@ -512,87 +514,87 @@ class _Reader:
         elif name in ("PROTO", "FRAME", "STOP"):
             pass
         else:
-            step = getattr(self, f"_{name.lower()}", None)
+            step = getattr(self, f"_on_{name.lower()}", None)
             if step is None:
                 raise ValueError(f"it is pickled with {name}, which no dict of tensors is")
             step(argument)
 
-    def _mark(self, _: object) -> None:
+    def _on_mark(self, _: object) -> None:
         self.marks.append(len(self.stack))
 
-    def _empty_dict(self, _: object) -> None:
+    def _on_empty_dict(self, _: object) -> None:
         self.stack.append({})
 
-    def _tuple(self, _: object) -> None:
-        self.stack.append(tuple(self._since_mark()))
+    def _on_tuple(self, _: object) -> None:
+        self.stack.append(tuple(self._pop_since_mark()))
 
-    def _binput(self, key: int) -> None:
+    def _on_binput(self, key: int) -> None:
         self.memo[key] = self.stack[-1]
 
-    _long_binput = _binput
+    _on_long_binput = _on_binput
 
-    def _memoize(self, _: object) -> None:
+    def _on_memoize(self, _: object) -> None:
         self.memo[len(self.memo)] = self.stack[-1]
 
-    def _binget(self, key: int) -> None:
+    def _on_binget(self, key: int) -> None:
         self.stack.append(self.memo[key])
 
-    _long_binget = _binget
+    _on_long_binget = _on_binget
 
-    def _global(self, text: str) -> None:
-        self.stack.append(_Name(text))
+    def _on_global(self, text: str) -> None:
+        self.stack.append(_GlobalName(text))
 
-    def _stack_global(self, _: object) -> None:
+    def _on_stack_global(self, _: object) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_Name(f"{module!s:.100} {name!s:.100}"))
+        self.stack.append(_GlobalName(f"{module!s:.100} {name!s:.100}"))
 
-    def _setitem(self, _: object) -> None:
+    def _on_setitem(self, _: object) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self._set(key, value)
+        self._set_item(key, value)
 
-    def _setitems(self, _: object) -> None:
-        items = self._since_mark()
+    def _on_setitems(self, _: object) -> None:
+        items = self._pop_since_mark()
         for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(key, value)
+            self._set_item(key, value)
 
-    def _build(self, _: object) -> None:
+    def _on_build(self, _: object) -> None:
         self.stack.pop()  # PyTorch's versions of modules
 
-    def _binpersid(self, _: object) -> None:
+    def _on_binpersid(self, _: object) -> None:
         kind, storage, key, *_others = self.stack.pop()
         dtype = STORAGES.get(storage.text.removeprefix("torch "))
         if kind != "storage" or dtype is None or not isinstance(key, str):
             raise ValueError(f"its numbers are of {storage.text:.100}, expected floating numbers")
         self.stack.append(_Storage(dtype, key))
 
-    def _reduce(self, _: object) -> None:
+    def _on_reduce(self, _: object) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        if function == _Name(DICT) and arguments == ():
+        if function == _GlobalName(DICT) and arguments == ():
             self.stack.append({})
-        elif function == _Name(TENSOR):
-            self.stack.append(self._tensor(*arguments[:4]))
+        elif function == _GlobalName(TENSOR):
+            self.stack.append(self._read_tensor(*arguments[:4]))
         else:
             raise ValueError(f"it calls {function.text:.100}, which no dict of tensors does")
 
-    def _since_mark(self) -> list[Any]:
+    def _pop_since_mark(self) -> list[Any]:
         at = self.marks.pop()
         values = self.stack[at:]
         del self.stack[at:]
         return values
 
-    def _set(self, key: object, value: object) -> None:
+    def _set_item(self, key: object, value: object) -> None:
         found = self.stack[-1]
         if not isinstance(key, str) or not isinstance(found, dict):
             raise ValueError("it has a name that is no text")
         found[key] = value
 
-    def _tensor(self, storage: object, offset: object, size: object, stride: object) -> NDArray[np.float32]:
+    def _read_tensor(self, storage: object, offset: object, size: object, stride: object) -> NDArray[np.float32]:
         """Return a tensor, which must be contiguous, as those of a module are."""
-        shape = _extents(size)
+        shape = _checked_extents(size)
         contiguous = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         if not isinstance(storage, _Storage) or type(offset) is not int or offset < 0:
             raise ValueError("a tensor is without numbers")
-        if _extents(stride) != contiguous:
+        if _checked_extents(stride) != contiguous:
             raise ValueError("a tensor is not contiguous")
         width, count = np.dtype(storage.dtype).itemsize, math.prod(shape)
         self.left_bytes -= width * count
@@ -603,7 +605,7 @@ class _Reader:
         return np.array(found, dtype=np.float32)
 
 
-def _extents(values: object) -> tuple[int, ...]:
+def _checked_extents(values: object) -> tuple[int, ...]:
     if (
         not isinstance(values, tuple)
         or len(values) > MAX_AXES
@@ -619,7 +621,7 @@ MAX_COMPARED_CHARS = 1000  # of a text that is compared
 MAX_DATA_BYTES = 1 << 26  # it holds the last observations of all environments, in base64
 
 
-def read_saved(path: Path) -> SavedModel:
+def read_saved_model(path: Path) -> SavedModel:
     """Read a file that `save` of a model of Stable-Baselines3 wrote.
 
     Raises:
@@ -634,7 +636,7 @@ def read_saved(path: Path) -> SavedModel:
         data = json.loads(entries[SB3_DATA])
         if not isinstance(data, dict):
             raise ValueError(f"{SB3_DATA} is no object of JSON")
-        weights = weights_in(entries[SB3_WEIGHTS])
+        weights = read_weights(entries[SB3_WEIGHTS])
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such file") from error
     except (OSError, ValueError, RecursionError, zipfile.BadZipFile, EOFError, RuntimeError) as error:

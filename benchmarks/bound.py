@@ -55,7 +55,7 @@ def seen_by(policy: CandidatePolicy, problem: Problem, scenarios: int) -> Seen:
 
 def _look(rollout: Rollout, base: CandidatePolicy, sim: Simulation) -> NDArray[np.float64]:
     unit_s = objective_unit_s(sim, 0, "makespan")
-    gains, foreseen = (each / unit_s for each in rollout.gains_both_ways(sim, 0))
+    gains, foreseen = (each / unit_s for each in rollout.end_and_foreseen_gains(sim, 0))
     if len(gains) == 0:
         return np.zeros((len(Seen._fields), 0))
     predicted_gains = base.predicted_gains(sim, 0)

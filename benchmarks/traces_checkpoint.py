@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from longshore.agents.learned.checkpoint import load_policy, save_policy
-from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
+from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_network
 from longshore.training.config import TrainingConfig, problem_request
 from longshore.training.distil import log_cost, with_best_margin
 from longshore.training.problems import DEFAULT_SIZES, OVER_TIME, PRESETS, TRACES
@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
         policies = [load_policy(best) for best in pool.map(partial(trained, folder, paths), SEEDS)]
     networks = [network_of(it) for it in policies if isinstance(it, CandidatePolicy)]
     config = config_of(SEEDS[0], paths)
-    joined = CandidatePolicy(CHECKPOINT.stem, policies[0].schema, mean_of(networks))
+    joined = CandidatePolicy(CHECKPOINT.stem, policies[0].schema, mean_network(networks))
     validated = PRESETS[TRACES].build(problem_request(config, DEFAULT_SIZES))[1]
     policy = with_best_margin(joined, lambda it: log_cost(it, validated, config.group.group_tail))
     save_policy(CHECKPOINT, policy.schema, policy.network)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..agents.heuristics import HEURISTICS, PACK, rivals
-from ..agents.learned.schema import UsedUnder, remark_on, use_of
+from ..agents.heuristics import HEURISTICS, PACK, rival_heuristics
+from ..agents.learned.schema import UsedUnder, conditions_of_use, training_mismatch
 from ..agents.protocol import Policy
 from ..agents.registry import checkpoint_in, find_policy
 from ..agents.rehearsals import rehearsals_of
@@ -268,7 +268,7 @@ def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_
 def _warn(console: "Console", problem: Problem, policies: list[Policy], use: UsedUnder) -> None:
     """Log which policies were trained under something else, or cannot do here what they are made for."""
     for policy in policies:
-        if remark := remark_on(policy, use):
+        if remark := training_mismatch(policy, use):
             log.warning("%s: %s", policy.name, remark)
     if problem.rules.waiting:
         return
@@ -283,7 +283,7 @@ def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use
 
 def _use(request: EvaluationRequest, problem: Problem) -> UsedUnder:
     """Return what policies are used under."""
-    use = use_of(problem.rules, request.estimates or ("exact" if request.trace is None else "trace"))
+    use = conditions_of_use(problem.rules, request.estimates or ("exact" if request.trace is None else "trace"))
     return use._replace(orders=()) if request.every_order else use
 
 
@@ -329,7 +329,7 @@ def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem)
         if HEURISTICS.get(policy.name, policy) != policy:
             raise InputError(f"{policy.name!r} is the name of a heuristic", "rename the checkpoint", field="--policy")
     if request.heuristics:
-        others: list[Policy] = [*rivals(problem.rules)]
+        others: list[Policy] = [*rival_heuristics(problem.rules)]
     elif request.every_order:
         others = [PACK]  # what is common today
     else:  # one heuristic must be the bar

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..agents.heuristics import HEURISTICS, Heuristic, patient_of, tuned_patient
+from ..agents.heuristics import HEURISTICS, Heuristic, patient_of_least_cost, patient_with_factor
 from ..agents.protocol import Policy
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
@@ -307,7 +307,7 @@ def tuned_patients(request: EvaluationRequest, regimes: Sequence[Regime], show: 
     for regime in regimes:
         show(f"tuning patient under {regime.order}")
         ruled = problem._replace(rules=regime.over(problem.rules))
-        found[regime.order] = tuned_patient(partial(_cost, ruled, weighting))
+        found[regime.order] = patient_of_least_cost(partial(_cost, ruled, weighting))
     return found
 
 
@@ -322,7 +322,9 @@ def _cost(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
 
 def is_heuristic(policy: Policy) -> bool:
     """Return whether a policy is one of the heuristics, or `patient` with another factor."""
-    return policy.name in HEURISTICS or (isinstance(policy, Heuristic) and policy == patient_of(policy.patience))
+    return policy.name in HEURISTICS or (
+        isinstance(policy, Heuristic) and policy == patient_with_factor(policy.patience)
+    )
 
 
 def tuned_text(tuned: Mapping[str, Heuristic]) -> str:

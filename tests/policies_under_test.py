@@ -6,7 +6,7 @@ from typing import get_args
 import torch
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned.checkpoint import load_policy, network_of, policy_of, schema_of
+from longshore.agents.learned.checkpoint import load_policy, policy_of, schema_of, untrained_network
 from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
@@ -26,7 +26,7 @@ def untrained(*, action: str, waiting: bool, time_to_go: Objective | None = None
         time_to_go=time_to_go,
     )  # fmt: skip
     foresees = f"-{time_to_go}" if time_to_go else ""
-    return policy_of(f"untrained-{action}{'-waiting' * waiting}{foresees}", schema, network_of(schema))
+    return policy_of(f"untrained-{action}{'-waiting' * waiting}{foresees}", schema, untrained_network(schema))
 
 
 def untrained_candidates(*, waiting: bool, time_to_go: Objective | None = None) -> CandidatePolicy:

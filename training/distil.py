@@ -26,7 +26,13 @@ from torch import Tensor
 
 from ..agents.heuristics import HEURISTICS
 from ..agents.learned.checkpoint import layout_of
-from ..agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of, objective_unit_s, spent_s
+from ..agents.networks.candidates import (
+    CandidateNetwork,
+    CandidatePolicy,
+    cost_so_far_s,
+    mean_network,
+    objective_unit_s,
+)
 from ..agents.rollouts import RankingBase, Rollout, RolloutBase, Search
 from ..cluster.files.errors import CheckpointError, InputError
 from ..cluster.kernels.structures import uniform
@@ -119,7 +125,7 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> DecisionLabel:
     gains = (costs_s[:, :1] - costs_s) / unit_s
     # The first candidate is the choice of the heuristics that teach.
     own = int(base.predicted_gains(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, RankingBase) else 0
-    to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, objective)) / unit_s
+    to_go = (float(costs_s[:, own].mean()) - cost_so_far_s(sim, row, objective)) / unit_s
     # Of all candidates but the first, which gains nothing over itself.
     return DecisionLabel(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)
 
@@ -429,7 +435,7 @@ class DistilLearner:
         self.network = members[0]
         self.fits += 1
         self._workers = []
-        return mean_of(members) if last else self.network
+        return mean_network(members) if last else self.network
 
     def _new_network(self, seed: int) -> CandidateNetwork:
         """Return the network that a fit begins with: weights that fitted fewer labels would hold it back."""

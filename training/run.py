@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
-from ..agents.learned.schema import USERS, Schema, Trained, use_of
+from ..agents.learned.schema import USERS, Schema, TrainedUnder, conditions_of_use
 from ..agents.networks.candidates import CandidatePolicy
 from ..agents.rehearsals import POLICY_GROUPS
 from ..cluster.files.errors import InputError
@@ -183,13 +183,13 @@ def _schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:
     )  # fmt: skip
 
 
-def _trained(config: TrainingConfig, problems: Sequence[Problem]) -> Trained:
+def _trained(config: TrainingConfig, problems: Sequence[Problem]) -> TrainedUnder:
     """Return what a run trains under: a history brings its scheduler's own rules."""
     known = {TRACES: config.estimates, HISTORY: USERS}.get(config.preset)
     estimates = known or ("trace" if PRESETS[config.preset].needs_trace else "exact")
-    uses = [use_of(problem.rules, estimates) for problem in problems]
+    uses = [conditions_of_use(problem.rules, estimates) for problem in problems]
     orders = tuple(dict.fromkeys(order for use in uses for order in use.orders))
-    return Trained(
+    return TrainedUnder(
         orders=orders, ageing_h=uses[0].ageing_h, waiting=uses[0].waiting, estimates=estimates, oracle=uses[0].oracle
     )
 

@@ -27,7 +27,7 @@ from torch.optim import Optimizer, RMSprop
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from ..agents.learned.archive import stored_arrays
-from ..agents.learned.checkpoint import layout_of, load_policy, network_of, policy_of, save_policy
+from ..agents.learned.checkpoint import layout_of, load_policy, policy_of, save_policy, untrained_network
 from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork
@@ -539,7 +539,7 @@ def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
             f"{config.init} was trained for {one}, this run has {other}",
             "give a checkpoint for this cluster, or one whose network serves any size", field="--init",
         )  # fmt: skip
-    expected = {name: weight.shape for name, weight in network_of(schema).state_dict().items()}
+    expected = {name: weight.shape for name, weight in untrained_network(schema).state_dict().items()}
     if not network.sized_by and expected != {name: weight.shape for name, weight in network.state_dict().items()}:
         fix = "give one without waiting" if config.history else f"give --{'' if theirs.waiting else 'no-'}waiting"
         raise InputError(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics import FACTORS, Heuristic, patient_of, rivals
-from ..agents.heuristics import tuned_patient as best_patient
+from ..agents.heuristics import FACTORS, Heuristic, patient_with_factor, rival_heuristics
+from ..agents.heuristics import patient_of_least_cost as best_patient
 from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing
 from ..cluster.model.intervals import ratio_estimates, unit_sums
@@ -87,7 +87,7 @@ class ProblemValidation:
         self.problem = problem
         self._sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
         self.weighting = weighting or usual_weighting(problem.scenarios.submit_s)
-        run = {policy.name: self._run(policy) for policy in rivals(problem.rules)}
+        run = {policy.name: self._run(policy) for policy in rival_heuristics(problem.rules)}
         self.best = min(run, key=lambda name: float(run[name].mean()))
         self._best_s = run[self.best]
 
@@ -214,8 +214,8 @@ class Pair(NamedTuple):
 
 def best_pair(problem: Problem, by: Weighting) -> Pair:
     """Return the order and the heuristic that do best on a problem, of Longshore's own and `patient` at each factor."""
-    patients = [patient_of(factor) for factor in FACTORS] if problem.rules.waiting else []
-    pairs = [Pair(order, policy) for order in ORDERS for policy in (*rivals(problem.rules), *patients)]
+    patients = [patient_with_factor(factor) for factor in FACTORS] if problem.rules.waiting else []
+    pairs = [Pair(order, policy) for order in ORDERS for policy in (*rival_heuristics(problem.rules), *patients)]
     return min(pairs, key=lambda pair: float(np.log(_window_means(pair.under(problem), pair.policy, by)).mean()))
 
 

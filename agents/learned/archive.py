@@ -43,14 +43,14 @@ def read_file(path: Path) -> bytes:
         ValueError: If it is no plain file, or too large.
         OSError: If it cannot be read.
     """
-    size = _size_of(path)
+    size = _plain_file_size(path)
     if size > MAX_FILE_BYTES:
         raise ValueError(f"it has {size} bytes, expected at most {MAX_FILE_BYTES}")
     with path.open("rb") as file:
         return file.read(size)
 
 
-def _size_of(path: Path) -> int:
+def _plain_file_size(path: Path) -> int:
     status = path.stat()
     if not S_ISREG(status.st_mode):  # before it is opened: a pipe would wait for a writer
         raise ValueError("it is no plain file")
@@ -83,7 +83,7 @@ def open_archive(content: bytes, names: Collection[str], *, packed: bool) -> zip
     return archive
 
 
-def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
+def read_entry(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
     """Return the unpacked bytes of an entry.
 
     Raises:
@@ -91,8 +91,8 @@ def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
         zipfile.BadZipFile: If it is damaged.
     """
     entry = archive.getinfo(name)
-    if entry.file_size > most_bytes:
-        raise ValueError(f"{name} unpacks to {entry.file_size} bytes, expected at most {most_bytes}")
+    if entry.file_size > max_bytes:
+        raise ValueError(f"{name} unpacks to {entry.file_size} bytes, expected at most {max_bytes}")
     on_file, room = entry.compress_size, max(0, archive.start_dir - entry.header_offset)
     if on_file > room:
         raise ValueError(f"{name} claims {on_file} bytes, and the file has {room} for it")
@@ -103,15 +103,15 @@ def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
         return file.read(entry.file_size + 1)
 
 
-def shape_in(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+def array_shape_in(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     """Return the shape in the header of an array, without reading the array.
 
     Raises:
         ValueError: If it is no header.
         zipfile.BadZipFile: If the archive is damaged.
     """
-    with archive.open(_entry(name)) as file:
-        return _header(io.BytesIO(file.read(HEADER_BYTES)), name)[0]
+    with archive.open(_entry_name(name)) as file:
+        return _parse_header(io.BytesIO(file.read(HEADER_BYTES)), name)[0]
 
 
 def arrays_in(archive: zipfile.ZipFile, shapes: Shapes) -> dict[str, NDArray[np.float32]]:
@@ -121,16 +121,16 @@ def arrays_in(archive: zipfile.ZipFile, shapes: Shapes) -> dict[str, NDArray[np.
         ValueError: Naming the first of another shape or type.
         zipfile.BadZipFile: If the archive is damaged.
     """
-    return {name: _array(archive, name, shape) for name, shape in shapes.items()}
+    return {name: _read_weight(archive, name, shape) for name, shape in shapes.items()}
 
 
-def packed_bytes(shapes: Shapes) -> int:
+def max_unpacked_bytes(shapes: Shapes) -> int:
     """Return the most bytes that arrays of floating numbers take in an archive that is not packed."""
     room = HEADER_BYTES + 2 * NAME_BYTES
     return sum(8 * math.prod(shape) + room for shape in shapes.values()) + _ZIP_END.size
 
 
-def _entry(name: str) -> str:
+def _entry_name(name: str) -> str:
     return f"{name}.npy"
 
 
@@ -142,35 +142,35 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
         OSError: If it cannot be read.
         zipfile.BadZipFile: If it is damaged.
     """
-    size = _size_of(path)
+    size = _plain_file_size(path)
     with path.open("rb") as file:
         file.seek(max(0, size - _ENDS_BYTES))
-        _check_list(file.read(_ENDS_BYTES))
+        _check_entry_list(file.read(_ENDS_BYTES))
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > min(size, MAX_STORED_BYTES):
                 raise ValueError(f"its entries have more bytes than the {size} of the file, or than {MAX_STORED_BYTES}")
             for entry in entries:
-                _check_stored(entry)
-            return {_name(entry): _parsed(archive.read(entry), _name(entry)) for entry in entries}
+                _check_array_entry(entry)
+            return {_array_name(entry): _parse_array(archive.read(entry), _array_name(entry)) for entry in entries}
 
 
-def stored_entries(content: bytes, most_entries: int) -> dict[str, bytes]:
+def stored_entries(content: bytes, max_entries: int) -> dict[str, bytes]:
     """Return the entries of an archive that are not packed, by name; they take no more memory than the archive.
 
     Args:
         content: The archive.
-        most_entries: That it may have.
+        max_entries: That it may have.
 
     Raises:
         ValueError: If an entry is packed, or two have one name, or it has more entries.
         zipfile.BadZipFile: If it is damaged.
     """
-    _check_list(content[-_ENDS_BYTES:])
+    _check_entry_list(content[-_ENDS_BYTES:])
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()
-        if len(entries) > most_entries or len({entry.filename for entry in entries}) < len(entries):
-            raise ValueError(f"it has {len(entries)} entries, expected at most {most_entries} of different names")
+        if len(entries) > max_entries or len({entry.filename for entry in entries}) < len(entries):
+            raise ValueError(f"it has {len(entries)} entries, expected at most {max_entries} of different names")
         if sum(entry.file_size for entry in entries) > len(content):
             raise ValueError(f"its entries have more bytes than the {len(content)} of the file")
         for entry in entries:
@@ -179,18 +179,18 @@ def stored_entries(content: bytes, most_entries: int) -> dict[str, bytes]:
         return {entry.filename: archive.read(entry) for entry in entries}
 
 
-def _check_list(ends: bytes) -> None:
+def _check_entry_list(end: bytes) -> None:
     """Refuse an archive whose list of entries is longer than ours: Python reads all of it."""
-    if len(ends) < _ZIP_END.size or ends[-_ZIP_END.size :][:4] != b"PK\x05\x06":
+    if len(end) < _ZIP_END.size or end[-_ZIP_END.size :][:4] != b"PK\x05\x06":
         raise ValueError("it does not end as a zip does")
-    *_, count, listed_bytes, _, comment = _ZIP_END.unpack(ends[-_ZIP_END.size :])
-    is_wide = ends[-_ZIP_END.size - 20 :][:4] == _ZIP64_END
-    other_bytes = int.from_bytes(ends[-58:-50], "little") if is_wide else listed_bytes  # a second record repeats it
+    *_, count, listed_bytes, _, comment = _ZIP_END.unpack(end[-_ZIP_END.size :])
+    is_wide = end[-_ZIP_END.size - 20 :][:4] == _ZIP64_END
+    other_bytes = int.from_bytes(end[-58:-50], "little") if is_wide else listed_bytes  # a second record repeats it
     if comment or count > MAX_ZIP_ENTRIES or listed_bytes > NAME_BYTES * count or other_bytes != listed_bytes:
         raise ValueError("it is no zip as this version writes")
 
 
-def _check_stored(entry: zipfile.ZipInfo) -> None:
+def _check_array_entry(entry: zipfile.ZipInfo) -> None:
     if not _is_stored(entry) or not entry.filename.endswith(".npy") or not entry.filename.isprintable():
         raise ValueError(f"entry {entry.filename!r:.100} is not as this version writes arrays")
 
@@ -200,24 +200,24 @@ def _is_stored(entry: zipfile.ZipInfo) -> bool:
     return is_plain and not entry.flag_bits & 1
 
 
-def _name(entry: zipfile.ZipInfo) -> str:
+def _array_name(entry: zipfile.ZipInfo) -> str:
     return entry.filename.removesuffix(".npy")
 
 
-def _array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    content = read_entry(archive, _entry(name), 8 * math.prod(shape) + HEADER_BYTES)
-    found = _header(io.BytesIO(content), name)[0]
+def _read_weight(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    content = read_entry(archive, _entry_name(name), 8 * math.prod(shape) + HEADER_BYTES)
+    found = _parse_header(io.BytesIO(content), name)[0]
     if found != shape:
         raise ValueError(f"weight {name} has shape {found}, its schema needs {shape}; train it again")
-    array = _parsed(content, name)
+    array = _parse_array(content, name)
     if array.dtype.kind != "f":
         raise ValueError(f"weight {name} is of {array.dtype}, expected floating numbers")
     return np.array(array, dtype=np.float32, order="C")
 
 
-def _parsed(content: bytes, name: str) -> NDArray[Any]:
+def _parse_array(content: bytes, name: str) -> NDArray[Any]:
     file = io.BytesIO(content)
-    shape, is_fortran, dtype = _header(file, name)
+    shape, is_fortran, dtype = _parse_header(file, name)
     numbers = file.read()
     if len(numbers) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{name} has {len(numbers)} bytes, expected {dtype.itemsize * math.prod(shape)}")
@@ -226,7 +226,7 @@ def _parsed(content: bytes, name: str) -> NDArray[Any]:
     return np.frombuffer(numbers, dtype).reshape(shape, order="F" if is_fortran else "C").copy(order="K")
 
 
-def _header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+def _parse_header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     """Return shape, order and type; only headers that NumPy writes for numbers are read, and nothing is evaluated."""
     magic, length = file.read(8), file.read(2)
     text = file.read(min(int.from_bytes(length, "little"), HEADER_BYTES))

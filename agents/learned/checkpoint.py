@@ -15,7 +15,16 @@ from ...cluster.files.input_problems import MAX_REPORTED, input_problems
 from ...cluster.files.output_file import in_one_line, replacing
 from ...cluster.files.plugins import registered
 from ...cluster.model.outcome import Objective
-from .archive import MAX_FILE_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
+from .archive import (
+    MAX_FILE_BYTES,
+    Shapes,
+    array_shape_in,
+    arrays_in,
+    max_unpacked_bytes,
+    open_archive,
+    read_entry,
+    read_file,
+)
 from .network import LearnedPolicy, Network, ObservationLayout, find_network
 from .schema import (
     MAX_SCHEMA_BYTES,
@@ -24,7 +33,7 @@ from .schema import (
     UNREADABLE,
     WEIGHTS,
     Schema,
-    Trained,
+    TrainedUnder,
     check_features,
     feature_names,
     item_count,
@@ -38,7 +47,7 @@ SB3_VERSION_ENTRY = b"_stable_baselines3_version"  # an entry of the files of St
 
 def schema_of(
     *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...],
-    time_to_go: Objective | None = None, trained: Trained | None = None,
+    time_to_go: Objective | None = None, trained: TrainedUnder | None = None,
 ) -> Schema:  # fmt: skip
     """Return the schema of a network for a cluster with `node_gpus` GPUs on each node.
 
@@ -56,7 +65,7 @@ def schema_of(
     )  # fmt: skip
 
 
-def network_of(schema: Schema) -> Network:
+def untrained_network(schema: Schema) -> Network:
     """Return an untrained network for a schema, its parameters random (SPEC R1).
 
     Raises:
@@ -93,7 +102,7 @@ def load_policy(path: Path) -> LearnedPolicy:
         PluginError: If its network is installed, and is none or cannot be imported.
     """
     try:
-        schema, network, arrays = _read(path)
+        schema, network, arrays = _read_checkpoint(path)
     except CheckpointError as error:
         raise CheckpointError(in_one_line(str(error))[:MAX_ERROR_CHARS]) from error
     except FileNotFoundError as error:
@@ -111,7 +120,7 @@ def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
     return network.compiled(name, schema) or LearnedPolicy(name, schema, network)
 
 
-def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
+def _read_checkpoint(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
     """Return the schema of a checkpoint, a network for it and its weights; sizes are checked first."""
     file = read_file(path)
     if SB3_VERSION_ENTRY in file[-4096:]:
@@ -119,15 +128,15 @@ def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
             f"{path} is a model of Stable-Baselines3; make a policy of it with `longshore policy import {path}`"
         )
     with open_archive(file, (SCHEMA, WEIGHTS), packed=True) as archive:
-        schema = _schema(path, read_entry(archive, SCHEMA, MAX_SCHEMA_BYTES))
+        schema = _parse_schema(path, read_entry(archive, SCHEMA, MAX_SCHEMA_BYTES))
         check_features(schema, str(path))
-        kind, layout = _network(path, schema), layout_of(schema)
-        expected = _shapes(kind, schema)
-        most_bytes = MAX_FILE_BYTES if kind.sized_by else min(packed_bytes(expected), MAX_FILE_BYTES)
+        kind, layout = _network_class(path, schema), layout_of(schema)
+        expected = _weight_shapes(kind, schema)
+        most_bytes = MAX_FILE_BYTES if kind.sized_by else min(max_unpacked_bytes(expected), MAX_FILE_BYTES)
         content = read_entry(archive, WEIGHTS, most_bytes)
     with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
-        width = (_width(weights, kind.sized_by),) if kind.sized_by else ()
-        arrays = arrays_in(weights, _shapes(kind, schema, *width))
+        width = (_network_width(weights, kind.sized_by),) if kind.sized_by else ()
+        arrays = arrays_in(weights, _weight_shapes(kind, schema, *width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
     complete = with_all_features(schema)
@@ -142,7 +151,7 @@ def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
     return complete, kind.made_for(complete, layout_of(complete), *width), grown
 
 
-def _network(path: Path, schema: Schema) -> type[Network]:
+def _network_class(path: Path, schema: Schema) -> type[Network]:
     """Return the network that a schema names."""
     known = registered("networks")
     if schema.network not in known:
@@ -159,22 +168,22 @@ def _network(path: Path, schema: Schema) -> type[Network]:
     return kind
 
 
-def _width(weights: zipfile.ZipFile, name: str) -> int:
+def _network_width(weights: zipfile.ZipFile, name: str) -> int:
     """Return of which width a network was trained, by one of its weights."""
-    shape = shape_in(weights, name)
+    shape = array_shape_in(weights, name)
     if not shape or not 0 < shape[-1] <= MAX_UNITS:
         raise ValueError(f"weight {name} has shape {shape}, expected 1 to {MAX_UNITS} units")
     return shape[-1]
 
 
-def _shapes(kind: type[Network], schema: Schema, *width: int) -> Shapes:
+def _weight_shapes(kind: type[Network], schema: Schema, *width: int) -> Shapes:
     """Return the shape of each weight of a network, which takes no memory."""
     with torch.device("meta"):
         network = kind.made_for(schema, layout_of(schema), *width)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
-def _schema(path: Path, text: bytes) -> Schema:
+def _parse_schema(path: Path, text: bytes) -> Schema:
     try:
         content = json.loads(text)
         if isinstance(content, dict) and (

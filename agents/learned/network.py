@@ -128,23 +128,23 @@ PICKS_APART = 0x9E3779B1  # between the keys of picks of one decision: no two se
 GIVES = {"node": "free", "gpu": "usable", "candidate": "exists"}
 
 
-def listed_in(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+def listed_candidates(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return where lists of candidates have one, given observations of them; shape (rows, candidates)."""
-    return _of_candidates(observations, "exists")
+    return _candidates_with(observations, "exists")
 
 
-def starts_due_in(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+def candidates_starting_due(observations: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return which candidates start the job that is due at once, without a wait; shape (rows, candidates)."""
-    return _of_candidates(observations, "due") & ~_of_candidates(observations, "waits")
+    return _candidates_with(observations, "due") & ~_candidates_with(observations, "waits")
 
 
-def _of_candidates(observations: NDArray[np.float32], feature: str) -> NDArray[np.bool_]:
+def _candidates_with(observations: NDArray[np.float32], feature: str) -> NDArray[np.bool_]:
     first = len(CANDIDATE_GLOBALS) + CANDIDATE_FEATURES.index(feature)
     is_set: NDArray[np.bool_] = observations[:, first :: len(CANDIDATE_FEATURES)] > 0.0
     return is_set
 
 
-def open_in(schema: Schema, observations: NDArray[np.float32]) -> NDArray[np.bool_]:
+def open_actions(schema: Schema, observations: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return the actions that are open by observations alone, shape (rows, actions).
 
     Observations do not show what a reservation closes. The patent's do not show waiting, which counts as closed there.
@@ -178,7 +178,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return log_probabilities
 
 
-def joined(choices: list[DecisionRecord]) -> DecisionRecord:
+def join_records(choices: list[DecisionRecord]) -> DecisionRecord:
     """Return several choices of one decision as one record.
 
     Raises:
@@ -189,7 +189,7 @@ def joined(choices: list[DecisionRecord]) -> DecisionRecord:
     return DecisionRecord(*(np.concatenate(parts) for parts in zip(*choices, strict=True)))
 
 
-class Draws(NamedTuple):
+class DrawParameters(NamedTuple):
     """Parameters of drawn actions."""
 
     temperature: float  # that logits are divided by
@@ -208,7 +208,7 @@ class LearnedPolicy:
     def __init__(self, name: str, schema: Schema, network: Network) -> None:
         self.name, self.schema, self.network = name, schema, network.eval()
         self._choices: list[DecisionRecord] = []  # of the last decision
-        self._draws: Draws | None = None  # None: it takes the most probable
+        self._draws: DrawParameters | None = None  # None: it takes the most probable
 
     @property
     def about(self) -> str:
@@ -225,7 +225,7 @@ class LearnedPolicy:
         """Divisor of its logits where actions are drawn."""
         return 1.0
 
-    def check(self, sim: Simulation) -> None:
+    def check_cluster(self, sim: Simulation) -> None:
         """Refuse a cluster that the network cannot read.
 
         Of the patent's state with one action for each GPU it reads the number of GPUs alone (SPEC R2 to R4), whatever
@@ -238,7 +238,7 @@ class LearnedPolicy:
             return
         sizes = tuple(int(gpus) for gpus in np.diff(sim.cluster.first_gpu))
         if not self.schema.fits(sizes):
-            other = "" if self.schema.counts_gpus else ", or other numbers on a node"
+            other = "" if self.schema.sees_only_gpu_count else ", or other numbers on a node"
             raise CheckpointError(
                 f"{self.name} was trained for {self.schema.gpus} GPUs on {len(self.schema.node_gpus)} nodes, this "
                 f"cluster has {sum(sizes)} on {len(sizes)}{other}; "
@@ -249,14 +249,14 @@ class LearnedPolicy:
         """Return the most probable open action of each row, shape (rows,); ties go to the first."""
         return _first_of_largest(self._open_logits(observations, masks))
 
-    def drawing(self, temperature: float, seed: int = 0) -> Self:
+    def with_drawn_actions(self, temperature: float, seed: int = 0) -> Self:
         """Return the same policy, whose `place` draws each action by its probability at a temperature.
 
         At 1 that is how the policy was sampled in training. Draws depend on the seed, the time, and the numbers of the
         decision and the pick alone, so that the same past gives the same decisions. Runs stay greedy.
         """
         drawing = copy(self)
-        drawing._draws, drawing._choices = Draws(temperature * self.temperature, seed), []
+        drawing._draws, drawing._choices = DrawParameters(temperature * self.temperature, seed), []
         return drawing
 
     def predict(
@@ -289,16 +289,20 @@ class LearnedPolicy:
         del episode_start
         given = np.ascontiguousarray(observation, dtype=np.float32)
         observations = np.atleast_2d(given)
-        rows, items = observations.shape[0], self._items_in(observations)
-        masks = open_in(self.schema, observations) if action_masks is None else _masks(action_masks, rows, items)
+        rows, items = observations.shape[0], self._count_items(observations)
+        masks = (
+            open_actions(self.schema, observations)
+            if action_masks is None
+            else _checked_masks(action_masks, rows, items)
+        )
         logits = self._open_logits(observations, masks)
         closed = np.flatnonzero(np.isneginf(logits).all(axis=1))
         if closed.size:
             raise ValueError(f"observation {closed[0]} has no open action for the policy")
-        actions = _first_of_largest(logits) if deterministic else self._drawn(logits)
+        actions = _first_of_largest(logits) if deterministic else self._draw_actions(logits)
         return actions.reshape(given.shape[:-1]), state
 
-    def _items_in(self, observations: NDArray[np.float32]) -> int:
+    def _count_items(self, observations: NDArray[np.float32]) -> int:
         """Return the number of items in observations."""
         before, each = len(self.schema.globals), len(self.schema.features)
         items: int = (observations.shape[-1] - before) // each
@@ -311,13 +315,13 @@ class LearnedPolicy:
             )
         return items
 
-    def _drawn(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    def _draw_actions(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return an action of each row by its probability."""
         probabilities = np.exp(log_softmax(logits / np.float32(self.temperature)))
         drawn: NDArray[np.int64] = torch.multinomial(torch.from_numpy(probabilities), 1).squeeze(1).numpy()
         return drawn
 
-    def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _compute_logits(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of the network, shape (rows, actions)."""
         with torch.inference_mode():
             logits: NDArray[np.float32] = self.network(torch.from_numpy(observations))[0].numpy()
@@ -329,15 +333,17 @@ class LearnedPolicy:
         Weights that are finite can still overflow; an open action must stay open, or a placement would never be whole.
         """
         if self.schema.action == "candidate" and not self.waits:
-            masks = masks & starts_due_in(observations)
-        logits = self._score(observations)
+            masks = masks & candidates_starting_due(observations)
+        logits = self._compute_logits(observations)
         # A policy that was trained without waiting has no logit for it; one that has may not be allowed to wait.
         actions = min(logits.shape[1], masks.shape[1])
         finite = np.nan_to_num(logits[:, :actions], nan=-MAX_OUTPUT).clip(-MAX_OUTPUT, MAX_OUTPUT)
         open_logits: NDArray[np.float32] = np.where(masks[:, :actions], finite, np.float32(-np.inf))
         return open_logits
 
-    def _arrays(self, sim: Simulation, rows: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:
+    def _empty_arrays(
+        self, sim: Simulation, rows: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:
         nodes, gpus = sim.cluster.speed.size, sim.cluster.gpu_node.size
         size = observation_size(self.schema.observation, self.schema.action, gpus, nodes)
         actions = action_count(self.schema.action, gpus, nodes, waiting=bool(sim.rules.waiting))
@@ -346,14 +352,14 @@ class LearnedPolicy:
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
-        self.check(sim)
-        observations, masks, table = self._arrays(sim, 1)
+        self.check_cluster(sim)
+        observations, masks, table = self._empty_arrays(sim, 1)
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         self._choices = []
         while sim.state.need[row] > 0:
             write_observation(sim, row, action, observation, observations, masks, table, 0)
             logits = self._open_logits(observations, masks)
-            log_probabilities, chosen = self._chosen_by(logits, sim, row)
+            log_probabilities, chosen = self._choose_action(logits, sim, row)
             self._choices.append(
                 DecisionRecord(
                     observations.copy(), np.isfinite(logits), log_probabilities, np.array([chosen], dtype=np.int32)
@@ -363,24 +369,24 @@ class LearnedPolicy:
                 return False
         return True
 
-    def _chosen_by(self, logits: NDArray[np.float32], sim: Simulation, row: int) -> tuple[NDArray[np.float32], int]:
+    def _choose_action(self, logits: NDArray[np.float32], sim: Simulation, row: int) -> tuple[NDArray[np.float32], int]:
         """Return log-probabilities of the actions of a pick, shape (1, actions), and the one that is taken or drawn."""
         if self._draws is None:
             return log_softmax(logits), int(_first_of_largest(logits)[0])
         # From the largest down, before it is divided: no temperature makes it infinite.
         shifted = (logits - logits.max()) / np.float32(self._draws.temperature)
         log_probabilities = log_softmax(shifted)
-        return log_probabilities, drawn_action(log_probabilities[0], self._draws.seed, sim, row, len(self._choices))
+        return log_probabilities, draw_action(log_probabilities[0], self._draws.seed, sim, row, len(self._choices))
 
     def last_decision(self) -> DecisionRecord:
         """Return its record of the last `place`, one row for each pick."""
-        return joined(self._choices)
+        return join_records(self._choices)
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row side by side, all decisions of a step in one forward pass."""
-        self.check(sim)
+        self.check_cluster(sim)
         scenarios = rows_to_run(sim, scenarios)
-        observations, masks, table = self._arrays(sim, scenarios.size)
+        observations, masks, table = self._empty_arrays(sim, scenarios.size)
         kinds = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         ended = np.zeros(scenarios.size, dtype=np.bool_)
         begin_rows(sim, *kinds, np.arange(scenarios.size), scenarios, observations, masks, table, ended)
@@ -390,7 +396,7 @@ class LearnedPolicy:
             continue_rows(sim, *kinds, rows, chosen, observations, masks, table, ended)
 
 
-def drawn_action(log_probabilities: NDArray[np.float32], seed: int, sim: Simulation, row: int, pick: int = 0) -> int:
+def draw_action(log_probabilities: NDArray[np.float32], seed: int, sim: Simulation, row: int, pick: int = 0) -> int:
     """Return an action drawn by its probability, by the seed, the time and the number of the decision and the pick.
 
     Args:
@@ -408,7 +414,7 @@ def drawn_action(log_probabilities: NDArray[np.float32], seed: int, sim: Simulat
     return int(able[min(np.searchsorted(sums, drawn * sums[-1], side="right"), able.size - 1)])
 
 
-def _masks(given: ArrayLike, rows: int, items: int) -> NDArray[np.bool_]:
+def _checked_masks(given: ArrayLike, rows: int, items: int) -> NDArray[np.bool_]:
     """Return masks of shape (rows, actions): one action for each item, and perhaps waiting."""
     masks = np.atleast_2d(np.asarray(given, dtype=np.bool_))
     if masks.shape not in ((rows, items), (rows, items + 1)):

@@ -31,7 +31,7 @@ USERS = "users"  # estimates as users give them, or learned from ended jobs
 ANY_ESTIMATES = "mixed"  # several kinds of estimates: a policy trained on them fits each
 
 
-class Trained(BaseModel):
+class TrainedUnder(BaseModel):
     """The order regime and the knowledge that a policy was trained under."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +53,7 @@ class UsedUnder(NamedTuple):
     oracle: bool
 
 
-def use_of(rules: Rules, estimates: str) -> UsedUnder:
+def conditions_of_use(rules: Rules, estimates: str) -> UsedUnder:
     """Return the conditions of use, by the rules and the kind of run-time estimates."""
     ageing_h = rules.ageing_s / 3600.0
     order = next(name for name, number in ORDERS.items() if number == rules.order)
@@ -63,46 +63,50 @@ def use_of(rules: Rules, estimates: str) -> UsedUnder:
     )
 
 
-def trained_of(policy: Policy) -> Trained | None:
+def conditions_of_training(policy: Policy) -> TrainedUnder | None:
     """Return what a policy, or the base of rollouts, was trained under; None if its schema does not have it."""
     schema = getattr(getattr(policy, "base", policy), "schema", None)
     found = getattr(schema, "trained", None)
-    return found if isinstance(found, Trained) else None
+    return found if isinstance(found, TrainedUnder) else None
 
 
-def remark_on(policy: Policy, use: UsedUnder) -> str:
+def training_mismatch(policy: Policy, use: UsedUnder) -> str:
     """Return in one line how the use of a policy differs from its training; "" if it does not, or that is unknown."""
-    trained = trained_of(policy)
+    trained = conditions_of_training(policy)
     if trained is None:
         return ""
     pairs = (
-        (_orders(trained.orders), _orders(use.orders), set(use.orders) <= set(trained.orders)),
-        (_ageing(trained.ageing_h), _ageing(use.ageing_h), not use.orders or trained.ageing_h == use.ageing_h),
-        (_waiting(waits=trained.waiting), _waiting(waits=use.waiting), trained.waiting == use.waiting),
+        (_orders_text(trained.orders), _orders_text(use.orders), set(use.orders) <= set(trained.orders)),
+        (
+            _ageing_text(trained.ageing_h),
+            _ageing_text(use.ageing_h),
+            not use.orders or trained.ageing_h == use.ageing_h,
+        ),
+        (_waiting_text(waits=trained.waiting), _waiting_text(waits=use.waiting), trained.waiting == use.waiting),
         (
             f"estimates {trained.estimates}",
             f"estimates {use.estimates}",
             trained.estimates in (ANY_ESTIMATES, use.estimates),
         ),
-        (_rates(true=trained.oracle), _rates(true=use.oracle), trained.oracle == use.oracle),
+        (_rates_text(true=trained.oracle), _rates_text(true=use.oracle), trained.oracle == use.oracle),
     )
     differ = [f"{then} (here {now})" for then, now, fits in pairs if not fits]
     return f"it was trained under {', '.join(differ)}" if differ else ""
 
 
-def _orders(names: tuple[str, ...]) -> str:
+def _orders_text(names: tuple[str, ...]) -> str:
     return f"order {' or '.join(names)}"
 
 
-def _ageing(ageing_h: float | None) -> str:
+def _ageing_text(ageing_h: float | None) -> str:
     return "no ageing" if ageing_h is None else f"ageing after {ageing_h:g} h"
 
 
-def _waiting(*, waits: bool) -> str:
+def _waiting_text(*, waits: bool) -> str:
     return "waiting" if waits else "no waiting"
 
 
-def _rates(*, true: bool) -> str:
+def _rates_text(*, true: bool) -> str:
     return "true fault rates" if true else "estimated fault rates"
 
 
@@ -160,11 +164,11 @@ class Schema(BaseModel):
     # Another candidate's logit must exceed that of the base heuristic's by this, so that small advantages, which may
     # be errors of the network, change nothing.
     margin: Annotated[float, Field(ge=0.0, le=MAX_MARGIN)] = 0.0
-    trained: Trained | None = None  # None if unknown
+    trained: TrainedUnder | None = None  # None if unknown
     layers: HiddenLayers | None = None  # of the network `layers`; None: those that it has by itself
 
     @property
-    def counts_gpus(self) -> bool:
+    def sees_only_gpu_count(self) -> bool:
         """Whether nothing of the cluster but the number of its GPUs is seen and chosen (SPEC R2, R4)."""
         return self.observation != "full" and self.action == "gpu"
 
@@ -172,10 +176,10 @@ class Schema(BaseModel):
         """Whether a network that is tied to a cluster size can read a cluster of such nodes."""
         if self.action == "candidate":  # lists of candidates are as long on any cluster
             return True
-        return sum(node_gpus) == self.gpus if self.counts_gpus else node_gpus == self.node_gpus
+        return sum(node_gpus) == self.gpus if self.sees_only_gpu_count else node_gpus == self.node_gpus
 
     @model_validator(mode="after")
-    def _sizes_agree(self) -> "Schema":
+    def _check_sizes(self) -> "Schema":
         items = item_count(self.action, self.observation, self.node_gpus)
         if self.gpus != sum(self.node_gpus) or self.items != items or not 0 < self.gpus <= MAX_SCHEMA_GPUS:
             raise ValueError(f"{self.gpus} GPUs and {self.items} items do not go with nodes of {self.node_gpus[:8]}")
@@ -204,7 +208,7 @@ def check_features(schema: Schema, source: str) -> None:
     Raises:
         CheckpointError: If they differ, naming the first that does.
     """
-    if _release(schema.longshore) > _release(version("longshore")):
+    if _version_numbers(schema.longshore) > _version_numbers(version("longshore")):
         raise CheckpointError(f"{source} was made by Longshore {schema.longshore}, newer than this one; upgrade")
     names = feature_names(schema.action, schema.observation)
     for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
@@ -222,13 +226,13 @@ def with_all_features(schema: Schema) -> Schema:
     return schema.model_copy(update={"globals": of_all, "features": of_item})
 
 
-def _release(text: str) -> tuple[int, ...]:
+def _version_numbers(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, (0,) if there is none."""
     parts = [part for part in text.split(".")[:2] if part.isdecimal()]
     return tuple(int(part) for part in parts) or (0,)
 
 
-def network_in(path: Path) -> str:
+def network_name_in(path: Path) -> str:
     """Return the network that a checkpoint names, without PyTorch; "" if it cannot be read: loading it reports why."""
     with suppress(*UNREADABLE), open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
         content = json.loads(read_entry(archive, SCHEMA, MAX_SCHEMA_BYTES))

@@ -35,8 +35,8 @@ from ..learned.network import (
     LearnedPolicy,
     Network,
     ObservationLayout,
-    drawn_action,
-    listed_in,
+    draw_action,
+    listed_candidates,
     log_softmax,
 )
 from ..learned.schema import Schema
@@ -109,14 +109,14 @@ def score_candidates(weights: CandidateWeights, observations: Rows, at: int, can
     """Write the logits of the first `candidates` items of observation `at` into row `at` of `logits`."""
     context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
     values, rows = weights.scratch[3], weights.rows
-    _write_context(weights, weights.context, weights.context_bias, observations[at], candidates, context)
+    _write_context_output(weights, weights.context, weights.context_bias, observations[at], candidates, context)
     width = weights.hidden_bias.size
     size = width // weights.members
     for candidate in range(candidates):
         for unit in range(width):
             first[unit] = context[unit]
             second[unit] = weights.hidden_bias[unit]
-        count = _gather(
+        count = _append_nonzero(
             observations[at],
             CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT,
             weights.features,
@@ -125,30 +125,30 @@ def score_candidates(weights: CandidateWeights, observations: Rows, at: int, can
             values,
             rows,
         )
-        _add_rows(first, count, values, rows, weights.item, 0, width)
+        _add_weighted_rows(first, count, values, rows, weights.item, 0, width)
         for begin in range(0, width, size):
             count = 0
             for unit in range(begin, begin + size):
                 values[count] = first[unit]
                 rows[count] = unit
                 count += first[unit] > 0.0
-            _add_rows(second, count, values, rows, weights.hidden, begin, size)
+            _add_weighted_rows(second, count, values, rows, weights.hidden, begin, size)
         logit = np.float32(0.0)
         for unit in range(width):
             logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
-        logits[at, candidate] = _bounded(float(logit))
+        logits[at, candidate] = _finite_output(float(logit))
     logits[at, 0] += np.float32(weights.margin)
 
 
 @kernel
-def score_rows(weights: CandidateWeights, observations: Rows, listed: Indices, logits: Rows) -> None:
+def score_observations(weights: CandidateWeights, observations: Rows, listed: Indices, logits: Rows) -> None:
     """Write the logits of observations, which list `listed` candidates each, into the same rows of `logits`."""
     for at in range(listed.size):
         score_candidates(weights, observations, at, listed[at], logits)
 
 
 @kernel
-def _add_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, begin: int, size: int) -> None:
+def _add_weighted_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, begin: int, size: int) -> None:
     """Add to columns `begin` to `begin` + `size` - 1 of a total those of some rows of a matrix, each times a value.
 
     Eight rows at a time, so that the total is seldom read and written.
@@ -174,7 +174,9 @@ def _add_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, 
 
 
 @kernel
-def _gather(observations: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices) -> int:
+def _append_nonzero(
+    observations: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices
+) -> int:
     """Append the features that are not 0 to `count` values, with the rows of their weights; return the new count."""
     for at in range(size):
         value = observations[begin + at]
@@ -186,7 +188,7 @@ def _gather(observations: Row, begin: int, size: int, first_row: int, count: int
 
 
 @kernel
-def _write_context(
+def _write_context_output(
     weights: CandidateWeights, layer: Rows, bias: Row, observations: Row, candidates: int, total: Row
 ) -> None:
     """Write a layer's output for the context: the global features, the candidates' mean, and the first of them."""
@@ -198,16 +200,16 @@ def _write_context(
             together += observations[CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT + feature]
         mean[feature] = together / np.float32(candidates)
     base = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # the base's weights follow those of the mean
-    count = _gather(observations, 0, weights.globals, 0, 0, values, rows)
-    count = _gather(mean, 0, reads, CANDIDATE_GLOBAL_COUNT, count, values, rows)
-    count = _gather(observations, CANDIDATE_GLOBAL_COUNT, reads, base, count, values, rows)
+    count = _append_nonzero(observations, 0, weights.globals, 0, 0, values, rows)
+    count = _append_nonzero(mean, 0, reads, CANDIDATE_GLOBAL_COUNT, count, values, rows)
+    count = _append_nonzero(observations, CANDIDATE_GLOBAL_COUNT, reads, base, count, values, rows)
     for unit in range(bias.size):
         total[unit] = bias[unit]
-    _add_rows(total, count, values, rows, layer, 0, bias.size)
+    _add_weighted_rows(total, count, values, rows, layer, 0, bias.size)
 
 
 @kernel
-def _bounded(output: float) -> float:
+def _finite_output(output: float) -> float:
     """Return an output of the network as a finite number, the lowest in place of NaN."""
     if not output > -MAX_OUTPUT:  # true for NaN too
         return -MAX_OUTPUT
@@ -236,20 +238,20 @@ def first_of_largest(logits: Rows, candidates: int) -> int:
 
 
 @kernel
-def network_value(weights: CandidateWeights, observations: Rows, at: int, candidates: int) -> float:
+def observation_value(weights: CandidateWeights, observations: Rows, at: int, candidates: int) -> float:
     """Return the value of an observation, row `at` of `observations`, which lists `candidates` candidates."""
     hidden = weights.scratch[0]
-    _write_context(weights, weights.value, weights.value_bias, observations[at], candidates, hidden)
+    _write_context_output(weights, weights.value, weights.value_bias, observations[at], candidates, hidden)
     value = weights.value_offset[0]
     for unit in range(weights.value_bias.size):
         value += max(hidden[unit], np.float32(0.0)) * weights.value_score[unit]
-    return _bounded(float(value))
+    return _finite_output(float(value))
 
 
 @kernel
 def value_by_network(sim: Simulation, row: int, weights: CandidateWeights, observations: Rows) -> float:
     """Return the network's value of the decision that is due; `observations` has at least one row."""
-    return network_value(weights, observations, 0, list_and_write_candidates(sim, row, observations, 0))
+    return observation_value(weights, observations, 0, list_and_write_candidates(sim, row, observations, 0))
 
 
 @kernel
@@ -280,26 +282,26 @@ def run_by_network(
 
 
 @kernel
-def unit_of_objective_s(sim: Simulation, row: int, jct: int) -> float:
+def jct_or_makespan_unit_s(sim: Simulation, row: int, jct: int) -> float:
     """Return the unit of an objective, of mean JCT if `jct` is 1 and else of the makespan."""
     jobs = sim.state.queued[row] + sim.state.running[row] if jct else 1
     return float(time_unit_s(sim, row) * max(jobs, 1))
 
 
 @kernel
-def spent_on_objective_s(sim: Simulation, row: int, jct: int) -> float:
+def spent_jct_or_makespan_s(sim: Simulation, row: int, jct: int) -> float:
     """Return the cost of a run so far by one of the two objectives."""
     return float(sim.state.job_time_s[row] if jct else sim.state.now_s[row])
 
 
 def objective_unit_s(sim: Simulation, row: int, objective: Objective) -> float:
     """Return the unit of an objective in seconds: that of the features' times, for `jct` once for each job present."""
-    return float(unit_of_objective_s(sim, row, int(objective == "jct")))
+    return float(jct_or_makespan_unit_s(sim, row, int(objective == "jct")))
 
 
-def spent_s(sim: Simulation, row: int, objective: Objective) -> float:
+def cost_so_far_s(sim: Simulation, row: int, objective: Objective) -> float:
     """Return the cost of a run so far: the time, or for `jct` that of all jobs in the system together."""
-    return float(spent_on_objective_s(sim, row, int(objective == "jct")))
+    return float(spent_jct_or_makespan_s(sim, row, int(objective == "jct")))
 
 
 IN_PROGRESS, DECISION_DUE, RUN_ENDED = range(3)
@@ -338,8 +340,8 @@ def run_for_by_network(
             return RunProgress(DECISION_DUE, started, has_started, predicted_s, predictions)
         candidate = decide_by_network(sim, row, weights, waits, observations, logits)
         if has_started and started >= foresee_from:
-            left = network_value(weights, observations, 0, int(sim.state.candidates[row]))
-            predicted_s += spent_on_objective_s(sim, row, jct) + left * unit_of_objective_s(sim, row, jct)
+            left = observation_value(weights, observations, 0, int(sim.state.candidates[row]))
+            predicted_s += spent_jct_or_makespan_s(sim, row, jct) + left * jct_or_makespan_unit_s(sim, row, jct)
             predictions += 1
         has_started = 0 if is_wait(sim, row, candidate) else 1
         started += has_started
@@ -378,7 +380,7 @@ class CandidateNetwork(Network):
         with torch.no_grad():
             self.score.weight *= 0.1  # a nearly uniform policy to begin with
 
-    def _context(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+    def _items_and_context(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Return the candidates' features, and the context: all features of the decision as a whole."""
         layout = self.layout
         items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
@@ -388,7 +390,7 @@ class CandidateNetwork(Network):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits of shape (batch, candidates) and values of shape (batch,)."""
-        items, context = self._context(observation)
+        items, context = self._items_and_context(observation)
         hidden = (self.item(items) + self.context(context).unsqueeze(1)).relu()
         logits = self.score(self.hidden(hidden).relu()).squeeze(-1)
         return logits, self.value(context).squeeze(-1)
@@ -408,7 +410,7 @@ class CandidateNetwork(Network):
 
     def values(self, observation: Tensor) -> Tensor:
         """Return values of shape (batch,)."""
-        values: Tensor = self.value(self._context(observation)[1]).squeeze(-1)
+        values: Tensor = self.value(self._items_and_context(observation)[1]).squeeze(-1)
         return values
 
     def compiled(self, name: str, schema: Schema) -> "CandidatePolicy":
@@ -416,7 +418,7 @@ class CandidateNetwork(Network):
         return CandidatePolicy(name, schema, self)
 
 
-def mean_of(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
+def mean_network(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
     """Return one network whose outputs are the means of several's: their units are concatenated."""
     count, width = len(networks), sum(network.hidden.in_features for network in networks)
     mean = CandidateNetwork(networks[0].layout, width)
@@ -434,8 +436,8 @@ def mean_of(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
     return mean
 
 
-def members_of(network: CandidateNetwork) -> int:
-    """Return the number of networks of equal width that `mean_of` joined into one, 1 if it is no mean."""
+def member_count(network: CandidateNetwork) -> int:
+    """Return the number of networks of equal width that `mean_network` joined into one, 1 if it is no mean."""
     hidden = network.hidden.weight.detach()
     width = hidden.shape[0]
     for count in range(MAX_MEMBERS, 1, -1):
@@ -445,11 +447,11 @@ def members_of(network: CandidateNetwork) -> int:
     return 1
 
 
-def member_of(mean: CandidateNetwork, number: int) -> CandidateNetwork:
-    """Return one of the networks that `mean_of` joined; its value has the offset of their mean."""
-    count = members_of(mean)
+def member_network(mean: CandidateNetwork, index: int) -> CandidateNetwork:
+    """Return one of the networks that `mean_network` joined; its value has the offset of their mean."""
+    count = member_count(mean)
     width = mean.hidden.in_features // count
-    part = slice(number * width, (number + 1) * width)
+    part = slice(index * width, (index + 1) * width)
     network = CandidateNetwork(mean.layout, width)
     with torch.no_grad():
         for name in BY_ROW:
@@ -473,12 +475,12 @@ def candidate_weights(network: CandidateNetwork, margin: float = 0.0) -> Candida
         array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
-        np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), members_of(network),
-        *_read(network), margin,
+        np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), member_count(network),
+        *_features_read(network), margin,
     )  # fmt: skip
 
 
-def _read(network: CandidateNetwork) -> tuple[int, int]:
+def _features_read(network: CandidateNetwork) -> tuple[int, int]:
     """Return how many global features, and features of each candidate, a network reads.
 
     Those behind have weight 0, as they were added after the network was trained.
@@ -488,10 +490,10 @@ def _read(network: CandidateNetwork) -> tuple[int, int]:
     parts = [weight.detach().abs().sum(0) for weight in layers]
     whole = torch.stack(parts).sum(0)
     of_items = network.item.weight.detach().abs().sum(0) + whole[total : total + features] + whole[total + features :]
-    return _last(whole[:total]), _last(of_items)
+    return _count_to_last_nonzero(whole[:total]), _count_to_last_nonzero(of_items)
 
 
-def _last(weights: Tensor) -> int:
+def _count_to_last_nonzero(weights: Tensor) -> int:
     """Return the number of weights up to the last that is not 0."""
     found = torch.nonzero(weights)
     return int(found[-1]) + 1 if found.numel() else 0
@@ -511,7 +513,9 @@ class CandidatePolicy(LearnedPolicy):
     def __init__(self, name: str, schema: Schema, network: CandidateNetwork) -> None:
         super().__init__(name, schema, network)
         self.weights = candidate_weights(network, schema.margin)
-        self._stand_in = None if members_of(network) == 1 else CandidatePolicy(name, schema, member_of(network, 0))
+        self._rollout_base = (
+            None if member_count(network) == 1 else CandidatePolicy(name, schema, member_network(network, 0))
+        )
         self._observations = np.zeros(
             (1, CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT), dtype=np.float32
         )
@@ -528,10 +532,10 @@ class CandidatePolicy(LearnedPolicy):
     def _predicts_gains(self) -> bool:
         return self.schema.algorithm == "distil"
 
-    def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _compute_logits(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of the compiled pass, shape (rows, candidates)."""
         logits = np.zeros((observations.shape[0], MAX_CANDIDATES), dtype=np.float32)
-        score_rows(self.weights, observations, listed_in(observations).sum(axis=1), logits)
+        score_observations(self.weights, observations, listed_candidates(observations).sum(axis=1), logits)
         return logits
 
     def place(self, sim: Simulation, row: int) -> bool:
@@ -539,25 +543,25 @@ class CandidatePolicy(LearnedPolicy):
         if self._draws is None:
             self._chosen = decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
         else:
-            self._chosen = self._draw(sim, row, self._draws.seed)
+            self._chosen = self._draw_candidate(sim, row, self._draws.seed)
         return bool(pick_candidate(sim, row, self._chosen))
 
-    def drawing(self, temperature: float, seed: int = 0) -> Self:
+    def with_drawn_actions(self, temperature: float, seed: int = 0) -> Self:
         """Return the same policy, whose `place` draws a candidate by its probability; rollouts and runs stay greedy."""
-        drawing = super().drawing(temperature, seed)
+        drawing = super().with_drawn_actions(temperature, seed)
         # Each needs arrays of its own for its last decision.
         drawing._observations, drawing._logits = self._observations.copy(), self._logits.copy()
         return drawing
 
-    def _draw(self, sim: Simulation, row: int, seed: int) -> int:
+    def _draw_candidate(self, sim: Simulation, row: int, seed: int) -> int:
         """Return a candidate of the decision that is due, drawn by its probability."""
         decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
-        return drawn_action(self._log_probabilities()[0], seed, sim, row)
+        return draw_action(self._log_probabilities()[0], seed, sim, row)
 
     def _log_probabilities(self) -> NDArray[np.float32]:
         """Return those of the candidates of the last decision, as it was made or drawn, shape (1, candidates)."""
         divisor = np.float32(1.0 if self._draws is None else self._draws.temperature)
-        logits: NDArray[np.float32] = np.where(listed_in(self._observations), self._logits / divisor, -np.inf)
+        logits: NDArray[np.float32] = np.where(listed_candidates(self._observations), self._logits / divisor, -np.inf)
         return log_softmax(logits.astype(np.float32))
 
     def last_decision(self) -> DecisionRecord:
@@ -579,9 +583,9 @@ class CandidatePolicy(LearnedPolicy):
         return predicted_gains if self._predicts_gains else predicted_gains * TEMPERATURE
 
     @property
-    def stand_in(self) -> "CandidatePolicy":
-        """The base of rollouts in its place."""
-        return self._stand_in or self
+    def rollout_base(self) -> "CandidatePolicy":
+        """The policy that rollouts of this one use as base."""
+        return self._rollout_base or self
 
     def run_on(self, sim: Simulation, row: int) -> None:
         """Run a row to its end."""

@@ -31,7 +31,7 @@ class SampledRuns(NamedTuple):
 
 
 @kernel
-def _sample(record: SampledRuns, at: int, candidates: int, u: float) -> int:
+def _sample_candidate(record: SampledRuns, at: int, candidates: int, draw: float) -> int:
     """Draw a candidate by its probability; write it and its log-probability."""
     logits = record.logits
     most = logits[at, 0]
@@ -40,7 +40,7 @@ def _sample(record: SampledRuns, at: int, candidates: int, u: float) -> int:
     total = 0.0
     for candidate in range(candidates):
         total += math.exp(logits[at, candidate] - most)
-    chosen, left = 0, u * total
+    chosen, left = 0, draw * total
     for candidate in range(candidates):
         left -= math.exp(logits[at, candidate] - most)
         chosen = candidate
@@ -52,7 +52,7 @@ def _sample(record: SampledRuns, at: int, candidates: int, u: float) -> int:
 
 
 @kernel
-def _write_to_go(sim: Simulation, row: int, jct: int, first: int, record: SampledRuns) -> None:
+def _write_remaining_costs(sim: Simulation, row: int, jct: int, first: int, record: SampledRuns) -> None:
     """Write the remaining cost at the decisions of a run that has ended, which begin at `first` of the record.
 
     That is the time until the end of the run; or, if `jct` is 1, the mean over the jobs then in the system of the time
@@ -97,7 +97,9 @@ def sample_runs(
             record.unit_s[at] = time_unit_s(sim, row)
             record.submitted[at] = sim.state.submitted[row]
             record.size[0] += 1
-            take_candidate(sim, row, _sample(record, at, candidates, uniform(seed, first_row + row, decision)))
+            take_candidate(
+                sim, row, _sample_candidate(record, at, candidates, uniform(seed, first_row + row, decision))
+            )
             decision += 1
-        _write_to_go(sim, row, jct, first, record)
+        _write_remaining_costs(sim, row, jct, first, record)
     return True

@@ -22,7 +22,7 @@ from ..learned.network import Network, ObservationLayout, find_network
 FORWARD_CHUNK_ROWS = 1024  # of a chunk
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedNetwork(torch.autograd.Function):
     """A network as one operation: forward keeps the graph of each chunk, and backward goes through them one by one."""
 
     @staticmethod
@@ -53,7 +53,7 @@ class _Chunked(torch.autograd.Function):
         return None, None, None, *of_parameters
 
 
-def in_chunks(network: Network, pool: ThreadPoolExecutor, observation: Tensor) -> tuple[Tensor, Tensor]:
+def forward_in_chunks(network: Network, pool: ThreadPoolExecutor, observation: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs of the network, logits of shape (batch, actions) and values of shape (batch,), with gradients.
 
     Args:
@@ -65,7 +65,7 @@ def in_chunks(network: Network, pool: ThreadPoolExecutor, observation: Tensor) -
     if observation.shape[0] <= FORWARD_CHUNK_ROWS:
         outputs = network(observation)
     else:
-        outputs = _Chunked.apply(network, pool, observation, *network.parameters())  # type: ignore[no-untyped-call]
+        outputs = _ChunkedNetwork.apply(network, pool, observation, *network.parameters())  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -117,21 +117,21 @@ class MaskedPolicy(MaskableActorCriticPolicy):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, values of shape (batch, 1), and log-probabilities."""
         logits, values = self.network(obs)
-        log_probabilities = _masked(logits, action_masks)
+        log_probabilities = _masked_log_probabilities(logits, action_masks)
         if deterministic:
             actions = log_probabilities.argmax(dim=1)
         else:
             actions = torch.multinomial(log_probabilities.exp(), 1).squeeze(1)
-        return actions, values.unsqueeze(-1), _of_actions(log_probabilities, actions)
+        return actions, values.unsqueeze(-1), _log_probabilities_of(log_probabilities, actions)
 
     def evaluate_actions(
         self, obs: Tensor, actions: Tensor, action_masks: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return values of shape (batch, 1), log-probabilities and entropies under the masks of collection."""
-        logits, values = in_chunks(self.network, self.pool, obs)
-        log_probabilities = _masked(logits, action_masks)
+        logits, values = forward_in_chunks(self.network, self.pool, obs)
+        log_probabilities = _masked_log_probabilities(logits, action_masks)
         entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=1)
-        return values.unsqueeze(-1), _of_actions(log_probabilities, actions), entropies
+        return values.unsqueeze(-1), _log_probabilities_of(log_probabilities, actions), entropies
 
     def get_distribution(self, obs: PyTorchObs, action_masks: np.ndarray | None = None) -> MaskableDistribution:
         """Return the masked distribution over actions."""
@@ -148,7 +148,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
 
 
 # sb3-contrib's distribution needs three times the operations, a tenth of an update.
-def _masked(logits: Tensor, masks: np.ndarray | Tensor | None) -> Tensor:
+def _masked_log_probabilities(logits: Tensor, masks: np.ndarray | Tensor | None) -> Tensor:
     """Return log-probabilities, those of closed actions so low that their probability is 0; shape (batch, actions)."""
     if masks is not None:
         is_open = torch.as_tensor(masks, dtype=torch.bool).reshape(logits.shape)
@@ -156,6 +156,6 @@ def _masked(logits: Tensor, masks: np.ndarray | Tensor | None) -> Tensor:
     return logits.log_softmax(dim=1)
 
 
-def _of_actions(log_probabilities: Tensor, actions: Tensor) -> Tensor:
+def _log_probabilities_of(log_probabilities: Tensor, actions: Tensor) -> Tensor:
     """Return the log-probability of each row's action, shape (batch,)."""
     return log_probabilities.gather(1, actions.long().unsqueeze(1)).squeeze(1)

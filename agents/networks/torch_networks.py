@@ -103,7 +103,7 @@ class SetNetwork(Network):
             for layer in (self.score, self.direct, self.wait):
                 layer.weight *= 0.1  # a nearly uniform policy to begin with
 
-    def _embed(self, observation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _embed_items(self, observation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layout = self.layout
         items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
         embedded = tanh(self.item(items))
@@ -112,7 +112,7 @@ class SetNetwork(Network):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits of shape (batch, actions) and values of shape (batch,)."""
-        items, embedded, pooled = self._embed(observation)
+        items, embedded, pooled = self._embed_items(observation)
         context = self.context(pooled)
         mixed = tanh(self.mix_item(embedded) + self.mix_context(context).unsqueeze(1))
         logits = (self.score(mixed) + self.direct(items)).squeeze(-1)
@@ -122,7 +122,7 @@ class SetNetwork(Network):
 
     def values(self, observation: Tensor) -> Tensor:
         """Return values of shape (batch,)."""
-        values: Tensor = self.value(self._embed(observation)[2]).squeeze(-1)
+        values: Tensor = self.value(self._embed_items(observation)[2]).squeeze(-1)
         return values
 
 

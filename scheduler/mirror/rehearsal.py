@@ -4,7 +4,7 @@ import numpy as np
 
 from ...agents.heuristics import PICKS, Heuristic
 from ...agents.registry import HEURISTIC_NAMES, PATIENT, find_policy
-from ...agents.rehearsals import decisions_by
+from ...agents.rehearsals import decision_rehearsals_of
 from ...cluster.kernels.ahead import Rehearsal
 from ...cluster.model.problem import ORDERS
 from ...cluster.presets.drawn import hetero64
@@ -24,13 +24,13 @@ def rehearsals_of(*policies: str) -> list[str]:
 
     Those of others, and of unknown names, are loaded for that: see `is_known`.
     """
-    decisions = [decisions_by(name) or [f"{_REHEARSAL_MODULE}:decisions:{name}"] for name in policies]
+    decisions = [decision_rehearsals_of(name) or [f"{_REHEARSAL_MODULE}:decisions:{name}"] for name in policies]
     return list(dict.fromkeys([f"{_REHEARSAL_MODULE}:happenings", *(each for of_one in decisions for each in of_one)]))
 
 
 def is_known(policy: str) -> bool:
     """Whether what a policy needs is known without loading any plug-in."""
-    return policy in HEURISTIC_NAMES or policy.startswith(PATIENT) or bool(decisions_by(policy))
+    return policy in HEURISTIC_NAMES or policy.startswith(PATIENT) or bool(decision_rehearsals_of(policy))
 
 
 def happenings() -> Rehearsal:

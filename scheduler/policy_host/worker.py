@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ...agents.learned.schema import USERS, remark_on, use_of
-from ...agents.protocol import Observing, Policy
+from ...agents.learned.schema import USERS, conditions_of_use, training_mismatch
+from ...agents.protocol import Policy, RecordingPolicy
 from ...agents.registry import ROLLOUT, checkpoint_in, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
@@ -104,7 +104,7 @@ def serve(channel: Channel) -> None:
         policy = sampling(load(begin.edition), begin.sample_temperature)
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)
-        remark = in_one_line(remark_on(policy, use_of(begin.site.rules, USERS)))[:MAX_REMARK]
+        remark = in_one_line(training_mismatch(policy, conditions_of_use(begin.site.rules, USERS)))[:MAX_REMARK]
         ready = Ready(name=policy.name, waits=bool(policy.waits), remark=remark)
         _warm_up(policy, begin.site)
     except EOFError:
@@ -119,7 +119,7 @@ def serve(channel: Channel) -> None:
 
 
 def _answer_all(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoReturn:
-    observing = policy if isinstance(policy, Observing) else None
+    observing = policy if isinstance(policy, RecordingPolicy) else None
     while True:
         question: DecisionQuestion = pickle.loads(channel.receive())
         if question.snapshot is not None:
@@ -159,7 +159,7 @@ def sampling(policy: Policy, temperature: float | None) -> Policy:
         raise PluginError(
             f"policy {policy.name!r} cannot be sampled; take a checkpoint (NAME.zip), or leave sample_temperature out"
         )
-    return policy.drawing(temperature)
+    return policy.with_drawn_actions(temperature)
 
 
 def limit(policy: Policy, deadline_s: float) -> None:
@@ -170,7 +170,9 @@ def limit(policy: Policy, deadline_s: float) -> None:
     policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
 
 
-def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, number: int) -> PolicyAnswer | Failed:
+def _answer(
+    policy: Policy, observing: RecordingPolicy | None, mirror: ClusterMirror, number: int
+) -> PolicyAnswer | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
     mirror.due()
     began = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ...agents.learned.schema import USERS, UsedUnder, remark_on
+from ...agents.learned.schema import USERS, UsedUnder, training_mismatch
 from ...agents.registry import find_policy
 from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsError
 from ...cluster.files.input_problems import Place
@@ -54,7 +54,7 @@ def check(path: Path | None) -> ConfigReport:
     remarks, use = [], _use_of(settings)
     for place, name in ((("policy", "fallback"), settings.policy.fallback), (("policy", "name"), settings.policy.name)):
         with _noted(problems, file, place):
-            if name is not None and (remark := remark_on(find_policy(name), use)):
+            if name is not None and (remark := training_mismatch(find_policy(name), use)):
                 remarks.append(f"policy {name}: {remark}")
     choice = settings.policy
     if choice.name is not None and choice.sample_temperature is not None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection
 
-from ...agents.learned.schema import USERS, remark_on, use_of
-from ...agents.registry import check_registered, find_policy
+from ...agents.learned.schema import USERS, conditions_of_use, training_mismatch
+from ...agents.registry import check_policy_name, find_policy
 from ...cluster.files.disk_space import DiskSpace
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ...cluster.files.paths import exists
@@ -109,7 +109,7 @@ class Service:
         choice = settings.policy
         fallback = find_policy(choice.fallback)
         if choice.name is not None:
-            check_registered(choice.name)  # it is loaded in a process of its own
+            check_policy_name(choice.name)  # it is loaded in a process of its own
         given = None if settings.cluster is None else read_cluster(settings.cluster)
         make_folder(settings.folder)
         self.room = _room_of(settings)  # first: what follows writes files
@@ -131,7 +131,7 @@ class Service:
         self._warn_of_agents()
         site = site_of(setup, settings)
         # The policy's own process warns for the policy.
-        if remark := remark_on(fallback, use_of(site.rules, USERS)):
+        if remark := training_mismatch(fallback, conditions_of_use(site.rules, USERS)):
             log.warning("policy %s: %s", fallback.name, remark)
         self.node_types = node_types_of(setup)
         self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longshore.agents.learned.network import ObservationLayout, find_network
-from longshore.agents.networks.sb3_policy import FORWARD_CHUNK_ROWS, in_chunks
+from longshore.agents.networks.sb3_policy import FORWARD_CHUNK_ROWS, forward_in_chunks
 from longshore.cluster.files.plugins import registered
 
 LAYOUT = ObservationLayout(globals=5, items=6, features=4, actions=6, waiting=False)
@@ -19,7 +19,7 @@ def passes(name: str, threads: int, rows: int) -> tuple[list[Tensor], list[Tenso
     network = find_network(name)(LAYOUT)
     observation = torch.rand(rows, LAYOUT.globals + LAYOUT.items * LAYOUT.features)
     with ThreadPoolExecutor(threads or 1) as pool:
-        outputs = in_chunks(network, pool, observation) if threads else network(observation)
+        outputs = forward_in_chunks(network, pool, observation) if threads else network(observation)
         weights = torch.rand(rows, LAYOUT.actions)
         ((outputs[0] * weights).sum() + (outputs[1] ** 2).sum()).backward()
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.learned.checkpoint import network_of, schema_of
+from longshore.agents.learned.checkpoint import schema_of, untrained_network
 from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.candidates import (
     CandidateNetwork,
     CandidatePolicy,
     candidate_weights,
-    mean_of,
-    member_of,
-    network_value,
+    cost_so_far_s,
+    mean_network,
+    member_network,
     objective_unit_s,
+    observation_value,
     score_candidates,
-    spent_s,
 )
 from longshore.agents.rollouts import NO_HORIZON
 from longshore.cluster.candidates.candidates import pick_candidate
@@ -53,7 +53,7 @@ def sharp_policy(seed: int, *, waits: bool) -> CandidatePolicy:
         node_gpus=(8,) * 8,
     )
     torch.manual_seed(seed)
-    network = network_of(schema)
+    network = untrained_network(schema)
     assert isinstance(network, CandidateNetwork)
     with torch.no_grad():
         network.score.weight *= SHARPEN
@@ -75,7 +75,7 @@ def test_the_compiled_forward_pass_gives_the_networks_logits_and_value(case: Cas
         with torch.inference_mode():
             expected, value = policy.network(torch.from_numpy(batch.observations))
         np.testing.assert_allclose(logits[0, :candidates], expected[0, :candidates], rtol=1e-4, atol=1e-4)
-        assert network_value(weights, batch.observations, 0, candidates) == pytest.approx(
+        assert observation_value(weights, batch.observations, 0, candidates) == pytest.approx(
             value.item(), rel=1e-4, abs=1e-4
         )
 
@@ -83,7 +83,7 @@ def test_the_compiled_forward_pass_gives_the_networks_logits_and_value(case: Cas
 def test_the_mean_of_networks_tells_the_mean_of_what_they_tell() -> None:
     networks = [sharp_policy(seed, waits=True).network for seed in (1, 2, 3)]
     candidates = [network for network in networks if isinstance(network, CandidateNetwork)]
-    mean = mean_of(candidates)
+    mean = mean_network(candidates)
     weights, logits = candidate_weights(mean), np.zeros((1, MAX_CANDIDATES), dtype=np.float32)
     assert (candidate_weights(candidates[0]).members, weights.members) == (1, 3)
     for batch in decisions(small_problem(1, waiting=True), 0, 4):
@@ -95,14 +95,14 @@ def test_the_mean_of_networks_tells_the_mean_of_what_they_tell() -> None:
                 for predicted_gains in zip(*(one(torch.from_numpy(observations)) for one in candidates), strict=True)
             )
         np.testing.assert_allclose(logits[0, :count], expected[0, :count], rtol=1e-3, atol=1e-3)
-        assert network_value(weights, observations, 0, count) == pytest.approx(values.item(), rel=1e-4, abs=1e-4)
+        assert observation_value(weights, observations, 0, count) == pytest.approx(values.item(), rel=1e-4, abs=1e-4)
 
 
 def test_a_member_of_a_mean_is_the_network_that_went_in() -> None:
     networks = [sharp_policy(seed, waits=True).network for seed in (1, 2, 3)]
     candidates = [network for network in networks if isinstance(network, CandidateNetwork)]
     for number, network in enumerate(candidates):
-        member = member_of(mean_of(candidates), number).state_dict()
+        member = member_network(mean_network(candidates), number).state_dict()
         for name, tensor in network.state_dict().items():
             assert name == "value.2.bias" or torch.allclose(member[name], tensor, rtol=1e-6), name
 
@@ -229,7 +229,9 @@ def test_what_is_foreseen_is_the_mean_of_what_the_value_tells_after_each_start(
     reset(sim, 0, 0)
     while advance(sim, 0) and started < starts:
         if is_fresh and started >= first:
-            foreseen_s.append(spent_s(sim, 0, objective) + policy.value(sim, 0) * objective_unit_s(sim, 0, objective))
+            foreseen_s.append(
+                cost_so_far_s(sim, 0, objective) + policy.value(sim, 0) * objective_unit_s(sim, 0, objective)
+            )
         if is_fresh := policy.place(sim, 0):
             start(sim, 0)
             started += 1

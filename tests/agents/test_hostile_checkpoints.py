@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import save_policy, schema_of, untrained_network
 from longshore.cluster.files.plugins import registered
 from tests.support import processes
 from tests.support.budgets import examples
@@ -110,7 +110,7 @@ class Parts:
             node_gpus=(8,) * 8,
         )  # fmt: skip
         self.schema: Any = json.loads(made.model_dump_json()) | schema
-        self.arrays = {name: npy(tensor.numpy()) for name, tensor in network_of(made).state_dict().items()}
+        self.arrays = {name: npy(tensor.numpy()) for name, tensor in untrained_network(made).state_dict().items()}
 
     def weights(self) -> bytes:
         return zipped([(f"{name}.npy", content) for name, content in self.arrays.items()])
@@ -351,5 +351,5 @@ def test_a_saved_policy_is_loaded_in_that_process(load: Load, tmp_path: Path) ->
     schema = schema_of(
         algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(1,) * 512
     )
-    save_policy(tmp_path / "p.zip", schema, network_of(schema))
+    save_policy(tmp_path / "p.zip", schema, untrained_network(schema))
     assert load(tmp_path / "p.zip") == "loaded"

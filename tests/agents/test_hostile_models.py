@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
 
-from longshore.agents.sb3 import EnvironmentHints, read_model
+from longshore.agents.sb3 import EnvironmentHints, import_model
 from longshore.cluster.files.errors import CheckpointError
 from longshore.envs.gymnasium_envs import PlacementEnv
 from tests.envs.random_run import small_problem
@@ -157,7 +157,7 @@ def reads(content: bytes, folder: Path) -> str:
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        read_model(path, EnvironmentHints())
+        import_model(path, EnvironmentHints())
     except CheckpointError as error:
         message = str(error)
         assert "\n" not in message
@@ -202,7 +202,7 @@ def test_weights_of_other_floating_numbers_are_read(sound: bytes, tmp_path: Path
         other = {name: tensor.to(kind) for name, tensor in weights.items()}
         assert reads(zipped(entries_of(sound) | {"policy.pth": saved(other)}), tmp_path) == ""
     path = tmp_path / "model.zip"
-    found = read_model(path, EnvironmentHints())[1].state_dict()["policy.0.weight"].numpy()
+    found = import_model(path, EnvironmentHints())[1].state_dict()["policy.0.weight"].numpy()
     expected = weights["mlp_extractor.policy_net.0.weight"].to(torch.float16).float().numpy()
     assert np.array_equal(found, expected)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned.checkpoint import network_of, schema_of
+from longshore.agents.learned.checkpoint import schema_of, untrained_network
 from longshore.agents.learned.network import LearnedPolicy
 from longshore.cluster.model.problem import ORDERS, Problem, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
@@ -48,7 +48,7 @@ def test_no_network_ends_before_the_optimum(
             algorithm="ppo", network="set", action=action, observation="full", waiting=waiting,
             node_gpus=tuple(np.diff(cluster.first_gpu).tolist()),
         )  # fmt: skip
-        policy = LearnedPolicy("untrained", schema, network_of(schema))
+        policy = LearnedPolicy("untrained", schema, untrained_network(schema))
         rules = RULES._replace(order=order, waiting=waiting)
         outcome = run_policy(Case(cluster, scenarios, 0, fault_free(cluster), rules), policy)[1]
         assert outcome.finished[0] == scenarios.jobs[0]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTIC_CHECK_NODES, HEURISTICS
-from longshore.agents.learned.checkpoint import network_of
-from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
+from longshore.agents.learned.checkpoint import untrained_network
+from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_network
 from longshore.agents.protocol import decisions_between_checks
 from longshore.agents.rollouts import (
     IMAGINING,
@@ -24,7 +24,7 @@ from longshore.agents.rollouts import (
     Rollout,
     RolloutBase,
     Search,
-    blend,
+    blend_costs,
     posterior_of,
     rollout_of,
     value_of_information,
@@ -85,7 +85,7 @@ class RankingClock(Clock):
         self.time_to_go, self.run_for, self.value = base.time_to_go, base.run_for, base.value
 
     @property
-    def stand_in(self) -> RolloutBase:
+    def rollout_base(self) -> RolloutBase:
         return self
 
 
@@ -161,10 +161,10 @@ def test_the_posterior_is_the_mean_weighted_by_variances() -> None:
 @given(st.integers(1, 1000))
 def test_the_more_futures_the_more_the_ends_count(futures: int) -> None:
     ends_s, foreseen_s = np.full((futures, 2), 3.0), np.full((futures, 2), 1.0)
-    costs_s = blend(ends_s, foreseen_s)
+    costs_s = blend_costs(ends_s, foreseen_s)
     share = (costs_s[0, 0] - 1.0) / 2.0
     assert share == pytest.approx((24 + futures) / (72 + futures))
-    np.testing.assert_array_equal(blend(ends_s, ends_s), ends_s)
+    np.testing.assert_array_equal(blend_costs(ends_s, ends_s), ends_s)
 
 
 def test_knowing_a_candidate_is_worth_what_chance_alone_would_make_it_gain() -> None:
@@ -186,7 +186,7 @@ def test_candidates_of_little_value_of_information_are_not_tried_again() -> None
     np.testing.assert_array_equal(some[0, candidates[0]], every[0, candidates[0]])
     none = Rollout(base, Search(futures=6, width=3, least_value=1.01 * float(worth.max())), "jct")
     assert none.gains(sim, 0).shape[0] == 0
-    assert none.choose(sim, 0) == -1
+    assert none.choose_candidate(sim, 0) == -1
 
 
 def test_a_rollout_finds_the_optimum_that_its_base_misses() -> None:
@@ -274,7 +274,7 @@ def test_a_try_is_abandoned_on_its_way_when_the_budget_is_spent(name: str, order
 
     rollout = Rollout(base, Search(budget_s=20.0), passed_s=passed_s)
     state = rollout._imagination(sim).state
-    assert rollout.choose(sim, 0) == -1
+    assert rollout.choose_candidate(sim, 0) == -1
     assert 20.0 < passed_s() <= 20.0 + part
     assert state.finished[TRIAL] < state.submitted[TRIAL], "the try went on to its end"
 
@@ -329,9 +329,9 @@ def test_a_base_that_ranks_is_first_tried_without_faults() -> None:
 def test_rollouts_of_a_mean_have_its_first_network_as_base() -> None:
     schema = untrained_candidates(waiting=True).schema
     torch.manual_seed(1)
-    networks = [network_of(schema) for _ in range(3)]
+    networks = [untrained_network(schema) for _ in range(3)]
     candidates = [network for network in networks if isinstance(network, CandidateNetwork)]
-    mean, first = (CandidatePolicy("any", schema, network) for network in (mean_of(candidates), candidates[0]))
+    mean, first = (CandidatePolicy("any", schema, network) for network in (mean_network(candidates), candidates[0]))
     sim = at_first_decision(busy_case(ring=True))
     rollout = rollout_of(mean)
     assert isinstance(rollout.base, CandidatePolicy)

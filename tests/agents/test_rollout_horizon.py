@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
-from longshore.agents.networks.candidates import CandidatePolicy, objective_unit_s, spent_s
+from longshore.agents.networks.candidates import CandidatePolicy, cost_so_far_s, objective_unit_s
 from longshore.agents.registry import find_policy
 from longshore.agents.rollouts import FORESEE_FROM, Rollout, Search
 from longshore.cluster.candidates.candidates import is_wait, list_candidates
@@ -38,22 +38,22 @@ class Seer:
     def __init__(self, policy: CandidatePolicy, objective: Objective, error_s: float = 0.0) -> None:
         self.policy, self.time_to_go, self.error_s = policy, objective, error_s
         self.place, self.run, self.run_on = policy.place, policy.run, policy.run_on
-        self.predicted_gains, self.stand_in = policy.predicted_gains, self
+        self.predicted_gains, self.rollout_base = policy.predicted_gains, self
         self.values, self.predicted_from = 0, dict[int, int]()  # by jobs that the candidate tried has started
 
     def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
         self.predicted_from[int(sim.state.queued[PRESENT] - sim.state.queued[row])] = foresee_from
         due, _ = self.policy.run_for(sim, row, starts, foresee_from)
         assert not due or foresee_from > starts, "a try that is cut off has a prediction at its end alone"
-        return due, math.nan if due else spent_s(sim, row, self.time_to_go) + self.error_s
+        return due, math.nan if due else cost_so_far_s(sim, row, self.time_to_go) + self.error_s
 
     def value(self, sim: Simulation, row: int) -> float:
         self.values += 1
         arrays: Iterable[NDArray[Any]] = sim.state
         before = [array[row].copy() for array in arrays]
-        spent, unit_s = spent_s(sim, row, self.time_to_go), objective_unit_s(sim, row, self.time_to_go)
+        spent, unit_s = cost_so_far_s(sim, row, self.time_to_go), objective_unit_s(sim, row, self.time_to_go)
         self.policy.run_on(sim, row)
-        left_s = spent_s(sim, row, self.time_to_go) - spent
+        left_s = cost_so_far_s(sim, row, self.time_to_go) - spent
         for array, was in zip(arrays, before, strict=True):
             array[row] = was
         return left_s / unit_s
@@ -93,8 +93,8 @@ def test_predictions_on_the_way_affect_a_decision() -> None:
 
     sim, policy = at_first_decision(busy_case(ring=True)), untrained_candidates(waiting=True)
     exact, wrong = (Rollout(base(policy, "jct"), Search(3, 4), "jct") for base in (Seer, Wrong))
-    assert exact.choose(sim, 0) != wrong.choose(sim, 0)
-    (ends, foreseen), (same_ends, misled) = (each.gains_both_ways(sim, 0) for each in (exact, wrong))
+    assert exact.choose_candidate(sim, 0) != wrong.choose_candidate(sim, 0)
+    (ends, foreseen), (same_ends, misled) = (each.end_and_foreseen_gains(sim, 0) for each in (exact, wrong))
     np.testing.assert_array_equal(ends, same_ends)
     np.testing.assert_allclose(misled, -1e3 * foreseen)
 
@@ -111,7 +111,7 @@ def where_waiting_is_a_candidate() -> Simulation:
 
 def test_candidates_are_predicted_from_the_same_number_of_started_jobs_on() -> None:
     sim, seer = where_waiting_is_a_candidate(), Seer(untrained_candidates(waiting=True), "jct")
-    Rollout(seer, Search(1, 15), "jct").choose(sim, 0)
+    Rollout(seer, Search(1, 15), "jct").choose_candidate(sim, 0)
     assert seer.predicted_from == {0: FORESEE_FROM, 1: FORESEE_FROM - 1}
 
 
@@ -123,7 +123,7 @@ def test_where_one_candidate_has_no_prediction_the_ends_count_for_all() -> None:
 
     sim, policy = where_waiting_is_a_candidate(), untrained_candidates(waiting=True)
     blind, short = (Rollout(base, Search(3, 15), "jct") for base in (policy, Short(policy, "jct")))
-    assert short.choose(sim, 0) == blind.choose(sim, 0)
+    assert short.choose_candidate(sim, 0) == blind.choose_candidate(sim, 0)
 
 
 @pytest.mark.parametrize("ring", [False, True])

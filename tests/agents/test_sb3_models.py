@@ -19,7 +19,7 @@ from longshore.agents.learned.checkpoint import layout_of, load_policy, save_pol
 from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.registry import find_policy
-from longshore.agents.sb3 import EnvironmentHints, SB3Policy, read_model
+from longshore.agents.sb3 import EnvironmentHints, SB3Policy, import_model
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
@@ -91,7 +91,7 @@ def test_a_saved_model_becomes_a_checkpoint_that_decides_as_it_did(name: str, tm
     case = CASES[name]
     model = model_of(case.kind, case.problem, case.view, **case.policy)
     model.save(tmp_path / "model.zip")
-    schema, network = read_model(tmp_path / "model.zip", EnvironmentHints())
+    schema, network = import_model(tmp_path / "model.zip", EnvironmentHints())
     save_policy(tmp_path / "policy.zip", schema, network)
     policy, live = load_policy(tmp_path / "policy.zip"), SB3Policy(model)
     assert schema.algorithm == live.schema.algorithm == f"sb3-{ALGORITHMS[case.kind]}"
@@ -261,7 +261,7 @@ def test_a_policy_of_the_patents_kind_hangs_on_the_number_of_gpus_alone(
     policy.run(sim, np.arange(1))
     assert int(sim.state.finished[0]) == int(problem.scenarios.jobs[0])
     with pytest.raises(CheckpointError, match=r"4 GPUs .* this cluster has 5"):
-        policy.check(simulation_of(clustered((*sizes, 1)), rows=1))
+        policy.check_cluster(simulation_of(clustered((*sizes, 1)), rows=1))
 
 
 def clustered(sizes: tuple[int, ...]) -> Problem:

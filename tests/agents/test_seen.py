@@ -9,7 +9,7 @@ import torch
 
 from longshore.agents.learned.network import LearnedPolicy
 from longshore.agents.networks.candidates import CandidatePolicy
-from longshore.agents.protocol import Observing, Policy
+from longshore.agents.protocol import Policy, RecordingPolicy
 from longshore.agents.rollouts import Rollout, Search
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
@@ -23,7 +23,7 @@ Wild = TypeVar("Wild", bound=LearnedPolicy)
 
 
 @pytest.mark.parametrize("policy", LEARNED, ids=lambda policy: policy.name)
-def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(policy: Observing) -> None:
+def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(policy: RecordingPolicy) -> None:
     case = busy_case(ring=True)
     sim = compiled(case)
     reset(sim, 0, case.row)

@@ -2,7 +2,7 @@
 
 import torch
 
-from longshore.agents.learned.checkpoint import network_of, schema_of
+from longshore.agents.learned.checkpoint import schema_of, untrained_network
 from longshore.agents.learned.network import LearnedPolicy
 
 NODES = (8,) * 8
@@ -15,4 +15,4 @@ def untrained(
     schema = schema_of(
         algorithm="ppo", network=network, action=action, observation=observation, waiting=waiting, node_gpus=NODES
     )
-    return LearnedPolicy("untrained", schema, network_of(schema))
+    return LearnedPolicy("untrained", schema, untrained_network(schema))

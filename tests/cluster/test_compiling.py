@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidates import CandidatePolicy
-from longshore.agents.rehearsals import decisions_by
+from longshore.agents.rehearsals import decision_rehearsals_of
 from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.processes import free_port
@@ -285,7 +285,7 @@ def test_after_all_groups_nothing_is_left_for_a_scheduler_and_its_policy() -> No
     groups = {name for names in REHEARSAL_GROUPS.values() for name in names}
     for path in SHIPPED:
         for policy in (str(path), f"rollout:{path}", "rollout:patient"):
-            assert set(decisions_by(policy)) <= groups
+            assert set(decision_rehearsals_of(policy)) <= groups
 
 
 SHIPPED = sorted((ROOT / "checkpoints").glob("*.zip"))
@@ -294,9 +294,11 @@ SHIPPED = sorted((ROOT / "checkpoints").glob("*.zip"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda it: it.stem)
 def test_what_a_checkpoint_needs_is_known_before_it_is_loaded(path: Path) -> None:
     kind = "candidates" if isinstance(load_policy(path), CandidatePolicy) else "networks"
-    assert decisions_by(str(path)) == [f"longshore.agents.rehearsals:decisions:{kind}"]
+    assert decision_rehearsals_of(str(path)) == [f"longshore.agents.rehearsals:decisions:{kind}"]
     of_rollouts = [f"longshore.agents.rehearsals:rollouts:{kind}"] if kind == "candidates" else []
-    assert decisions_by(f"rollout:{path}") == decisions_by(f"rollout:{path}@20ms,h16") == of_rollouts
+    assert (
+        decision_rehearsals_of(f"rollout:{path}") == decision_rehearsals_of(f"rollout:{path}@20ms,h16") == of_rollouts
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_what_cannot_be_known_is_left_to_who_loads_it(name: str, tmp_path: Path)
     with zipfile.ZipFile(tmp_path / "odd.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("schema.json", json.dumps({"network": None}))
         archive.writestr("weights.npz", b"")
-    assert decisions_by(str(tmp_path / name) if name.endswith(".zip") else name) == []
+    assert decision_rehearsals_of(str(tmp_path / name) if name.endswith(".zip") else name) == []
 
 
 DECIDES = ("patient", *(f"{ROOT}/checkpoints/{it}.zip" for it in ("hetero64", "hetero64-wait", "traces")))

@@ -67,7 +67,7 @@ def test_trying_candidates_out_leaves_the_real_simulation_untouched_to_the_byte(
     if sim is None:
         return
     before = everything(sim)
-    Rollout(base, replace(SEARCH, horizon=horizon), "jct").choose(sim, 0)
+    Rollout(base, replace(SEARCH, horizon=horizon), "jct").choose_candidate(sim, 0)
     after = everything(sim)
     assert [name for name, was in before.items() if after[name] != was] == []
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from longshore.agents.heuristics import HEURISTICS, decide
+from longshore.agents.heuristics import HEURISTICS, pick_by_rule
 from longshore.agents.registry import find_policy
 from longshore.cli import app
 from longshore.cluster.files.errors import EndlessError, InputError
@@ -218,7 +218,7 @@ def place_and_raise(sim: Simulation, decision: int, number: int) -> None:
     while advance(sim, 0):
         if sim.state.decisions[0] == decision:
             RAISE(number)
-        decide(sim, 0, PACK_RULE, 0.0)
+        pick_by_rule(sim, 0, PACK_RULE, 0.0)
         start(sim, 0)
 
 
@@ -274,6 +274,6 @@ def test_rollouts_in_which_no_job_would_ever_end_leave_the_choice_to_their_base(
     outcomes = []
     for policy in (find_policy(f"rollout:{base}"), find_policy(base)):
         sim = simulation_of(Problem(cluster, scenarios, process, rules))
-        getattr(policy, "stand_in", policy).run(sim, np.array([0]))
+        getattr(policy, "rollout_base", policy).run(sim, np.array([0]))
         outcomes.append(outcome_of(sim))
     assert np.array_equal(outcomes[0].finish_s, outcomes[1].finish_s)

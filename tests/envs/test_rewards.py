@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import pick_at_random
+from longshore.agents.heuristics import pick_by_draws
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.placing import DRAWS_PER_PLACEMENT
@@ -82,7 +82,7 @@ def random_makespan_s(case: Case, run: int) -> float:
     sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        pick_at_random(sim, 0, run * DRAWS_PER_PLACEMENT)
+        pick_by_draws(sim, 0, run * DRAWS_PER_PLACEMENT)
         start(sim, 0)
     return float(sim.state.now_s[0])
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import save_policy, schema_of, untrained_network
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import same_jobs
@@ -43,7 +43,7 @@ def untrained(path: Path, *, waiting: bool = False) -> Path:
     schema = schema_of(
         algorithm="ppo", network="set", action="node", observation="full", waiting=waiting, node_gpus=(8,) * 8
     )
-    save_policy(path, schema, network_of(schema))
+    save_policy(path, schema, untrained_network(schema))
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of, tuned_patient
+from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of_least_cost, patient_with_factor
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.model.outcome import weighting_of
@@ -120,7 +120,7 @@ def test_an_objective_that_is_no_column_becomes_the_first(text: str) -> None:
 
 
 def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
-    assert find_policy("patient@0.8") == patient_of(0.8)
+    assert find_policy("patient@0.8") == patient_with_factor(0.8)
     assert find_policy(f"patient@{PATIENT.patience}").patience == PATIENT.patience  # type: ignore[attr-defined]
     for wrong in ("patient@", "patient@0", "patient@-1", "patient@1e9", "patient@fast"):
         with pytest.raises(PluginError, match="no factor after '@'"):
@@ -129,11 +129,11 @@ def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
 
 @pytest.mark.full
 def test_a_heuristic_stays_one_with_another_factor_and_no_other_policy_becomes_one() -> None:
-    assert all(map(is_heuristic, (*HEURISTICS.values(), patient_of(0.7))))
+    assert all(map(is_heuristic, (*HEURISTICS.values(), patient_with_factor(0.7))))
     assert not is_heuristic(replace(PATIENT, name="theirs"))
     assert not is_heuristic(untrained_candidates(waiting=True))
 
 
 def test_the_factor_of_least_cost_is_taken() -> None:
     for best in FACTORS:
-        assert tuned_patient(lambda policy, best=best: abs(policy.patience - best)) == patient_of(best)  # type: ignore[misc]
+        assert patient_of_least_cost(lambda policy, best=best: abs(policy.patience - best)) == patient_with_factor(best)  # type: ignore[misc]

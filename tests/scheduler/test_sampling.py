@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import load_policy, save_policy, schema_of, untrained_network
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.placing import undo_picks
@@ -49,7 +49,7 @@ def patents(folder: Path) -> Path:
     schema = schema_of(
         algorithm="ppo", network="mlp", action="gpu", observation="patent-literal", waiting=True, node_gpus=(1,) * 10
     )
-    save_policy(folder / "patent.zip", schema, network_of(schema))
+    save_policy(folder / "patent.zip", schema, untrained_network(schema))
     return folder / "patent.zip"
 
 
@@ -102,7 +102,7 @@ def test_over_many_seeds_candidates_are_drawn_as_often_as_they_are_probable(temp
     assert advance(sim, 0)
     draws, counts = 4000, np.zeros(16)
     for seed in range(draws):
-        drawing = policy.drawing(temperature, seed)
+        drawing = policy.with_drawn_actions(temperature, seed)
         drawing.place(sim, 0)
         seen = drawing.last_decision()
         counts[seen.actions[0]] += 1
@@ -132,7 +132,7 @@ def test_over_many_seeds_each_pick_is_drawn_as_often_as_it_is_probable(temperatu
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # networks this small lose by sharing their work
     for seed in range(draws):
-        drawing = policy.drawing(temperature, seed)
+        drawing = policy.with_drawn_actions(temperature, seed)
         drawing.place(sim, 0)
         seen = drawing.last_decision()
         picked = tuple(seen.actions.tolist())
@@ -141,8 +141,8 @@ def test_over_many_seeds_each_pick_is_drawn_as_often_as_it_is_probable(temperatu
         undo_picks(sim, 0)
         assert advance(sim, 0)
     torch.set_num_threads(threads)
-    again = policy.drawing(temperature, 7)
-    assert (again.place(sim, 0), drawing.temperature) == (policy.drawing(temperature, 7).place(sim, 0), 1.0)
+    again = policy.with_drawn_actions(temperature, 7)
+    assert (again.place(sim, 0), drawing.temperature) == (policy.with_drawn_actions(temperature, 7).place(sim, 0), 1.0)
     assert len({len(picked) for picked in met if len(picked) > 1}) == 1
     assert len(met) > 20
     assert sum(likely.values()) <= 1.0 + 1e-5

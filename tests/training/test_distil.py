@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS, Heuristic
-from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import load_policy, save_policy, schema_of, untrained_network
 from longshore.agents.learned.schema import Schema
 from longshore.agents.networks.candidates import (
     TEMPERATURE,
     CandidateNetwork,
     CandidatePolicy,
+    cost_so_far_s,
     objective_unit_s,
-    spent_s,
 )
 from longshore.agents.rollouts import NO_HORIZON, Rollout, Search
 from longshore.cluster.candidates.candidates import list_candidates
@@ -161,7 +161,7 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
         copy_row(imagined, PRESENT, FUTURE)
         draw_future(imagined, rollout._seed(sim, 0, future))
         base.run_on(imagined, FUTURE)
-        left_s.append(spent_s(imagined, FUTURE, objective) - spent_s(sim, 0, objective))
+        left_s.append(cost_so_far_s(imagined, FUTURE, objective) - cost_so_far_s(sim, 0, objective))
     assert label(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / objective_unit_s(sim, 0, objective))
 
 
@@ -378,7 +378,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(tm
         algorithm="ppo", network="set", action="node", observation="full", waiting=False, node_gpus=(8,) * 8
     )
     path = tmp_path / "nodes.zip"
-    save_policy(path, other, network_of(other))
+    save_policy(path, other, untrained_network(other))
     with pytest.raises(InputError, match=r"--init: .*network set for node actions"):
         train(config(10, init=str(path)), tmp_path / "runs")
     with pytest.raises(CheckpointError, match="there is no such checkpoint"):

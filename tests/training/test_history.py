@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy
+from longshore.agents.learned.checkpoint import load_policy, save_policy, untrained_network
 from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import ORDERS, fault_sources, stack
@@ -276,7 +276,7 @@ def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any
     assert all(torch.equal(weight, expected[name]) for name, weight in begun.state_dict().items())
     again = train(config, tmp_path, sizes=Sizes(validations=1), compares=False)
     shorter = policy.schema.model_copy(update={"waiting": False})  # as policies of the patent's presets are
-    save_policy(tmp_path / "patent.zip", shorter, network_of(shorter))
+    save_policy(tmp_path / "patent.zip", shorter, untrained_network(shorter))
     never_waits = learning_of(recorded.file, init=tmp_path / "patent.zip")
     stays = train(never_waits, tmp_path, sizes=Sizes(validations=1), compares=False)
     assert not load_policy(stays.best).schema.waiting

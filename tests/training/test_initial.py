@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import save_policy, schema_of, untrained_network
 from longshore.agents.learned.schema import HiddenLayers, Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError, InputError
@@ -23,7 +23,7 @@ def saved(folder: Path, **changes: Any) -> tuple[Path, Schema]:
     }  # fmt: skip
     layers = changes.pop("layers", None)
     schema = schema_of(**(given | changes)).model_copy(update={"layers": layers})
-    save_policy(folder / "init.zip", schema, network_of(schema))
+    save_policy(folder / "init.zip", schema, untrained_network(schema))
     return folder / "init.zip", schema
 
 
@@ -81,7 +81,7 @@ def test_a_network_of_layers_goes_on_with_its_own(tmp_path: Path) -> None:
 def test_gains_become_logits(tmp_path: Path) -> None:
     path, schema = saved(tmp_path, network="candidates", action="candidate")
     for algorithm, factor in (("group", 1.0), ("distil", 1.0 / TEMPERATURE)):
-        network = network_of(schema)
+        network = untrained_network(schema)
         assert isinstance(network, CandidateNetwork)
         save_policy(path, schema.model_copy(update={"algorithm": algorithm}), network)
         begun = actor_critic_of(config(path), schema)

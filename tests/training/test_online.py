@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import load_policy, save_policy, schema_of, untrained_network
 from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
@@ -120,7 +120,7 @@ def test_a_policy_of_the_patents_kind_learns_online_by_ppo(recorded: RecordedHis
         algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=True, node_gpus=(1,) * 64
     )
     served, reported = tmp_path / "policy.zip", list[str]()
-    save_policy(served, schema, network_of(schema))
+    save_policy(served, schema, untrained_network(schema))
     config = config_of(
         preset=None, algorithm="ppo", steps=64, seed=0, network=None, action=None, observation=None, reward=None,
         waiting=None, threads=1, history=recorded.file, init=served,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
+from longshore.agents.heuristics import FACTORS, HEURISTICS, PATIENT, patient_with_factor
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.outcome import weighting_of
@@ -169,7 +169,7 @@ def test_the_best_pair_is_the_least_of_all_by_the_requested_objective() -> None:
         cost = {}
         for order in ORDERS:
             ruled = problem._replace(rules=problem.rules._replace(order=ORDERS[order]))
-            for policy in (*HEURISTICS.values(), *map(patient_of, FACTORS)):
+            for policy in (*HEURISTICS.values(), *map(patient_with_factor, FACTORS)):
                 sim = simulation_of(ruled, rows=4)
                 cost[f"{order} + {policy.name}"] = float(np.log(cost_of(sim, policy, ruled, by)).mean())
         found = str(best_pair(problem, by))

@@ -94,7 +94,7 @@ def import_model(
     """
     with progress("reading the model"):
         from ..agents.learned.checkpoint import save_policy
-        from ..agents.sb3 import EnvironmentHints, read_model
+        from ..agents.sb3 import EnvironmentHints, import_model
         from ..cluster.files.output_file import check_outputs
 
         _check_observation(observation)
@@ -105,10 +105,12 @@ def import_model(
             raise InputError(f"{target} exists already", "give another --out, or remove it", field="--out")
         check_outputs({"--out": target}, {"MODEL": model})
         hints = EnvironmentHints(observation, None if cluster is None else _node_gpus(cluster), waiting)
-        schema, network = read_model(model, hints)
+        schema, network = import_model(model, hints)
         save_policy(target, schema, network)
     waits = "with waiting" if schema.waiting else "no waiting"
-    where = f"{schema.gpus} GPUs" if schema.counts_gpus else f"{schema.gpus} GPUs on {len(schema.node_gpus)} nodes"
+    where = (
+        f"{schema.gpus} GPUs" if schema.sees_only_gpu_count else f"{schema.gpus} GPUs on {len(schema.node_gpus)} nodes"
+    )
     typer.echo(f"{target}: {schema.algorithm}, {schema.action} actions, {waits}, {schema.observation}, {where}")
     typer.echo(f"It decides by observations as they are. Try it: longshore evaluate --policy {target}")
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..agents.learned.checkpoint import layout_of, load_policy, network_of, policy_of, save_policy, schema_of
+from ..agents.learned.checkpoint import layout_of, load_policy, policy_of, save_policy, schema_of, untrained_network
 from ..agents.learned.network import Network, ObservationLayout, find_network
 from ..agents.learned.schema import Schema
 from ..agents.protocol import Policy
@@ -47,7 +47,7 @@ def check_network(name: str) -> None:
                 node_gpus=(8,) * NODES,
             )  # fmt: skip
             torch.manual_seed(0)
-            network = network_of(schema)
+            network = untrained_network(schema)
             _check_weights(network, layout_of(schema), is_list=action == "candidate")
             _check_passes(network, _observations(schema), layout_of(schema))
             _check_policy(schema, network)
