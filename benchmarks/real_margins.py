@@ -44,8 +44,8 @@ class Margined(LearnedPolicy):
         super().__init__(f"margins of {waiting:g} and {turning:g}", policy.schema, policy.network)
         self._waiting, self._turning = waiting, turning
 
-    def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
-        logits = super()._score(observations)
+    def _compute_logits(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+        logits = super()._compute_logits(observations)
         items = observations[:, len(CANDIDATE_GLOBALS) :].reshape(observations.shape[0], -1, len(CANDIDATE_FEATURES))
         is_base, waits, rests, is_due = (
             items[:, : logits.shape[1], column] > 0.0

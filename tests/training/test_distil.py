@@ -159,7 +159,7 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
     left_s = []
     for future in range(3):
         copy_row(imagined, PRESENT, FUTURE)
-        draw_future(imagined, rollout._seed(sim, 0, future))
+        draw_future(imagined, rollout._future_seed(sim, 0, future))
         base.run_on(imagined, FUTURE)
         left_s.append(cost_so_far_s(imagined, FUTURE, objective) - cost_so_far_s(sim, 0, objective))
     assert label(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / objective_unit_s(sim, 0, objective))

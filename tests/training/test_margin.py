@@ -32,7 +32,7 @@ def test_a_margin_raises_the_first_candidates_logit_alone(case: Case, margin: fl
     policy = untrained_candidates(waiting=True)
     favouring = with_margin(policy, margin)
     for batch in decisions(problem_of(case), case.row, seed):
-        plain, found = (it._score(batch.observations)[0] for it in (policy, favouring))
+        plain, found = (it._compute_logits(batch.observations)[0] for it in (policy, favouring))
         assert found[0] == pytest.approx(plain[0] + margin, abs=1e-5)
         np.testing.assert_array_equal(found[1:], plain[1:])
 
