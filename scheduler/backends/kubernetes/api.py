@@ -78,7 +78,7 @@ class KubernetesApi:
             ApiStatusError: If the answer is an error.
             BackendError: If there is no answer before the deadline, so that nothing is known.
         """
-        content, whole = self.read_some(method, *args, **options)
+        content, whole = self.read_until_deadline(method, *args, **options)
         if not whole:
             raise BackendError(f"the API server did not answer in full within {self.deadline_s:g} s")
         try:
@@ -89,7 +89,7 @@ class KubernetesApi:
             raise BackendError(f"the API server answered no object: {content[:80]!r}")
         return found
 
-    def read_some(self, method: Method, *args: object, **options: object) -> tuple[bytes, bool]:
+    def read_until_deadline(self, method: Method, *args: object, **options: object) -> tuple[bytes, bool]:
         """Make a call and return what came before the deadline, and whether that is all.
 
         Raises:
@@ -124,7 +124,7 @@ class KubernetesApi:
         except ApiException as error:
             if not error.status:
                 raise BackendError(f"the API server cannot be reached: {error.reason}") from error
-            raise ApiStatusError(error.status, _message(error)) from error
+            raise ApiStatusError(error.status, _error_message(error)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise BackendError(f"no answer of the API server: {error}") from error
         finally:
@@ -136,7 +136,7 @@ class KubernetesApi:
         self._client.close()
 
 
-def _message(error: Any) -> str:
+def _error_message(error: Any) -> str:
     """Return the message of an error answer, in one line."""
     try:
         text = json.loads(error.body)["message"]
@@ -179,7 +179,7 @@ class ObjectView(Generic[ObjectT]):
         self._repeats = Repeats()
         self._fresh, self._ends = threading.Event(), threading.Event()
         self._response: Any = None
-        self._thread = threading.Thread(target=self._run, name=f"kubernetes {kind}", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name=f"kubernetes {kind}", daemon=True)
 
     def start(self) -> None:
         """Start to follow."""
@@ -194,7 +194,7 @@ class ObjectView(Generic[ObjectT]):
                 response.shutdown()
         self._thread.join()
 
-    def wait(self, limit_s: float) -> None:
+    def wait_until_fresh(self, limit_s: float) -> None:
         """Wait until it is up to date, or until the limit."""
         self._fresh.wait(limit_s)
 
@@ -209,15 +209,15 @@ class ObjectView(Generic[ObjectT]):
                 raise BackendError(f"{self._kind} of the cluster cannot be read at the moment: {self._stale_reason}")
             return dict(self._objects)
 
-    def learn(self, value: Json) -> None:
+    def apply_written(self, value: Json) -> None:
         """Apply the answer to a write, which the stream of changes may have only later."""
         read = self._model.model_validate(value)
         with self._lock:
-            self._take(read)
+            self._store_newer(read)
             if not self._fresh.is_set():
                 self._learned.append(read)
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._ends.is_set():
             try:
@@ -247,7 +247,7 @@ class ObjectView(Generic[ObjectT]):
         found: dict[str, ObjectT] = {}
         token: str | None = None
         while True:
-            page = self._call(limit=_PAGE, _continue=token)
+            page = self._call_lister(limit=_PAGE, _continue=token)
             for value in page["items"]:
                 read = self._model.model_validate(value)
                 found[read.name] = read
@@ -257,7 +257,7 @@ class ObjectView(Generic[ObjectT]):
         with self._lock:
             self._objects, self._version = found, version
             for one in self._learned:
-                self._take(one)
+                self._store_newer(one)
             self._fresh.set()
 
     def _watch(self) -> None:
@@ -270,13 +270,13 @@ class ObjectView(Generic[ObjectT]):
             self._response = response
             if self._ends.is_set():  # `close` may have come too early to see this response.
                 return
-            for line in _lines(response):
-                self._apply(json.loads(line))
+            for line in _whole_lines(response):
+                self._apply_event(json.loads(line))
         if self._version == before and not self._ends.is_set():
             # A restored server sends nothing about a version that it has not reached, but refuses a request for it.
-            self._call(limit=1, resource_version=before)
+            self._call_lister(limit=1, resource_version=before)
 
-    def _apply(self, event: Json) -> None:
+    def _apply_event(self, event: Json) -> None:
         kind, value = event["type"], event["object"]
         if kind == "ERROR":
             raise ApiStatusError(int(value.get("code", 500)), str(value.get("message", "")))
@@ -290,26 +290,26 @@ class ObjectView(Generic[ObjectT]):
                 if known is not None and known.uid == read.uid:
                     del self._objects[read.name]
             else:
-                self._take(read)
+                self._store_newer(read)
 
-    def _take(self, read: ObjectT) -> None:
+    def _store_newer(self, read: ObjectT) -> None:
         known = self._objects.get(read.name)
-        if known is None or _number(known) < _number(read):
+        if known is None or _version_number(known) < _version_number(read):
             self._objects[read.name] = read
 
-    def _call(self, **options: Any) -> Json:
+    def _call_lister(self, **options: Any) -> Json:
         return self._api.call(self._lister, *self._args, **options, **self._selector_options())
 
     def _selector_options(self) -> dict[str, str]:
         return {"label_selector": self._selector} if self._selector else {}
 
 
-def _number(read: KubernetesObject) -> int:
+def _version_number(read: KubernetesObject) -> int:
     """Return an object's version as a number: of one kind they grow (Kubernetes 1.35 promises it, etcd always did)."""
     return int(read.resource_version)
 
 
-def _lines(response: Any) -> Iterator[bytes]:
+def _whole_lines(response: Any) -> Iterator[bytes]:
     """Return the whole lines of a stream; half a line at its end is none."""
     rest = b""
     for piece in response.stream(1 << 16):

@@ -54,23 +54,23 @@ class Launcher:
         os.set_blocking(wake_in, False)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, self._note)
+            signal.signal(number, self._on_signal)
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._start()
+        self._start_ranks()
         while self._ranks:
-            self._turn(wake_out)
-        self._kill_rest()
+            self._handle_events(wake_out)
+        self._kill_orphans()
         for pipe in list(self._pipes):
             while pipe in self._pipes:
-                self._forward(pipe)
+                self._forward_output(pipe)
         self._write_message()
         return 1 if self.reason or any(code or number for _, code, number, _ in self.ends) else 0
 
-    def _note(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         if number == signal.SIGTERM:
-            self._stop("cancelled")
+            self._stop_ranks("cancelled")
 
-    def _start(self) -> None:
+    def _start_ranks(self) -> None:
         # A TERM between two forks would miss the ranks to come.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         if self.reason:
@@ -83,7 +83,7 @@ class Launcher:
             rank = self.spec["first_rank"] + local_rank
             pid = os.fork()
             if pid == 0:
-                self._become(local_rank, into)
+                self._become_rank(local_rank, into)
             os.close(into)
             with suppress(PermissionError, ProcessLookupError):  # It runs its program already, or has ended.
                 os.setpgid(pid, pid)  # The rank does the same: in either order, no signal misses it.
@@ -91,7 +91,7 @@ class Launcher:
             self._pipes[out] = [rank, 0]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    def _become(self, local_rank: int, into: int) -> None:
+    def _become_rank(self, local_rank: int, into: int) -> None:
         """Turn this process, just forked, into a rank."""
         try:
             os.setpgid(0, 0)
@@ -104,14 +104,14 @@ class Launcher:
             os.chdir(self.spec["folder"])
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             command = self.spec["command"]
-            os.execvpe(command[0], command, self._environment(local_rank))
+            os.execvpe(command[0], command, self._rank_environment(local_rank))
         except BaseException as error:
             text = f"longshore: cannot start {self.spec['command'][0]!r} in {self.spec['folder']!r}: {error}\n"
             os.write(2, text.encode(errors="backslashreplace"))
         finally:  # A copy of the launcher must not live on.
             os._exit(_NOT_STARTED)
 
-    def _environment(self, local_rank: int) -> dict[str, str]:
+    def _rank_environment(self, local_rank: int) -> dict[str, str]:
         """Return the environment of a rank: the image's, the job's, and over them what the placement fixes."""
         spec = self.spec
         # As under torchrun, a rank sees all GPUs of the pod; one that sees its own alone is as the only one of a node.
@@ -120,7 +120,7 @@ class Launcher:
             "PYTHONUNBUFFERED": "1",  # else what a program in Python prints is lost when it is killed
             **_user_variables(),
             **os.environ,
-            **self._home(),
+            **self._home_variable(),
             **spec["environment"],
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(spec["visible"][each] for each in seen),
@@ -137,12 +137,12 @@ class Launcher:
             "LONGSHORE_PROGRESS": str(self.home / "progress.json"),
         }
 
-    def _home(self) -> dict[str, str]:
+    def _home_variable(self) -> dict[str, str]:
         """Return a home for a user without a writable one in the image, such as an arbitrary user id."""
         has_one = os.access(os.environ.get("HOME") or self.home / "none", os.W_OK | os.X_OK)
         return {} if has_one else {"HOME": str(self.home / "work")}
 
-    def _turn(self, wake: int) -> None:
+    def _handle_events(self, wake: int) -> None:
         """Wait until something happens, and do what is due then."""
         until_s = min(self._kill_at_s, self._limit_at_s) - time.monotonic()
         ready, _, _ = select.select([wake, *self._pipes], [], [], max(min(_POLL_S, until_s), 0.0))
@@ -150,15 +150,15 @@ class Launcher:
             if descriptor == wake:
                 os.read(wake, _PIECE)
             else:
-                self._forward(descriptor)
-        self._reap()
+                self._forward_output(descriptor)
+        self._reap_children()
         if time.monotonic() >= self._limit_at_s:
             self._limit_at_s = float("inf")
-            self._stop("time limit")
+            self._stop_ranks("time limit")
         if time.monotonic() >= self._kill_at_s:
-            self._signal(signal.SIGKILL)
+            self._signal_ranks(signal.SIGKILL)
 
-    def _forward(self, pipe: int) -> None:
+    def _forward_output(self, pipe: int) -> None:
         """Forward a piece of a rank's output."""
         content = os.read(pipe, _PIECE)
         if not content:
@@ -168,13 +168,13 @@ class Launcher:
         rank, offset = self._pipes[pipe]
         self._pipes[pipe][1] += len(content)
         pieces = []
-        for line in _lines(content):
+        for line in _split_lines(content):
             mark, text = (b" ", line[:-1]) if line.endswith(b"\n") else (b"+", line)
             pieces.append(b"%d@%d%b%b\n" % (rank, offset, mark, text))
             offset += len(line)
-        _write(b"".join(pieces))
+        _write_stdout(b"".join(pieces))
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         while self._ranks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -183,21 +183,21 @@ class Launcher:
                 code = os.waitstatus_to_exitcode(status)
                 self.ends.append((self._ranks.pop(pid), max(code, 0), max(-code, 0), time.time()))
                 if code != 0:
-                    self._stop("rank failed")
+                    self._stop_ranks("rank failed")
 
-    def _stop(self, reason: str) -> None:
+    def _stop_ranks(self, reason: str) -> None:
         """Send SIGTERM to all processes; they are killed after the grace. The first reason stays."""
         if not self.reason:
             self.reason = reason
             self._kill_at_s = time.monotonic() + self.spec["grace_s"]
-            self._signal(signal.SIGTERM)
+            self._signal_ranks(signal.SIGTERM)
 
-    def _signal(self, number: int) -> None:
+    def _signal_ranks(self, number: int) -> None:
         for pid in self._ranks:
             with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: the caller waits for it.
                 os.killpg(pid, number)
 
-    def _kill_rest(self) -> None:
+    def _kill_orphans(self) -> None:
         """Kill what the ranks left behind, all of which this process has adopted."""
         while True:
             try:
@@ -205,7 +205,7 @@ class Launcher:
                     pass
             except ChildProcessError:
                 return
-            for child in _children():
+            for child in _child_pids():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(child, signal.SIGKILL)
             time.sleep(_LOOK_AGAIN_S)
@@ -217,7 +217,7 @@ class Launcher:
             "reason": self.reason,
             "started_s": self.started_s,
             "ends": self.ends,
-            "progress": self._progress(),
+            "progress": self._read_progress(),
         }
         content = json.dumps(message, separators=(",", ":")).encode()
         if len(content) > _MESSAGE_BYTES:
@@ -225,7 +225,7 @@ class Launcher:
         with suppress(OSError):  # Without it, an exit code of 0 is no proof of success.
             Path(self.spec["message"]).write_bytes(content)
 
-    def _progress(self) -> dict[str, float]:
+    def _read_progress(self) -> dict[str, float]:
         """Return the finite numbers in the job's progress file."""
         try:
             with (self.home / "progress.json").open("rb") as progress:
@@ -246,13 +246,13 @@ def _user_variables() -> dict[str, str]:
     return {"USER": name, "LOGNAME": name}
 
 
-def _lines(content: bytes) -> list[bytes]:
+def _split_lines(content: bytes) -> list[bytes]:
     """Split at ends of lines alone: bytes.splitlines splits at carriage returns too."""
     *whole, rest = content.split(b"\n")
     return [part + b"\n" for part in whole] + [rest] * bool(rest)
 
 
-def _children() -> list[int]:
+def _child_pids() -> list[int]:
     """Return the children of this process: the parent is the second field after the program's name in /proc."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -262,7 +262,7 @@ def _children() -> list[int]:
     return found
 
 
-def _write(lines: bytes) -> None:
+def _write_stdout(lines: bytes) -> None:
     while lines:
         lines = lines[os.write(1, lines) :]
 

@@ -20,7 +20,7 @@ from ....cluster.model.placement import Placement
 from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_placement, refuse_texts
 from .api import APPLY, JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi, ObjectView
 from .objects import ATTEMPT, SPEC_ANNOTATION, ApiModel, KubernetesGpu, KubernetesPod
-from .pods import PodPart, claim_manifest, digest_of, lifting, pod_manifest
+from .pods import PodPart, claim_manifest, digest_of, placement_patch, pod_manifest
 from .records import RecordFolders
 from .settings import KubernetesSettings
 
@@ -43,7 +43,7 @@ _BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})
 
 
-class _Spec(ApiModel):
+class _LeaseSpec(ApiModel):
     """The holder of the lease."""
 
     holder_identity: str = ""
@@ -53,7 +53,7 @@ class _Spec(ApiModel):
     renew_time: str = ""
 
     @property
-    def renewed(self) -> datetime | None:
+    def renewed_at(self) -> datetime | None:
         """When it was renewed, however that is written; None if that is no time."""
         try:
             return datetime.fromisoformat(self.renew_time)
@@ -70,15 +70,15 @@ class NamespaceLease:
         self._api, self._namespace, self._installation = api, namespace, installation
         self._hold_s, self._renew_s = hold_s, renew_s
         self._held_s = self._tried_s = float("-inf")  # by the monotonic clock
-        self._seen, self._seen_s = _Spec(), 0.0  # the last value by others, and when it was read
+        self._seen, self._seen_s = _LeaseSpec(), 0.0  # the last value by others, and when it was read
         self._logged = ""  # why it is not held, as last logged
-        self._wrote = _Spec()  # by this process, the last time
+        self._wrote = _LeaseSpec()  # by this process, the last time
 
-    def keep(self) -> bool:
+    def renew_if_due(self) -> bool:
         """Take or renew the lease if that is due, and return whether it is held; log once why not."""
         if time.monotonic() >= self._tried_s + self._renew_s:
             try:
-                self._take()
+                self._take_or_renew()
                 self._logged = ""
             except BackendError as error:
                 if str(error) != self._logged:
@@ -87,14 +87,14 @@ class NamespaceLease:
             self._tried_s = time.monotonic()  # A call that hangs is not made again at once.
         return time.monotonic() < self._held_s + self._hold_s
 
-    def hold(self) -> None:
+    def ensure_held(self) -> None:
         """Take the lease, or check that it is held.
 
         Raises:
             BackendError: If another installation holds it, or that is not known.
         """
         if time.monotonic() > self._held_s + self._renew_s:
-            self._take()
+            self._take_or_renew()
 
     def release(self) -> None:
         """Release the lease at once, unless another scheduler has renewed it.
@@ -107,8 +107,8 @@ class NamespaceLease:
             return
         self._held_s = float("-inf")
         lease = api.call(api.coordination.read_namespaced_lease, LEASE_NAME, self._namespace)
-        found = _Spec.model_validate(lease.get("spec") or {})
-        if (found.holder_identity, found.renewed) == (self._wrote.holder_identity, self._wrote.renewed):
+        found = _LeaseSpec.model_validate(lease.get("spec") or {})
+        if (found.holder_identity, found.renewed_at) == (self._wrote.holder_identity, self._wrote.renewed_at):
             now = datetime.now(UTC).strftime(_LEASE_TIME)
             lease["spec"] |= {"leaseDurationSeconds": 1, "acquireTime": now, "renewTime": now}
             del lease["spec"]["holderIdentity"]
@@ -116,38 +116,38 @@ class NamespaceLease:
                 api.coordination.replace_namespaced_lease, LEASE_NAME, self._namespace, lease, field_manager=MANAGER
             )
 
-    def _take(self) -> None:
+    def _take_or_renew(self) -> None:
         api, begin_s = self._api, time.monotonic()
         try:
             lease = api.call(api.coordination.read_namespaced_lease, LEASE_NAME, self._namespace)
         except ApiStatusError as error:
             if error.code != _MISSING:
                 raise
-            lease = {"metadata": {"name": LEASE_NAME}, "spec": self._ours(_Spec())}
+            lease = {"metadata": {"name": LEASE_NAME}, "spec": self._new_spec(_LeaseSpec())}
             api.call(api.coordination.create_namespaced_lease, self._namespace, lease, field_manager=MANAGER)
         else:
-            seen = _Spec.model_validate(lease.get("spec") or {})
-            if not self._is_ours(seen) and self._lasts(seen):
+            seen = _LeaseSpec.model_validate(lease.get("spec") or {})
+            if not self._is_ours(seen) and self._is_in_force(seen):
                 raise BackendError(
                     f"namespace {self._namespace} belongs to {seen.holder_identity}: it can be of one installation only"
                 )
             # With the version that was just read: a faster writer wins.
-            lease["spec"] = self._ours(seen)
+            lease["spec"] = self._new_spec(seen)
             api.call(
                 api.coordination.replace_namespaced_lease, LEASE_NAME, self._namespace, lease, field_manager=MANAGER
             )
-        self._held_s, self._wrote = begin_s, _Spec.model_validate(lease["spec"])
+        self._held_s, self._wrote = begin_s, _LeaseSpec.model_validate(lease["spec"])
 
-    def _is_ours(self, spec: _Spec) -> bool:
+    def _is_ours(self, spec: _LeaseSpec) -> bool:
         return spec.holder_identity.endswith(f"_{self._installation}")
 
-    def _lasts(self, spec: _Spec) -> bool:
+    def _is_in_force(self, spec: _LeaseSpec) -> bool:
         """Return whether another's lease still counts, by the time since its last change here: clocks differ."""
         if spec != self._seen:
             self._seen, self._seen_s = spec, time.monotonic()
         return bool(spec.holder_identity) and time.monotonic() < self._seen_s + spec.lease_duration_seconds
 
-    def _ours(self, before: _Spec) -> Json:
+    def _new_spec(self, before: _LeaseSpec) -> Json:
         now, me = datetime.now(UTC).strftime(_LEASE_TIME), f"{socket.gethostname()}_{self._installation}"
         stays = before.holder_identity == me
         return {
@@ -159,7 +159,7 @@ class NamespaceLease:
         }
 
 
-class Launch:
+class PodStarter:
     """Creates and starts pods while it holds the lease; after any crash, another call does only what is left to do."""
 
     def __init__(
@@ -194,33 +194,33 @@ class Launch:
             RefusedError: If it will never be started.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
-        parts = self._parts(attempt, placement, gpus)
+        parts = self._split_into_pods(attempt, placement, gpus)
         name, digest = attempt.name, digest_of(attempt, placement)
-        before = self._records.digest(name)
+        before = self._records.launched_digest(name)
         if before not in ("", digest) or any(pod.annotation(SPEC_ANNOTATION) != digest for pod in known):
             raise BackendError(f"{name} was launched before with another command or placement")
-        _refuse_containers(known, self._settings.bind_s)
-        ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
+        _refuse_broken_containers(known, self._settings.bind_s)
+        ended = self._records.has_record(name, "ended") or any(pod.is_being_deleted or pod.is_over for pod in known)
         if ended or (len(known) == len(placement) and not any(pod.is_gated for pod in known)):
             return
-        self._lease.hold()
+        self._lease.ensure_held()
         manifests = [pod_manifest(attempt, placement, part, self._settings) for part in parts]
-        self._records.note(name, "launched", digest)
-        lost = self._records.has(name, "lifted") and len(known) < len(placement)
-        if lost or self._records.has(name, "cancelled"):
+        self._records.write_record(name, "launched", digest)
+        lost = self._records.has_record(name, "lifted") and len(known) < len(placement)
+        if lost or self._records.has_record(name, "cancelled"):
             return  # A pod that could have started and is gone is not started again.
-        pods = [self._create(manifest) for manifest in manifests]
+        pods = [self._create_pod(manifest) for manifest in manifests]
         for pod, part in zip(pods, parts, strict=True):
             if part.gpus and _is_gated(pod):
-                self._claim(pod, part)
-        self._lease.hold()  # The pods of a large gang take a while.
-        if not self._records.has(name, "cancelled"):
-            self._records.note(name, "lifted", digest)
+                self._apply_claim(pod, part)
+        self._lease.ensure_held()  # The pods of a large gang take a while.
+        if not self._records.has_record(name, "cancelled"):
+            self._records.write_record(name, "lifted", digest)
             for pod, part in zip(pods, parts, strict=True):
                 if _is_gated(pod):
-                    self._lift(pod, part)
+                    self._lift_gate(pod, part)
 
-    def _parts(
+    def _split_into_pods(
         self, attempt: Attempt, placement: Placement, gpus: Mapping[str, Sequence[KubernetesGpu]] | None
     ) -> list[PodPart]:
         refuse_placement(attempt, placement, self._sizes)
@@ -236,7 +236,7 @@ class Launch:
             first += len(share.gpus)
         return parts
 
-    def _create(self, manifest: Json) -> Json:
+    def _create_pod(self, manifest: Json) -> Json:
         """Create a pod; an existing one is ours if its labels and digest are the same."""
         name, namespace = manifest["metadata"]["name"], self._settings.namespace
         api = self._api
@@ -244,7 +244,7 @@ class Launch:
             pod = api.call(api.core.create_namespaced_pod, namespace, manifest, field_manager=MANAGER)
         except ApiStatusError as error:
             if error.code != _EXISTS:
-                raise _refusal(name, error) from error
+                raise _creation_error(name, error) from error
             pod = api.call(api.core.read_namespaced_pod, name, namespace)
             read = KubernetesPod.model_validate(pod)
             wanted = manifest["metadata"]
@@ -252,10 +252,10 @@ class Launch:
                 wanted["labels"][ATTEMPT], wanted["annotations"][SPEC_ANNOTATION],
             ):  # fmt: skip
                 raise BackendError(f"there is another pod {name} in {namespace}") from error
-        self._view.learn(pod)
+        self._view.apply_written(pod)
         return pod
 
-    def _claim(self, pod: Json, part: PodPart) -> None:
+    def _apply_claim(self, pod: Json, part: PodPart) -> None:
         """Apply the claim of a pod; an equal one stays."""
         name, namespace, api = pod["metadata"]["name"], self._settings.namespace, self._api
         manifest = claim_manifest(pod, part, self._settings)
@@ -265,15 +265,15 @@ class Launch:
                 _content_type=APPLY, field_manager=MANAGER,
             )  # fmt: skip
         except ApiStatusError as error:
-            raise _refusal(f"claim {name}", error) from error
+            raise _creation_error(f"claim {name}", error) from error
         if claim["metadata"].get("ownerReferences") != manifest["metadata"]["ownerReferences"]:
             raise BackendError(f"there is another claim {name} in {namespace}")
 
-    def _lift(self, pod: Json, part: PodPart) -> None:
+    def _lift_gate(self, pod: Json, part: PodPart) -> None:
         meta = pod["metadata"]
         api = self._api
-        patch = lifting(meta["uid"], part.share.node)
-        self._view.learn(
+        patch = placement_patch(meta["uid"], part.share.node)
+        self._view.apply_written(
             api.call(
                 api.core.patch_namespaced_pod, meta["name"], self._settings.namespace, patch,
                 _content_type=JSON_PATCH, field_manager=MANAGER,
@@ -281,7 +281,7 @@ class Launch:
         )  # fmt: skip
 
 
-def _refuse_containers(pods: Sequence[KubernetesPod], patience_s: float) -> None:
+def _refuse_broken_containers(pods: Sequence[KubernetesPod], patience_s: float) -> None:
     """Refuse an attempt whose image cannot be pulled in time; raise an error for other failures of containers."""
     for pod in pods:
         reason, placed = pod.waiting_reason, pod.condition("PodScheduled")
@@ -293,7 +293,7 @@ def _refuse_containers(pods: Sequence[KubernetesPod], patience_s: float) -> None
             raise BackendError(f"{pod.name}: {reason}: {pod.waiting_message}")
 
 
-def _refusal(name: str, error: ApiStatusError) -> BackendError:
+def _creation_error(name: str, error: ApiStatusError) -> BackendError:
     """Return the error that an error answer to a creation means."""
     if error.code in _REFUSED:
         return RefusedError(f"{name}: {error}")

@@ -32,11 +32,11 @@ class ApiModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _null_is_the_default(cls, value: Any, info: ValidationInfo) -> Any:
+    def _null_to_default(cls, value: Any, info: ValidationInfo) -> Any:
         return cls.model_fields[str(info.field_name)].default if value is None else value
 
 
-def _at(first: str, *path: str | int, default: Any) -> Any:
+def _nested_field(first: str, *path: str | int, default: Any) -> Any:
     """Return a field whose value is somewhere inside an object, or the default where the server sends none."""
     return Field(default, validation_alias=AliasPath(first, *path))
 
@@ -47,10 +47,10 @@ class KubernetesObject(ApiModel):
     name: str = Field(validation_alias=AliasPath("metadata", "name"))
     uid: str = Field(validation_alias=AliasPath("metadata", "uid"))
     resource_version: str = Field(validation_alias=AliasPath("metadata", "resourceVersion"))
-    labels: dict[str, str] = _at("metadata", "labels", default={})
-    annotations: dict[str, str] = _at("metadata", "annotations", default={})
-    finalizers: tuple[str, ...] = _at("metadata", "finalizers", default=())
-    deletion_timestamp: str = _at("metadata", "deletionTimestamp", default="")
+    labels: dict[str, str] = _nested_field("metadata", "labels", default={})
+    annotations: dict[str, str] = _nested_field("metadata", "annotations", default={})
+    finalizers: tuple[str, ...] = _nested_field("metadata", "finalizers", default=())
+    deletion_timestamp: str = _nested_field("metadata", "deletionTimestamp", default="")
 
 
 class Condition(ApiModel):
@@ -79,7 +79,7 @@ class TerminatedState(ApiModel):
     finished_at: datetime | None = None
 
     @property
-    def is_made_up(self) -> bool:
+    def has_unknown_end(self) -> bool:
         """Whether its end is unknown: a kubelet reports exit code 137 then, and containerd 255."""
         return self.reason in ("ContainerStatusUnknown", "Unknown")
 
@@ -97,16 +97,16 @@ class TerminatedState(ApiModel):
 class KubernetesPod(KubernetesObject):
     """A pod of ours, which has one container."""
 
-    node: str = _at("spec", "nodeName", default="")
-    scheduling_gates: tuple[Any, ...] = _at("spec", "schedulingGates", default=())
-    phase: str = _at("status", "phase", default="Pending")
-    reason: str = _at("status", "reason", default="")
-    message: str = _at("status", "message", default="")
-    conditions: tuple[Condition, ...] = _at("status", "conditions", default=())
-    running: RunningState | None = _at(*_CONTAINER, "running", default=None)
-    waiting_reason: str = _at(*_CONTAINER, "waiting", "reason", default="")
-    waiting_message: str = _at(*_CONTAINER, "waiting", "message", default="")
-    terminated: TerminatedState | None = _at(*_CONTAINER, "terminated", default=None)
+    node: str = _nested_field("spec", "nodeName", default="")
+    scheduling_gates: tuple[Any, ...] = _nested_field("spec", "schedulingGates", default=())
+    phase: str = _nested_field("status", "phase", default="Pending")
+    reason: str = _nested_field("status", "reason", default="")
+    message: str = _nested_field("status", "message", default="")
+    conditions: tuple[Condition, ...] = _nested_field("status", "conditions", default=())
+    running: RunningState | None = _nested_field(*_CONTAINER, "running", default=None)
+    waiting_reason: str = _nested_field(*_CONTAINER, "waiting", "reason", default="")
+    waiting_message: str = _nested_field(*_CONTAINER, "waiting", "message", default="")
+    terminated: TerminatedState | None = _nested_field(*_CONTAINER, "terminated", default=None)
 
     @property
     def is_gated(self) -> bool:
@@ -114,20 +114,20 @@ class KubernetesPod(KubernetesObject):
         return bool(self.scheduling_gates)
 
     @property
-    def is_deleted(self) -> bool:
+    def is_being_deleted(self) -> bool:
         """Whether it is being deleted."""
         return bool(self.deletion_timestamp)
 
     @property
-    def never_ran(self) -> bool:
+    def will_never_run(self) -> bool:
         """Whether it can never run: a pod that is being deleted is bound to no node."""
-        return self.is_deleted and not self.node
+        return self.is_being_deleted and not self.node
 
     @property
     def is_over(self) -> bool:
         """Whether all its processes are proven gone: by its node's report, or as it has no node, or no longer."""
         if self.phase not in ("Succeeded", "Failed"):
-            return self.never_ran
+            return self.will_never_run
         disrupted = self.condition("DisruptionTarget")
         # A collected pod had a node that was deleted or marked as out of service; its last status stays.
         collected = disrupted is not None and disrupted.reason == "DeletionByPodGC"
@@ -142,7 +142,7 @@ class KubernetesPod(KubernetesObject):
         """Return an annotation, "" if it has none of this name."""
         return self.annotations.get(name, "")
 
-    def count(self, name: str) -> int:
+    def annotated_count(self, name: str) -> int:
         """Return an annotation that is a count, 0 if it is none."""
         text = self.annotation(name)
         return int(text) if text.isdecimal() else 0
@@ -163,12 +163,12 @@ class Taint(ApiModel):
 class KubernetesNode(KubernetesObject):
     """A node."""
 
-    unschedulable: bool = _at("spec", "unschedulable", default=False)
-    taints: tuple[Taint, ...] = _at("spec", "taints", default=())
-    conditions: tuple[Condition, ...] = _at("status", "conditions", default=())
+    unschedulable: bool = _nested_field("spec", "unschedulable", default=False)
+    taints: tuple[Taint, ...] = _nested_field("spec", "taints", default=())
+    conditions: tuple[Condition, ...] = _nested_field("status", "conditions", default=())
 
     @property
-    def ready(self) -> Condition | None:
+    def ready_condition(self) -> Condition | None:
         """Its condition Ready."""
         return next((condition for condition in self.conditions if condition.type == "Ready"), None)
 
@@ -185,10 +185,10 @@ class ResourceSlice(KubernetesObject):
     """Devices of a node, as their driver publishes them, in one or more slices of a generation."""
 
     driver: str = Field(validation_alias=AliasPath("spec", "driver"))
-    node: str = _at("spec", "nodeName", default="")
-    generation: int = _at("spec", "pool", "generation", default=0)
-    slices: int = _at("spec", "pool", "resourceSliceCount", default=1)
-    devices: tuple[OfferedDevice, ...] = _at("spec", "devices", default=())
+    node: str = _nested_field("spec", "nodeName", default="")
+    generation: int = _nested_field("spec", "pool", "generation", default=0)
+    slices: int = _nested_field("spec", "pool", "resourceSliceCount", default=1)
+    devices: tuple[OfferedDevice, ...] = _nested_field("spec", "devices", default=())
 
 
 class KubernetesGpu(NamedTuple):
@@ -201,7 +201,7 @@ class KubernetesGpu(NamedTuple):
 Offers = Mapping[str, tuple[KubernetesGpu, ...]]  # GPUs of each node
 
 
-def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
+def published_gpus(slices: Iterable[ResourceSlice], driver: str) -> Offers:
     """Return the GPUs of each node whose driver has published all of them, in CUDA's order: by PCI bus id."""
     ours = [each for each in slices if each.driver == driver and each.node]
     newest: dict[str, int] = {}
@@ -212,46 +212,54 @@ def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
         if each.generation == newest[each.node]:
             found.setdefault(each.node, []).append(each)
     return {
-        node: tuple(_gpu(device) for device in _in_order([device for each in parts for device in each.devices]))
+        node: tuple(
+            _as_gpu(device) for device in _gpu_devices_by_bus([device for each in parts for device in each.devices])
+        )
         for node, parts in found.items()
         if len(parts) == parts[0].slices
     }
 
 
-def updated_order(order: GpuOrder, now: Offers) -> GpuOrder:
+def updated_gpu_order(order: GpuOrder, offers: Offers) -> GpuOrder:
     """Return the order of GPUs, updated with what nodes offer now.
 
     A lost GPU does not shift the others: a node keeps its order until it offers as many GPUs again.
     """
-    uuids = {node: tuple(gpu.uuid for gpu in gpus) for node, gpus in now.items()}
+    uuids = {node: tuple(gpu.uuid for gpu in gpus) for node, gpus in offers.items()}
     return {**order, **{node: found for node, found in uuids.items() if len(found) >= len(order.get(node, ()))}}
 
 
-def by_index(order: GpuOrder, now: Offers) -> Offers:
+def gpus_in_order(order: GpuOrder, offers: Offers) -> Offers:
     """Return the GPUs of each node by index, with those that are not offered now."""
-    usable = {gpu.uuid for gpus in now.values() for gpu in gpus if gpu.usable}
+    usable = {gpu.uuid for gpus in offers.values() for gpu in gpus if gpu.usable}
     return {node: tuple(KubernetesGpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}
 
 
-def _in_order(devices: list[OfferedDevice]) -> list[OfferedDevice]:
-    whole = [device for device in devices if _text(device, "uuid") and _text(device, "type") in ("", "gpu")]
-    return sorted(whole, key=lambda device: (_bus_id(device), _number(device.name), device.name))
+def _gpu_devices_by_bus(devices: list[OfferedDevice]) -> list[OfferedDevice]:
+    whole = [
+        device
+        for device in devices
+        if _text_attribute(device, "uuid") and _text_attribute(device, "type") in ("", "gpu")
+    ]
+    return sorted(whole, key=lambda device: (_bus_id(device), _trailing_number(device.name), device.name))
 
 
-def _gpu(device: OfferedDevice) -> KubernetesGpu:
-    return KubernetesGpu(_text(device, "uuid"), not any(taint.effect in STOPPING_EFFECTS for taint in device.taints))
+def _as_gpu(device: OfferedDevice) -> KubernetesGpu:
+    return KubernetesGpu(
+        _text_attribute(device, "uuid"), not any(taint.effect in STOPPING_EFFECTS for taint in device.taints)
+    )
 
 
 def _bus_id(device: OfferedDevice) -> str:
     """Return the bus id of a device: by the standard name, or by a driver's own."""
     names = ("resource.kubernetes.io/pciBusID", "pcieBusID", "pciBusID")  # NVIDIA's says pcieBusID
-    return next((text for name in names if (text := _text(device, name))), "").lower()
+    return next((text for name in names if (text := _text_attribute(device, name))), "").lower()
 
 
-def _text(device: OfferedDevice, name: str) -> str:
+def _text_attribute(device: OfferedDevice, name: str) -> str:
     return str(device.attributes.get(name, {}).get("string") or "")
 
 
-def _number(name: str) -> int:
+def _trailing_number(name: str) -> int:
     digits = name[len(name.rstrip("0123456789")) :]
     return int(digits) if digits else -1

@@ -80,13 +80,13 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: PodPart, settings
                 GPUS: ",".join(str(gpu) for gpu in part.share.gpus), NODE_ANNOTATION: part.share.node,
             },
         },
-        "spec": _pod_spec(attempt, part, settings, _container(attempt, part, settings, spec)),
+        "spec": _pod_spec(attempt, part, settings, _container_manifest(attempt, part, settings, spec)),
     }  # fmt: skip
 
 
-def _container(attempt: Attempt, part: PodPart, settings: KubernetesSettings, spec: str) -> Json:
+def _container_manifest(attempt: Attempt, part: PodPart, settings: KubernetesSettings, spec: str) -> Json:
     """Return the container of a pod: its launcher with the spec, and its GPUs."""
-    own = settings.pod.of_container()
+    own = settings.pod.container_fields()
     mounts = [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = dict(own.get("resources", {}))
     if part.gpus:
@@ -97,7 +97,7 @@ def _container(attempt: Attempt, part: PodPart, settings: KubernetesSettings, sp
         **own,
         "name": "ranks",
         "image": attempt.image or settings.image,
-        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", _launcher()],
+        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", _launcher_source()],
         "args": [spec],
         "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
         "resources": resources,
@@ -107,7 +107,7 @@ def _container(attempt: Attempt, part: PodPart, settings: KubernetesSettings, sp
 
 def _pod_spec(attempt: Attempt, part: PodPart, settings: KubernetesSettings, container: Json) -> Json:
     """Return what a pod consists of beside its container."""
-    pod, name = settings.pod.of_pod(), pod_name(attempt.name, part.number)
+    pod, name = settings.pod.pod_spec_fields(), pod_name(attempt.name, part.number)
     volumes = [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     claims = {"resourceClaims": [{"name": "gpus", "resourceClaimName": name}]} if part.gpus else {}
     return {
@@ -150,12 +150,12 @@ def claim_manifest(pod: Json, part: PodPart, settings: KubernetesSettings) -> Js
 
 
 @cache
-def _launcher() -> str:
+def _launcher_source() -> str:
     """Return the launcher's source at the time of the first pod, also if another version is installed meanwhile."""
     return inspect.getsource(launcher)
 
 
-def lifting(uid: str, node: str) -> list[Json]:
+def placement_patch(uid: str, node: str) -> list[Json]:
     """Return the patch that places a pod on a node and lets it start, in one step and only if its uid is the same."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}

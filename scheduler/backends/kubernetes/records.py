@@ -37,7 +37,7 @@ _MAX_LOG_BYTES = 64 << 20  # of a log, read at once; nodes keep 10 MiB by defaul
 log = logging.getLogger(__name__)
 
 
-class _End(BaseModel):
+class _EndRecord(BaseModel):
     """How an attempt ended, `ended.json`: all that is left of it but its logs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -60,7 +60,7 @@ class RecordFolders:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def installation(self) -> str:
+    def installation_id(self) -> str:
         """Return the id of this folder's installation."""
         try:
             with opened(str(self.folder)) as folder:
@@ -69,7 +69,7 @@ class RecordFolders:
         except (OSError, ValueError) as error:
             raise BackendError(f"{self.folder / 'installation'}: {error}") from error
 
-    def gpus(self) -> GpuOrder:
+    def read_gpu_order(self) -> GpuOrder:
         """Return the stored order of the nodes' GPUs."""
         try:
             return _GPU_ORDER.validate_json((self.folder / "gpus.json").read_bytes())
@@ -78,7 +78,7 @@ class RecordFolders:
         except (OSError, ValueError) as error:
             raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
 
-    def store_gpus(self, order: GpuOrder) -> None:
+    def store_gpu_order(self, order: GpuOrder) -> None:
         """Store the order of the nodes' GPUs."""
         try:
             with opened(str(self.folder)) as folder:
@@ -86,56 +86,56 @@ class RecordFolders:
         except OSError as error:
             raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
 
-    def digest(self, name: str) -> str:
+    def launched_digest(self, name: str) -> str:
         """Return the digest of what was launched under a name, "" if nothing was."""
         with self.open(name) as folder:
             if folder is None or not is_there(folder, "launched.json"):
                 return ""
             return str(json.loads(read_whole(folder, "launched.json", _MAX_RECORD_BYTES)))
 
-    def knows(self, name: str) -> bool:
+    def knows_attempt(self, name: str) -> bool:
         """Return whether there is any record of an attempt."""
         return (self.folder / name).is_dir()
 
-    def has(self, name: str, record: str) -> bool:
+    def has_record(self, name: str, record: str) -> bool:
         """Return whether there is a record, such as "cancelled"."""
         with self.open(name) as folder:
             return folder is not None and is_there(folder, f"{record}.json")
 
-    def status(self, name: str) -> Status:
+    def status_without_pods(self, name: str) -> Status:
         """Return what is known of an attempt that has no pods."""
-        end = self.end(name)
+        end = self.read_end(name)
         if end is not None:
             return end
-        if self.has(name, "lifted"):
+        if self.has_record(name, "lifted"):
             return Status(Run.LOST, words="its pods were deleted, and with them the record of how it ended")
-        if self.has(name, "cancelled") and self.has(name, "launched"):
+        if self.has_record(name, "cancelled") and self.has_record(name, "launched"):
             return Status(Run.EXITED, by=EndedBy.CANCEL)
         return Status(Run.ABSENT)
 
-    def note(self, name: str, record: str, content: object) -> None:
+    def write_record(self, name: str, record: str, content: object) -> None:
         """Write a record durably, unless it exists."""
-        with self.make(name) as folder:
+        with self.open_or_create(name) as folder:
             write_first(folder, f"{record}.json", json.dumps(content).encode())
 
-    def note_end(self, name: str, status: Status) -> None:
+    def write_end(self, name: str, status: Status) -> None:
         """Write how an attempt ended, unless that is stored."""
         ends = tuple((end.rank, end.code, end.signal, end.ended_s) for end in status.ends)
-        end = _End(
+        end = _EndRecord(
             run=status.run, reason=status.reason, started_s=status.started_s, ends=ends, progress=dict(status.progress)
         )  # fmt: skip
-        self.note(name, "ended", end.model_dump(mode="json"))
-        with self.make(name) as folder:
+        self.write_record(name, "ended", end.model_dump(mode="json"))
+        with self.open_or_create(name) as folder:
             for record in ("launched", "lifted", "cancelled"):
                 with suppress(FileNotFoundError):
                     os.unlink(f"{record}.json", dir_fd=folder)
 
-    def end(self, name: str) -> Status | None:
+    def read_end(self, name: str) -> Status | None:
         """Return how an attempt ended that was forgotten."""
         with self.open(name) as folder:
             if folder is None or not is_there(folder, "ended.json"):
                 return None
-            end = _End.model_validate_json(read_whole(folder, "ended.json", _MAX_RECORD_BYTES))
+            end = _EndRecord.model_validate_json(read_whole(folder, "ended.json", _MAX_RECORD_BYTES))
         ends = tuple(RankEnd(*each) for each in end.ends)
         return Status(Run(end.run), ends, *read_reason(end.reason), end.started_s, end.progress)
 
@@ -156,7 +156,7 @@ class RecordFolders:
             raise BackendError(f"{name}: {error}") from error
 
     @contextmanager
-    def make(self, name: str) -> Iterator[int]:
+    def open_or_create(self, name: str) -> Iterator[int]:
         """Open the folder of an attempt, created if missing; errors are those of `open`."""
         try:
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
@@ -168,7 +168,7 @@ class RecordFolders:
             yield folder
 
 
-def _pieces_of(content: bytes, ranks: range) -> tuple[dict[int, list[tuple[int, bytes]]], float]:
+def _parse_pieces(content: bytes, ranks: range) -> tuple[dict[int, list[tuple[int, bytes]]], float]:
     """Return the pieces in a container's log, each with its offset, by rank, and the Unix time of the last of them.
 
     Args:
@@ -183,7 +183,7 @@ def _pieces_of(content: bytes, ranks: range) -> tuple[dict[int, list[tuple[int, 
             continue  # Output of the runtime, or a line without its beginning.
         end = b"\n" if found["mark"] == b" " else b""
         pieces.setdefault(int(found["rank"]), []).append((int(found["offset"]), line[found.end() :] + end))
-        last_s = _seconds(found["time"]) or last_s
+        last_s = _log_time_s(found["time"]) or last_s
     return pieces, last_s
 
 
@@ -202,7 +202,7 @@ def _store_pieces(folder: int, rank: int, pieces: list[tuple[int, bytes]]) -> No
         os.close(file)
 
 
-def _seconds(text: bytes | None) -> float:
+def _log_time_s(text: bytes | None) -> float:
     """Return a time of the log as Unix time, 0 if it is none. Nanoseconds are cut off."""
     try:
         return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", (text or b"").decode())).timestamp()
@@ -210,7 +210,7 @@ def _seconds(text: bytes | None) -> float:
         return 0.0
 
 
-class Output:
+class PodLogs:
     """Copies the logs of pods."""
 
     def __init__(self, api: KubernetesApi, namespace: str, records: RecordFolders) -> None:
@@ -218,7 +218,7 @@ class Output:
         self._last_s: dict[str, float] = {}  # time of the last line that was copied, by uid of the pod
         self._whole: set[str] = set()  # uids of pods that are over and copied
 
-    def fetch(self, attempt: str, pod: KubernetesPod) -> None:
+    def copy_new(self, attempt: str, pod: KubernetesPod) -> None:
         """Copy what a pod has printed since the last call, as far as it comes before the deadline.
 
         Raises:
@@ -231,7 +231,7 @@ class Output:
         last_s = self._last_s.get(uid, 0.0)  # 0: all of it is read
         since = {"since_seconds": max(int(time.time() - last_s + _BACK_S), 1)} if last_s else {}
         try:
-            content, whole = api.read_some(
+            content, whole = api.read_until_deadline(
                 api.core.read_namespaced_pod_log, pod.name, self._namespace, timestamps=True,
                 limit_bytes=_MAX_LOG_BYTES, **since,
             )  # fmt: skip
@@ -239,16 +239,16 @@ class Output:
             if error.code == _CONTAINER_WAITING:
                 return
             raise
-        first = pod.count(FIRST_RANK)
-        pieces, read_s = _pieces_of(content, range(first, first + pod.count(RANKS_ANNOTATION)))
-        with self._records.make(attempt) as folder:
+        first = pod.annotated_count(FIRST_RANK)
+        pieces, read_s = _parse_pieces(content, range(first, first + pod.annotated_count(RANKS_ANNOTATION)))
+        with self._records.open_or_create(attempt) as folder:
             for rank, found in sorted(pieces.items()):
                 _store_pieces(folder, rank, found)
         self._last_s[uid] = max(read_s, last_s)
         if whole and pod.is_over:
             self._whole.add(uid)
 
-    def fetch_what_is_left(self, attempt: str, pod: KubernetesPod) -> None:
+    def copy_rest(self, attempt: str, pod: KubernetesPod) -> None:
         """Copy the end of a pod's output if its node still has it.
 
         Raises:
@@ -259,7 +259,7 @@ class Output:
             before_s = -1.0
             while uid not in self._whole and self._last_s.get(uid, 0.0) > before_s:
                 before_s = self._last_s.get(uid, 0.0)
-                self.fetch(attempt, pod)
+                self.copy_new(attempt, pod)
         except ApiStatusError as error:
             log.warning("%s: the rest of its output is lost: %s", pod.name, error)
         self._last_s.pop(uid, None)

@@ -73,12 +73,12 @@ class PodFields(BaseModel):
     runtime_class_name: str = ""
     container: ContainerFields = ContainerFields()
 
-    def of_pod(self) -> Fields:
+    def pod_spec_fields(self) -> Fields:
         """Return the fields of a pod's spec, without its tolerations."""
         fields = self.model_dump(by_alias=True, exclude={"container", "tolerations"}, mode="json")
         return {k: v for k, v in fields.items() if v}
 
-    def of_container(self) -> Fields:
+    def container_fields(self) -> Fields:
         """Return the fields of a container."""
         return {k: v for k, v in self.container.model_dump(by_alias=True, mode="json").items() if v}
 

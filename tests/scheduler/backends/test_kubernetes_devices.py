@@ -2,7 +2,7 @@
 
 import pytest
 
-from longshore.scheduler.backends.kubernetes.objects import ResourceSlice, published
+from longshore.scheduler.backends.kubernetes.objects import ResourceSlice, published_gpus
 
 DRIVER = "gpu.nvidia.com"
 BUS_IDS = ("0000:C1:00.0", "0000:81:00.0", "0000:41:00.0", "0000:01:00.0")  # of gpu-0 to gpu-3
@@ -27,9 +27,9 @@ def slice_of(*names: str) -> ResourceSlice:
     ],
 )  # fmt: skip
 def test_gpus_are_counted_by_their_bus_ids_whatever_the_driver_calls_them(names: tuple[str, ...]) -> None:
-    offers = published([slice_of(*names)], DRIVER)
+    offers = published_gpus([slice_of(*names)], DRIVER)
     assert [gpu.uuid for gpu in offers["a"]] == ["GPU-3", "GPU-2", "GPU-1", "GPU-0"]
 
 
 def test_gpus_without_a_bus_id_are_counted_by_the_numbers_in_their_names() -> None:
-    assert [gpu.uuid for gpu in published([slice_of()], DRIVER)["a"]] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert [gpu.uuid for gpu in published_gpus([slice_of()], DRIVER)["a"]] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]

@@ -96,7 +96,7 @@ def test_a_node_that_did_not_take_a_pod_is_left_alone_until_it_takes_one(trial: 
 
 def test_a_pod_that_is_bound_in_the_end_opens_its_node_again(trial: Trial) -> None:
     backend = trial.make()
-    backend._avoided.note("a", 1e18)
+    backend._avoided.add("a", 1e18)
     assert takes_jobs(backend) == [False, True]
     attempt = sh("true")
     trial.cluster.schedules = False
@@ -111,27 +111,27 @@ def test_a_pod_that_is_bound_in_the_end_opens_its_node_again(trial: Trial) -> No
 def test_each_time_a_node_is_left_alone_twice_as_long_up_to_a_bound(times: int) -> None:
     left, now_s = AvoidedNodes(2), 0.0
     for number in range(times):
-        left.note("a", now_s)
+        left.add("a", now_s)
         until_s = now_s + min(AVOID_S * 2.0**number, MAX_AVOID_S)
-        assert left.at(0.5 * (now_s + until_s)) == {"a"}
-        assert left.at(until_s) == frozenset()
+        assert left.avoided_at(0.5 * (now_s + until_s)) == {"a"}
+        assert left.avoided_at(until_s) == frozenset()
         now_s = until_s
 
 
 def test_what_did_not_happen_again_for_long_is_forgotten() -> None:
     left = AvoidedNodes(2)
-    left.note("a", 0.0)
-    left.at(AVOID_S + MAX_AVOID_S)
-    left.note("a", AVOID_S + MAX_AVOID_S)
-    assert left.at(2.0 * AVOID_S + MAX_AVOID_S) == frozenset()
+    left.add("a", 0.0)
+    left.avoided_at(AVOID_S + MAX_AVOID_S)
+    left.add("a", AVOID_S + MAX_AVOID_S)
+    assert left.avoided_at(2.0 * AVOID_S + MAX_AVOID_S) == frozenset()
 
 
 @given(st.integers(1, 9), st.integers(0, 9))
 def test_never_more_than_half_of_all_nodes_are_left_alone(nodes: int, refusing: int) -> None:
     left = AvoidedNodes(nodes)
     for number in range(min(refusing, nodes)):
-        left.note(f"node-{number}", 0.0)
-    assert len(left.at(1.0)) == (min(refusing, nodes) if min(refusing, nodes) <= nodes // 2 else 0)
+        left.add(f"node-{number}", 0.0)
+    assert len(left.avoided_at(1.0)) == (min(refusing, nodes) if min(refusing, nodes) <= nodes // 2 else 0)
 
 
 def test_a_status_has_the_reason_why_the_nodes_cannot_be_read(trial: Trial) -> None:
