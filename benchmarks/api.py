@@ -113,7 +113,7 @@ def _end_jobs(folder: Path) -> None:
     backend = LocalBackend(folder / ".longshore", {})
     for path in (folder / ".longshore" / "attempts").iterdir():
         backend.cancel(path.name, "cancelled")
-        while not backend.released(path.name):
+        while not backend.is_proven_gone(path.name):
             time.sleep(0.05)
 
 

@@ -163,11 +163,11 @@ class Backend(ABC):
       `cancel`, `forget`, `retire_members` and `add_to_ring` do nothing the second time, and an attempt never starts
       twice: not after its end, and not after a `cancel` that came before its launch.
     - **Nothing is known by this object alone.** A new object, in another process, finds the attempts of an earlier one.
-    - **GPUs are free only by proof.** `released` is true once no process of the attempt lives or can start.
+    - **GPUs are free only by proof.** `is_proven_gone` is true once no process of the attempt lives or can start.
     - **Names identify attempts.** A name is `ls-<job>-<number>`; one that is never launched is `Run.ABSENT`.
 
-    The life of an attempt is `launch`, then `status` or `statuses` until it has ended, `released` until that is true,
-    then `forget`; `cancel` may come at any time, and `logs` also after `forget`.
+    The life of an attempt is `launch`, then `status` or `statuses` until it has ended, `is_proven_gone` until that is
+    true, then `forget`; `cancel` may come at any time, and `logs` also after `forget`.
 
     A subclass has all abstract methods, and a pydantic model `Settings` of its section of the configuration. The other
     methods are optional: their defaults belong to a backend without the feature, and `capabilities` lists the features
@@ -243,7 +243,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone; False where that is not known."""
 
     @abstractmethod

@@ -163,7 +163,7 @@ class UnknownAttempts:
 
     def _is_gone(self, name: str) -> bool:
         try:
-            return call_backend(self._parts.backend.released, name)
+            return call_backend(self._parts.backend.is_proven_gone, name)
         except BackendError:
             return False
 

@@ -198,7 +198,7 @@ def _attempt_view(cache: StateCache, row: AttemptRow, status: Status) -> Attempt
         state=row.state,
         opened_s=max(row.opened_s, checked.passed_s),
         status=status,
-        is_gone=is_lost or (drains and call_backend(cache.parts.backend.released, row.name)),
+        is_gone=is_lost or (drains and call_backend(cache.parts.backend.is_proven_gone, row.name)),
         is_cancelled=row.name in cache.cancelled,
         has_fault=False,
         checks=checked.checks,
@@ -471,7 +471,7 @@ def _end_failing_attempt(cache: StateCache, row: AttemptRow, status: Status, now
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
     over = is_over(status.run, is_cancelled=row.name in cache.cancelled)
-    if over and call_backend(backend.released, row.name):
+    if over and call_backend(backend.is_proven_gone, row.name):
         release_and_hold_job(cache, row, now_s)
         return True
     call_backend(backend.cancel, row.name, cache.table.jobs[row.job_id].cause)

@@ -37,7 +37,7 @@ def test_all_checks_pass_one_after_the_other_and_leave_no_process(tmp_path: Path
 class Twice(LocalBackend):
     """A backend that is broken in one way."""
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         return True
 
 

@@ -27,8 +27,8 @@ class Cut(Obedient):
     def status(self, name: str) -> Status:
         return Status(Run.UNREACHABLE) if name in self.cut else super().status(name)
 
-    def released(self, name: str) -> bool:
-        return name not in self.cut and super().released(name)
+    def is_proven_gone(self, name: str) -> bool:
+        return name not in self.cut and super().is_proven_gone(name)
 
     def cancel(self, name: str, reason: str) -> None:
         if name not in self.cut:

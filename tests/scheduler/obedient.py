@@ -57,7 +57,7 @@ class Obedient(Backend):
         if self.status(name).run in (Run.RUNNING, Run.ABSENT):
             self.known[name] = STOPPED
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         return name not in self.holds and self.status(name).run is not Run.RUNNING
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
@@ -68,4 +68,4 @@ class Obedient(Backend):
         return [StepLines(steps, b"1 1.5 - /tmp/saved\n", len(steps), 19) for _ in before]
 
     def forget(self, name: str) -> None:
-        assert self.released(name)
+        assert self.is_proven_gone(name)

@@ -94,7 +94,7 @@ class StepsCase:
         for row in self.running():
             self.service.backend.cancel(row, "cancelled")
         give_up = time.monotonic() + PATIENCE_S
-        while not all(self.service.backend.released(row) for row in self.running()):
+        while not all(self.service.backend.is_proven_gone(row) for row in self.running()):
             assert time.monotonic() < give_up
             time.sleep(0.02)
         self.service.close()

@@ -75,7 +75,7 @@ class Chance(Backend):
     def cancel(self, name: str, reason: str) -> None:
         self.cancelled.add(name)
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         return name not in self.lives
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:

@@ -127,7 +127,7 @@ def test_an_attempt_that_cannot_be_stored_as_its_backend_reports_it_hides_no_oth
     reported = {name: (Attempt(name, JOB, 1, (), "", {}), (Share(node, (0,)),)) for name, node in
             (("ls-bad-1", "\ud800"), (NAME, "a"))}  # fmt: skip
     monkeypatch.setattr(LocalBackend, "launched", lambda _: reported)
-    monkeypatch.setattr(LocalBackend, "released", lambda *_: False)
+    monkeypatch.setattr(LocalBackend, "is_proven_gone", lambda *_: False)
 
     unknown_attempts = trial.looks()
 
@@ -172,7 +172,7 @@ def test_where_no_attempt_may_be_seen_it_is_not_known_which_there_are() -> None:
 BUG = ValueError("not what an attempt is")
 
 
-@pytest.mark.parametrize("name", ["cancel", "released"])
+@pytest.mark.parametrize("name", ["cancel", "is_proven_gone"])
 @pytest.mark.parametrize("error", [BUG, BackendError("status 500")], ids=["bug", "error"])
 def test_the_request_to_end_an_attempt_outlasts_errors_of_the_backend(
     trial: Listing, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch

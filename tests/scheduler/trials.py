@@ -94,8 +94,8 @@ class Way(Backend):
     def cancel(self, name: str, reason: str) -> None:
         self._call("cancel", lambda: self.backend.cancel(name, reason))
 
-    def released(self, name: str) -> bool:
-        return self._call("released", lambda: self.backend.released(name))
+    def is_proven_gone(self, name: str) -> bool:
+        return self._call("is_proven_gone", lambda: self.backend.is_proven_gone(name))
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         return self.backend.logs(name, rank, offset, max_bytes)

@@ -152,7 +152,7 @@ class KubernetesBackend(Backend):
             except BackendError as error:
                 log.warning("%s is not cancelled yet: %s", name, error)  # `statuses` tries again.
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone; False where that is not known."""
         _check_name(name)
         try:

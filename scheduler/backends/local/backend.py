@@ -132,7 +132,7 @@ class LocalBackend(Backend):
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
             _end_unless_started(folder, name)
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, after killing what outlived its supervisor."""
         self._folders.path(name)
         try:
@@ -200,7 +200,7 @@ class LocalBackend(Backend):
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
-        if not self.released(name):
+        if not self.is_proven_gone(name):
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
         with as_backend_error(name), self._folders.open(name) as folder:
             if folder is not None:

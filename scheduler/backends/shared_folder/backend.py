@@ -1,6 +1,7 @@
 """What the backends whose nodes share a folder with the scheduler have in common: how attempts are written and read.
 
-`read_records` reads strictly what an attempt's folder has of it; `status_of` and `is_released` return what that proves.
+`read_records` reads strictly what an attempt's folder has of it; `status_of` and `is_proven_gone` return what that
+proves.
 """
 
 import json
@@ -106,14 +107,14 @@ class SharedFolderBackend(Backend):
         """Return what is known of an attempt."""
         return self.statuses((name,))[name]
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         self._folders.path(name)
         try:
             records = self._records(name)
         except (OSError, ValueError):
             return False
-        return records is None or is_released(records)
+        return records is None or is_proven_gone(records)
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them."""
@@ -140,7 +141,7 @@ class SharedFolderBackend(Backend):
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
-        if not self.released(name):
+        if not self.is_proven_gone(name):
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
         with as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
@@ -167,7 +168,7 @@ class SharedFolderBackend(Backend):
         """Store the request that an attempt stops, and open its folder if it was launched and may run."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.make(name) as folder:
-            if is_there(folder, "claim.json") and self.released(name):
+            if is_there(folder, "claim.json") and self.is_proven_gone(name):
                 yield None
                 return
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
@@ -229,7 +230,7 @@ def status_of_running(parts: tuple[PartRecord, ...]) -> Status:
     return Status(run, _ends(parts), started_s=_started_s(parts), progress=_progress(parts))
 
 
-def is_released(records: AttemptRecords) -> bool:
+def is_proven_gone(records: AttemptRecords) -> bool:
     """Return whether all processes of an attempt are proven gone, and none can start."""
     if records.claim is None:
         return not records.is_launched

@@ -184,14 +184,14 @@ class SlurmBackend(SharedFolderBackend):
             if folder is not None and (revoke(folder, name, CANCELLED) or is_late(folder)):
                 self._cleanup.kill(name)
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         try:
             with self._folder_of_held(name) as folder:
                 if folder is None:
-                    return super().released(name)
+                    return super().is_proven_gone(name)
                 own = read_marker(folder, name, AttemptJob)
-                return own is not None and self._held.released(folder, name, own)
+                return own is not None and self._held.is_proven_gone(folder, name, own)
         except (OSError, ValueError, BackendError):
             return False
 
@@ -199,7 +199,7 @@ class SlurmBackend(SharedFolderBackend):
         """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
         with self._folder_of_held(name) as folder:
             if folder is not None:
-                if not self.released(name):
+                if not self.is_proven_gone(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
                 # A late launch must find that it was cancelled.
                 delete_but(folder, {AttemptJob.file_name, EndedMarker.file_name, "cancel.json"})

@@ -287,7 +287,7 @@ class HeldAttempts:
         self._forget()
         _hold_again(self._commands, job, must_stop=is_misplaced)
 
-    def released(self, folder: int, name: str, own: AttemptJob) -> bool:
+    def is_proven_gone(self, folder: int, name: str, own: AttemptJob) -> bool:
         """Return whether all processes of an attempt are proven gone.
 
         Raises:

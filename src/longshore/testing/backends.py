@@ -60,7 +60,7 @@ def running(
 
 def end_of(backend: Backend, attempt: Attempt) -> Status:
     """Return the status of an attempt that has ended and left no process."""
-    until(lambda: backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.released(attempt.name))
+    until(lambda: backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.is_proven_gone(attempt.name))
     return backend.status(attempt.name)
 
 
@@ -74,7 +74,7 @@ def end_made(backend: Backend) -> None:
     for name in _attempts_made:
         backend.cancel(name, "the check is over")
     for name in _attempts_made:
-        until(partial(backend.released, name))
+        until(partial(backend.is_proven_gone, name))
     _attempts_made.clear()
 
 
@@ -165,7 +165,7 @@ def _what_was_never_launched_is_absent_and_holds_nothing(trial: BackendTrial) ->
     backend = trial.backend
     name = sh("true").name
     assert backend.status(name).run is Run.ABSENT
-    assert backend.released(name)
+    assert backend.is_proven_gone(name)
     backend.forget(name)
 
 
@@ -203,12 +203,12 @@ def _a_launch_that_comes_after_a_cancel_starts_nothing_even_if_the_attempt_was_f
     backend, tmp_path = trial.backend, trial.folder
     attempt = sh(f"touch {tmp_path}/started; exec sleep 1000")
     backend.cancel(attempt.name, "not wanted")
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     backend.forget(attempt.name)
     with suppress(BackendError):
         backend.launch(attempt, ONE_GPU)
     until(lambda: backend.status(attempt.name).run in (Run.ABSENT, Run.EXITED, Run.LOST))
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not (tmp_path / "started").exists()
 
 
@@ -265,7 +265,7 @@ def _a_program_that_is_not_there_is_refused_or_ends_with_the_status_of_a_shell(t
     with _refused(RefusedError):
         backend.launch(attempt, ONE_GPU)
     assert backend.status(attempt.name).run is Run.ABSENT
-    assert backend.released(attempt.name)
+    assert backend.is_proven_gone(attempt.name)
 
 
 @_check
@@ -274,7 +274,7 @@ def _a_cancelled_attempt_ends_and_may_be_cancelled_again(trial: BackendTrial) ->
     attempt = sh("exec sleep 1000")
     backend.launch(attempt, THREE_GPUS)
     runs(backend, attempt)
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     backend.cancel(attempt.name, "no longer wanted")
     backend.cancel(attempt.name, "again")
     status = end_of(backend, attempt)
@@ -376,7 +376,7 @@ def _what_is_forgotten_keeps_its_logs_and_never_starts_again(trial: BackendTrial
         backend.forget(attempt.name)
     backend.launch(attempt, ONE_GPU)
     assert backend.logs(attempt.name, 0, 0, 100)[0] == b"started\n"
-    assert backend.released(attempt.name)
+    assert backend.is_proven_gone(attempt.name)
     assert (tmp_path / "starts").read_text() == "started\n"
 
 

@@ -237,7 +237,7 @@ class SimulatedBackend(Backend):
     def cancel(self, name: str, reason: str) -> None:
         """Do nothing: a job of a simulation runs until it ends."""
 
-    def released(self, name: str) -> bool:
+    def is_proven_gone(self, name: str) -> bool:
         """Return whether an attempt has ended."""
         return self.status(name).run in (Run.EXITED, Run.ABSENT)
 

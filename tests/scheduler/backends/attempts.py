@@ -107,4 +107,4 @@ def _kill_all_of(backend: LocalBackend, path: Path) -> None:
         until(lambda: not is_alive(supervisor, boot_id()))
     if (path / "exit.json").is_file():
         (path / "exit.json").unlink()  # It may be a torn one.
-    until(lambda: backend.released(path.name))
+    until(lambda: backend.is_proven_gone(path.name))

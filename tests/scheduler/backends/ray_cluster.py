@@ -174,6 +174,6 @@ def end_attempts(cluster: RayCluster) -> None:
     backend = backend_of(cluster)
     names = [path.name for path in (cluster.folder / "attempts").iterdir() if (path / "spec.json").exists()]
     for name in names:
-        if not backend.released(name):
+        if not backend.is_proven_gone(name):
             backend.cancel(name, "the test is over")
-    until(lambda: all(backend.released(name) for name in names))
+    until(lambda: all(backend.is_proven_gone(name) for name in names))

@@ -117,7 +117,7 @@ def test_gpus_are_held_until_the_last_process_that_ignores_its_end_is_gone(
     backend.launch(attempt, ONE_GPU)
     pid = number_in(tmp_path / "pid")
     backend.cancel(attempt.name, "no longer wanted")
-    until(lambda: backend.released(attempt.name) or not lives(pid))
+    until(lambda: backend.is_proven_gone(attempt.name) or not lives(pid))
     assert not lives(pid)
     status = end_of(backend, attempt)
     assert (status.reason, [end.signal for end in status.ends]) == ("cancelled", [9])
@@ -199,7 +199,7 @@ def test_a_node_that_does_not_answer_frees_nothing_and_its_job_is_found_again(
     trial.cluster.set_ready("a", "Unknown")
     until(lambda: backend.status(attempt.name).run is Run.UNREACHABLE)
     backend.cancel(attempt.name, "asked while nobody hears it")
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     assert [node.takes_jobs for node in backend.observe()] == [False, True]
     assert lives(pid)
     trial.cluster.kubelets["a"].alive = True

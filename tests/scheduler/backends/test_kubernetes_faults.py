@@ -96,7 +96,7 @@ def test_every_call_ends_while_the_server_accepts_and_never_answers(trial: Trial
         backend.logs(attempt.name, 0, 0, 100)
     backend.cancel(attempt.name, "while it hangs")
     until(lambda: backend.status(attempt.name).run is Run.UNREACHABLE)
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     with pytest.raises(BackendError):
         backend.observe()
     with pytest.raises(BackendError):
@@ -109,7 +109,7 @@ def test_a_server_that_cannot_be_reached_leaves_everything_unknown(trial: Trial)
     trial.cluster.server.faults.always("*", 503)
     backend = trial.make(deadline_s=0.5)
     assert backend.status(sh("true").name).run is Run.UNREACHABLE
-    assert not backend.released(sh("true").name)
+    assert not backend.is_proven_gone(sh("true").name)
     trial.cluster.server.faults.lift()
     until(lambda: backend.status(sh("true").name).run is Run.ABSENT)
 
@@ -180,7 +180,7 @@ def test_bookmarks_alone_keep_the_view_fresh(trial: Trial) -> None:
         return count_of(trial, "watch") >= watches + 4
 
     until(watched_again)
-    assert backend.released(sh("true").name)
+    assert backend.is_proven_gone(sh("true").name)
     assert count_of(trial, "list") == lists
 
 

@@ -63,7 +63,7 @@ def test_a_launch_that_was_cut_short_waits_and_is_made_up_for(tmp_path: Path, ba
     attempt = sh("exit 4")
     cut_short(tmp_path, attempt)
     assert backend.status(attempt.name).run is Run.PENDING
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     backend.launch(attempt, ONE_GPU)
     assert [end.code for end in end_of(backend, attempt).ends] == [4]
 
@@ -74,7 +74,7 @@ def test_a_launch_that_was_cut_short_can_be_cancelled_for_good(tmp_path: Path, b
     backend.cancel(attempt.name, "no longer wanted")
     status = backend.status(attempt.name)
     assert (status.run, status.reason, status.ends) == (Run.EXITED, "cancelled", ())
-    assert backend.released(attempt.name)
+    assert backend.is_proven_gone(attempt.name)
     backend.launch(attempt, ONE_GPU)
     assert end_of(backend, attempt) == status
     assert not (own_folder(tmp_path, attempt) / "work" / "started").exists()
@@ -90,7 +90,7 @@ def test_what_a_canceller_said_first_is_kept(tmp_path: Path, backend: LocalBacke
 
 @pytest.mark.parametrize("name", ["", "ls-", "ls-a/../b", "../ls-a", "ls-A", "ls-a\n", "ls-" + "a" * 61, "ls-%2e%2e"])
 def test_a_name_that_could_lead_elsewhere_is_refused(tmp_path: Path, backend: LocalBackend, name: str) -> None:
-    for ask in (backend.status, backend.released, backend.forget):
+    for ask in (backend.status, backend.is_proven_gone, backend.forget):
         with pytest.raises(BackendError):
             ask(name)
     with pytest.raises(BackendError):
@@ -227,7 +227,7 @@ def test_a_running_attempt_keeps_its_supervisor_when_it_is_asked_about(backend: 
     backend.launch(attempt, ONE_GPU)
     runs(backend, attempt)
     for _ in range(20):
-        assert not backend.released(attempt.name)
+        assert not backend.is_proven_gone(attempt.name)
         assert backend.status(attempt.name).run is Run.RUNNING
 
 

@@ -94,7 +94,7 @@ def ended_unrecorded(disk: Disk, outside: Path) -> tuple[LocalBackend, Attempt]:
 def test_an_end_on_a_full_disk_is_written_once_there_is_room(disk: Disk, tmp_path: Path) -> None:
     backend, attempt = ended_unrecorded(disk, tmp_path)
     assert backend.status(attempt.name).run is Run.RUNNING
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     disk.free(attempt)
     assert [(end.code, end.signal) for end in end_of(backend, attempt).ends] == [(0, 0)]
 
@@ -102,7 +102,7 @@ def test_an_end_on_a_full_disk_is_written_once_there_is_room(disk: Disk, tmp_pat
 def test_an_end_that_could_never_be_written_is_a_loss_with_its_cause_and_no_success(disk: Disk, tmp_path: Path) -> None:
     backend, attempt = ended_unrecorded(disk, tmp_path)
     kill_supervisor(disk.folder, attempt)
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     status = backend.status(attempt.name)
     assert (status.run, status.ends) == (Run.LOST, ())
     assert class_of(status) == (
@@ -123,7 +123,7 @@ def test_an_attempt_that_ended_before_it_began_by_a_clock_that_was_set_back_ende
     marker["ends"] = [[*end[:3], max(end[3] - 3600.0, 0.0)] for end in marker["ends"]]
     path.write_text(json.dumps(marker))
     assert class_of(backend.status(attempt.name))[0] is exit_class
-    assert backend.released(attempt.name)
+    assert backend.is_proven_gone(attempt.name)
 
 
 def test_the_first_end_that_was_written_stays(tmp_path: Path) -> None:

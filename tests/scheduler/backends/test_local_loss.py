@@ -57,7 +57,7 @@ def test_an_attempt_whose_supervisor_was_killed_is_lost_and_leaves_nothing(
     work = own_folder(tmp_path, attempt) / "work"
     pids = [number_in(work / f"{kind}.pid") for kind in ("near", "bare", "far")]
     kill_supervisor(tmp_path, attempt)
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not [pid for pid in pids if lives(pid)]
     status = backend.status(attempt.name)
     assert (status.run, status.reason) == (Run.LOST, "supervisor lost: it was killed")
@@ -107,7 +107,7 @@ def test_nothing_outlives_a_job_that_kills_its_supervisor(
     far = number_in(folder / "work" / "far.pid")
     until(lambda: not is_alive(supervisor_of(tmp_path, attempt), boot_id()))
     forget_group(folder)
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not lives(far)
     assert backend.status(attempt.name).run is Run.LOST
 
@@ -124,7 +124,7 @@ def test_nothing_outlives_a_job_in_a_control_group_that_kills_its_guard_and_its_
     until(lambda: not is_alive(supervisor_of(tmp_path, attempt), boot_id()))
     group = Path(json.loads((folder / "ranks.json").read_text())["cgroup"])
     assert group.is_dir()
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not lives(far)
     assert not group.exists()
 
@@ -139,7 +139,7 @@ def test_a_process_that_keeps_any_trace_is_found_without_a_control_group_and_a_g
     far = number_in(folder / "work" / "far.pid")
     until(lambda: not is_alive(supervisor_of(tmp_path, attempt), boot_id()))
     forget_group(folder)
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not lives(far)
 
 
@@ -154,9 +154,9 @@ def test_nothing_is_released_while_a_guard_has_not_seen_to_what_is_left(
     kill_supervisor(tmp_path, attempt)
     forget_group(own_folder(tmp_path, attempt))
     assert backend.status(attempt.name).run is Run.UNREACHABLE
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     os.kill(guard, signal.SIGCONT)
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not lives(far)
 
 
@@ -244,7 +244,7 @@ def test_a_process_that_lives_on_without_its_first_thread_is_not_gone(tmp_path: 
     assert seen is not None
     assert seen.alive
     kill_supervisor(tmp_path, attempt)
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert not lives(half)
 
 
@@ -262,7 +262,7 @@ def test_a_process_that_got_the_supervisors_pid_lives(
     ranks["ranks"] = [[seen.pid, seen.start_ticks - 1]]
     (folder / "ranks.json").write_text(json.dumps(ranks))
     backend.cancel(attempt.name, "no longer wanted")
-    until(lambda: backend.released(attempt.name))
+    until(lambda: backend.is_proven_gone(attempt.name))
     assert backend.status(attempt.name).run is Run.LOST
     assert other_process.poll() is None
 
@@ -281,7 +281,7 @@ def test_after_a_restart_of_the_machine_an_attempt_is_lost_and_no_number_is_beli
     (folder / "started.json").write_text(json.dumps(doctored))
     ranks = {"attempt": attempt.name, "started_s": 1.0, "ranks": [[seen.pid, seen.start_ticks]]}
     (folder / "ranks.json").write_text(json.dumps(ranks))
-    assert backend.released(attempt.name)
+    assert backend.is_proven_gone(attempt.name)
     status = backend.status(attempt.name)
     assert (status.run, status.reason) == (Run.LOST, "supervisor lost: the machine was restarted")
     assert other_process.poll() is None
@@ -296,7 +296,7 @@ def test_an_attempt_of_the_same_name_under_another_scheduler_lives(tmp_path: Pat
             one.launch(attempt, ONE_GPU)
             runs(one, attempt)
         kill_supervisor(tmp_path, attempt)
-        until(lambda: backend.released(attempt.name))
+        until(lambda: backend.is_proven_gone(attempt.name))
         assert lives(number_in(own_folder(tmp_path / "other", attempt) / "work" / "far.pid"))
         assert other.status(attempt.name).run is Run.RUNNING
     finally:
@@ -309,7 +309,7 @@ def test_a_torn_exit_marker_is_not_success(tmp_path: Path, backend: LocalBackend
     whole = (folder / "exit.json").read_bytes()
     (folder / "exit.json").write_bytes(whole[: int(len(whole) * torn)])
     assert backend.status(attempt.name).run is Run.UNREACHABLE
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
 
 
 def test_a_half_written_exit_marker_is_a_loss(tmp_path: Path, backend: LocalBackend) -> None:
@@ -329,6 +329,6 @@ def test_where_the_folder_of_all_attempts_is_away_nothing_is_known(tmp_path: Pat
     (tmp_path / "attempts").rename(tmp_path / "away")
     try:
         assert backend.status(attempt.name).run is Run.UNREACHABLE
-        assert not backend.released(attempt.name)
+        assert not backend.is_proven_gone(attempt.name)
     finally:
         (tmp_path / "away").rename(tmp_path / "attempts")

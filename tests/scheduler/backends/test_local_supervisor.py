@@ -273,6 +273,6 @@ def test_the_end_is_written_as_soon_as_it_can_be(tmp_path: Path, backend: LocalB
     attempt = sh("mkdir ../exit.json; exit 5")
     backend.launch(attempt, ONE_GPU)
     until(lambda: backend.status(attempt.name).run is Run.UNREACHABLE)
-    assert not backend.released(attempt.name)
+    assert not backend.is_proven_gone(attempt.name)
     (own_folder(tmp_path, attempt) / "exit.json").rmdir()
     assert [end.code for end in end_of(LocalBackend(tmp_path, NODES), attempt).ends] == [5]

@@ -112,7 +112,7 @@ def test_a_gpu_is_free_again_whenever_attempts_on_it_are_cancelled(backend: RayB
         backend.launch(attempt, ON_A)
         time.sleep(0.03 * turn)
         backend.cancel(attempt.name, "no longer wanted")
-        until(lambda: backend.released(attempt.name))  # noqa: B023
+        until(lambda: backend.is_proven_gone(attempt.name))  # noqa: B023
     last = sh("true")
     backend.launch(last, ON_A)
     assert end_of(backend, last).run is Run.EXITED

@@ -60,7 +60,7 @@ def test_a_job_lives_on_without_its_nodes_daemon_and_ends_as_ever_when_that_is_b
     ray_cluster.kill_node("d")
     until(lambda: taking(backend) == {"a": True, "b": True, "c": True, "d": False})
     assert all(gpu.healthy for gpu in backend.observe()[3].gpus)
-    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
+    assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.RUNNING, False)
     ray_cluster.heal()
     assert backend.status(attempt.name).run is Run.RUNNING
     (own_folder(ray_cluster.folder, attempt) / "work" / "go").touch()
@@ -79,7 +79,7 @@ def test_a_node_that_is_lost_with_its_processes_stops_the_others_and_is_free_onl
     kill_supervisor(ray_cluster.folder, attempt, "part-1")
     age_marker(ray_cluster, attempt, "part-1")
     until((own_folder(ray_cluster.folder, attempt) / "part-0" / "exit.json").exists)
-    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
+    assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.UNREACHABLE, False)
     assert lives(far)
     ray_cluster.heal()
     status = end_of(backend, attempt)
@@ -111,7 +111,7 @@ def test_gpus_of_a_node_that_ray_does_not_have_cannot_be_given(ray_cluster: RayC
     assert taking(larger) == {"a": True, "e": False}
     assert backend.status(attempt.name).run is Run.ABSENT
     backend.cancel(attempt.name, "elsewhere")
-    assert backend.released(attempt.name)
+    assert backend.is_proven_gone(attempt.name)
 
 
 def test_where_the_launcher_is_killed_the_next_one_holds_the_gpus_of_what_runs(
@@ -197,7 +197,7 @@ def test_only_a_whole_record_of_the_end_counts_and_without_one_the_attempt_is_lo
     folder = own_folder(ray_cluster.folder, attempt)
     for torn in (b"", b'{"attempt": "ls', b"{}"):
         (folder / "part-0" / "exit.json").write_bytes(torn)
-        assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
+        assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.UNREACHABLE, False)
     (folder / "part-0" / "exit.json").unlink()
     age_marker(ray_cluster, attempt, "part-0")
     assert end_of(backend, attempt).run is Run.LOST

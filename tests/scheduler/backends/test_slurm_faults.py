@@ -71,7 +71,7 @@ def test_a_job_lives_on_without_its_nodes_daemon_and_can_be_ended(
     until(lambda: taking(backend) == {"a": True, "b": True, "c": True, "d": False})
     assert all(gpu.healthy for gpu in backend.observe()[3].gpus)
     assert slurm_says(slurm_cluster, attempt) == "NODE_FAIL"
-    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
+    assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.RUNNING, False)
     backend.cancel(attempt.name, "its node is down")
     assert [end.signal for end in end_of(backend, attempt).ends] == [15, 15]
 
@@ -86,7 +86,7 @@ def test_a_job_whose_nodes_daemon_is_restarted_runs_on_to_its_own_end(
     assert backend.status(attempt.name).run is Run.RUNNING
     slurm_cluster.start_node("d")
     until(lambda: taking(backend)["d"])
-    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
+    assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.RUNNING, False)
     (tmp_path / "go").touch()
     assert [end.code for end in end_of(backend, attempt).ends] == [9]
 
@@ -103,7 +103,7 @@ def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_the
     kill_supervisor(tmp_path, attempt, "part-0")
     age_marker(tmp_path, attempt)
     until(lambda: backend.status(attempt.name).reason.startswith("Slurm reports NODE_FAIL"))
-    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
+    assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.UNREACHABLE, False)
     assert lives(far)
     slurm_cluster.start_node("d")
     status = end_of(backend, attempt)
@@ -172,7 +172,7 @@ def ended(cluster: SlurmCluster, backend: SlurmBackend, attempt: Attempt, placem
         cluster.call("scontrol", "update", f"NodeName={placement[0].node}", "State=RESUME")
     if backend.status(attempt.name).run is Run.ABSENT:
         backend.launch(attempt, placement)
-    return backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.released(attempt.name)
+    return backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.is_proven_gone(attempt.name)
 
 
 def looked(backend: SlurmBackend) -> object:
@@ -243,7 +243,7 @@ def test_only_a_whole_record_of_the_end_counts_and_without_one_the_attempt_is_lo
     record = own_folder(tmp_path, attempt) / "part-0" / "exit.json"
     for torn in (b"", b'{"attempt": "ls', b"{}"):
         record.write_bytes(torn)
-        assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
+        assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.UNREACHABLE, False)
     record.unlink()
     until(lambda: slurm_says(slurm_cluster, attempt) == "COMPLETED")
     assert end_of(backend, attempt).run is Run.LOST

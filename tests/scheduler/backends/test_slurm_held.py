@@ -95,10 +95,10 @@ def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a
     name = f"ls-{job}-1"
     taken(tmp_path, name)
     backend.cancel(name, "not wanted")
-    assert (backend.status(name).reason, backend.released(name)) == ("cancelled", False)
+    assert (backend.status(name).reason, backend.is_proven_gone(name)) == ("cancelled", False)
     slurm_says("idle")
-    assert not backend.released(name)
-    until(lambda: backend.released(name))
+    assert not backend.is_proven_gone(name)
+    until(lambda: backend.is_proven_gone(name))
 
 
 def test_a_refused_job_that_does_not_end_at_once_is_ended_later(slurm: Slurm, tmp_path: Path) -> None:

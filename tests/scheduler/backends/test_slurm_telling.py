@@ -71,7 +71,7 @@ def test_a_slurm_that_says_nothing_ends_no_job(backend: SlurmBackend, saying: Sa
     backend.launch(attempt, ON_A)
     runs(backend, attempt)
     other = saying(script, IMPATIENT)
-    assert (other.status(attempt.name).run, other.released(attempt.name)) == (Run.RUNNING, False)
+    assert (other.status(attempt.name).run, other.is_proven_gone(attempt.name)) == (Run.RUNNING, False)
 
 
 @pytest.mark.full
