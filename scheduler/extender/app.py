@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
 from ..api.problems import ProblemError, answer_with_problems
-from .ranking import NodeRanking, Ranker, RankingOutcome, refused
+from .ranking import NodeRanking, Ranker, RankingOutcome, refused_nodes
 from .watching import ObjectWatch
 from .wire import as_json, filter_reply, preempt_reply, prioritize_reply, read_request, read_victims
 
@@ -40,7 +40,7 @@ class RequestCounts:
         self._answers.labels(verb, outcome).inc()
         self._took.labels(verb).observe(took_s)
 
-    def page(self) -> bytes:
+    def metrics_page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
@@ -90,7 +90,7 @@ def _add_verb(app: FastAPI, counts: RequestCounts, verb: str, answer: Verb) -> N
         began = time.perf_counter()
         outcome = "unreadable"
         try:
-            body = await _body(request)
+            body = await _read_body(request)
             reply, reached = await run_in_threadpool(answer, body)
             text = as_json(reply)
             outcome = reached
@@ -99,7 +99,7 @@ def _add_verb(app: FastAPI, counts: RequestCounts, verb: str, answer: Verb) -> N
             counts.add(verb, outcome, time.perf_counter() - began)
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ProblemError("compressed", "the body is compressed; kube-scheduler sends it uncompressed")
     parts, size = [], 0
@@ -113,11 +113,11 @@ async def _body(request: Request) -> bytes:
 
 def _filter(ranker: Ranker, body: bytes) -> tuple[object, str]:
     offer = read_request(body)
-    out = refused(offer)
+    out = refused_nodes(offer)
     left = [host for host in offer.hosts if host not in out]
     if len(left) == 1:
         # kube-scheduler requests no rank of a single node, so the placement is recorded here.
-        _or_default(lambda: ranker.only(offer, left[0]), None)
+        _or_default(lambda: ranker.record_only_node(offer, left[0]), None)
     return filter_reply(offer, out), "refused" if out else "passed"
 
 
@@ -152,4 +152,4 @@ def _add_pages(app: FastAPI, watch: ObjectWatch | None, counts: RequestCounts) -
     @app.get("/metrics")
     def metrics() -> Response:
         """Return all metrics."""
-        return Response(counts.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(counts.metrics_page(), media_type=CONTENT_TYPE_LATEST)

@@ -54,19 +54,19 @@ class PodRequest(NamedTuple):
 def request_of(pod: OfferedPod) -> PodRequest:
     """Return what a pod requests. Fields that cannot be parsed get their defaults."""
     notes = pod.metadata.annotations
-    group = _group(pod)
+    group = _gang_name(pod)
     return PodRequest(
         uid=pod.metadata.uid or f"{pod.metadata.namespace}/{pod.metadata.name}",
-        gpus=gpus_of(pod),
+        gpus=gpus_of_pod(pod),
         group=group,
-        members=_members({**notes, **pod.metadata.labels}) if group else 0,
-        estimate_s=_number(notes, ESTIMATE, DEFAULT_ESTIMATE_S),
-        compute_s=_number(notes, COMPUTE, 1.0),
-        parameter_bytes=_number(notes, PARAMETERS, 0.0),
+        members=_gang_size({**notes, **pod.metadata.labels}) if group else 0,
+        estimate_s=_positive_number(notes, ESTIMATE, DEFAULT_ESTIMATE_S),
+        compute_s=_positive_number(notes, COMPUTE, 1.0),
+        parameter_bytes=_positive_number(notes, PARAMETERS, 0.0),
     )
 
 
-def gpus_of(pod: OfferedPod) -> int:
+def gpus_of_pod(pod: OfferedPod) -> int:
     """Return how many GPUs a pod holds at once, as the kubelet counts them: containers beside sidecars, or a step."""
     sidecars = most = 0
     for container in pod.spec.initContainers:
@@ -82,10 +82,10 @@ def gpus_of(pod: OfferedPod) -> int:
 def _container_gpus(container: Container) -> int:
     limit = container.resources.limits.get(RESOURCE)
     found = container.resources.requests.get(RESOURCE, 0) if limit is None else limit
-    return count_of(found) or 0
+    return whole_number(found) or 0
 
 
-def count_of(quantity: str | int) -> int | None:
+def whole_number(quantity: str | int) -> int | None:
     """Return a quantity of Kubernetes as a whole number, None if it is none."""
     if isinstance(quantity, int):
         return quantity if 0 <= quantity < 10**18 else None
@@ -93,23 +93,23 @@ def count_of(quantity: str | int) -> int | None:
     return None if found is None else math.ceil(int(found[1]) * _SCALE[found[2] or ""])
 
 
-def _group(pod: OfferedPod) -> str | None:
+def _gang_name(pod: OfferedPod) -> str | None:
     labels, notes = pod.metadata.labels, pod.metadata.annotations
     names = [labels.get(key) for key in GROUP_LABELS] + [notes.get(key) for key in GROUP_ANNOTATIONS]
     name = next(filter(None, names), None)
     return None if name is None else f"{pod.metadata.namespace}/{name}"
 
 
-def _members(proposal: Mapping[str, str]) -> int:
+def _gang_size(texts: Mapping[str, str]) -> int:
     for key in MEMBER_KEYS:
-        if key in proposal and (count := count_of(proposal[key])) is not None:
+        if key in texts and (count := whole_number(texts[key])) is not None:
             return count if 0 < count <= MAX_GANG_PODS else 0
     return 0
 
 
-def _number(proposal: Mapping[str, str], key: str, default: float) -> float:
+def _positive_number(texts: Mapping[str, str], key: str, default: float) -> float:
     try:
-        number = float(proposal.get(key, default))
+        number = float(texts.get(key, default))
     except ValueError:
         return default
     return number if math.isfinite(number) and 0.0 < number < 1e15 else default
@@ -138,7 +138,7 @@ class Inventory:
     """
 
     def __init__(self, setup: ClusterSetup | None) -> None:
-        self._fixed = None if setup is None else _place_of(setup)
+        self._fixed = None if setup is None else _site_of_setup(setup)
         self._gpus: dict[str, int] = {}  # allocatable, as last seen
         self._rack: dict[str, str] = {}
         self._learned: NamedSite | None = None
@@ -163,7 +163,7 @@ class Inventory:
         self._gpus.pop(name, None)
 
     @property
-    def place(self) -> NamedSite | None:
+    def named_site(self) -> NamedSite | None:
         """The cluster; None while nothing is known. The same object until it changes."""
         if self._fixed is not None:
             return self._fixed
@@ -172,34 +172,36 @@ class Inventory:
         most = {name: gpus for name, gpus in most.items() if gpus > 0}
         if most != self._most:
             self._most = most
-            self._learned = _learned(most, self._rack) if most else None
+            self._learned = _uniform_site(most, self._rack) if most else None
         return self._learned
 
-    def lost(self, place: NamedSite) -> dict[int, int]:
+    def lost_gpus(self, named_site: NamedSite) -> dict[int, int]:
         """Return how many of its GPUs a node does not offer at present, by the node's index; only those with some."""
-        gpus = np.diff(place.site.cluster.first_gpu).tolist()
-        lost = {i: had - self._gpus.get(name, had) for i, (name, had) in enumerate(zip(place.names, gpus, strict=True))}
+        gpus = np.diff(named_site.site.cluster.first_gpu).tolist()
+        lost = {
+            i: had - self._gpus.get(name, had) for i, (name, had) in enumerate(zip(named_site.names, gpus, strict=True))
+        }
         return {i: number for i, number in lost.items() if number > 0}
 
 
 def allocatable_gpus(node: OfferedNode) -> int | None:
     """Return the number of GPUs that a node offers to pods in all; None if unknown."""
     offered = node.status.allocatable
-    return None if offered is None else count_of(offered.get(RESOURCE, 0))
+    return None if offered is None else whole_number(offered.get(RESOURCE, 0))
 
 
-def stand_in() -> NamedSite:
+def stand_in_site() -> NamedSite:
     """Return a cluster of one GPU, for when none is known."""
-    return _learned({"stand-in": 1}, {"stand-in": ""})
+    return _uniform_site({"stand-in": 1}, {"stand-in": ""})
 
 
-def _place_of(setup: ClusterSetup) -> NamedSite:
+def _site_of_setup(setup: ClusterSetup) -> NamedSite:
     # Pods are ranked one at a time, and an extender cannot let one wait.
     rules = stopping(setup.rules)._replace(order=ORDERS["fifo"], waiting=False)
     return NamedSite(ClusterSite(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
 
 
-def _learned(gpus: dict[str, int], rack: dict[str, str]) -> NamedSite:
+def _uniform_site(gpus: dict[str, int], rack: dict[str, str]) -> NamedSite:
     """Return a cluster of equally fast nodes."""
     names = sorted(gpus, key=lambda name: (rack[name], name))
     racks = sorted({rack[name] for name in names})
@@ -269,31 +271,31 @@ class Ledger:
         if uid not in self.known:
             self.assumed[uid] = holding
 
-    def forget(self, uid: str) -> None:
+    def drop_assumption(self, uid: str) -> None:
         """Assume a pod to wait: kube-scheduler requests its ranking."""
         self.assumed.pop(uid, None)
 
-    def expire(self, now_s: float) -> None:
+    def drop_expired(self, now_s: float) -> None:
         """Drop expired plans and assumptions."""
         self.plans = {group: each for group, each in self.plans.items() if each.until_s > now_s and each.pods}
         most_s = UNSEEN_S if self.is_watched else MAX_ASSUMED_S
         self.assumed = {uid: each for uid, each in self.assumed.items() if now_s - each.since_s < most_s}
 
-    def correct(self, rooms: Mapping[str, int], gpus: int) -> None:
+    def drop_contradicted(self, rooms: Mapping[str, int], gpus: int) -> None:
         """Drop the oldest assumptions on nodes where kube-scheduler finds room for a number of GPUs and we do not.
 
         Args:
             rooms: GPUs of each node that was offered, less those that it has lost.
             gpus: What fits on each of them.
         """
-        held = self.held()
+        held = self.held_gpus()
         short = {node for node, room in rooms.items() if room - held.get(node, 0) < gpus}
         for uid, holding in list(self.assumed.items()) if short else ():
             if holding.node in short and rooms[holding.node] - held[holding.node] < gpus:
                 held[holding.node] -= holding.gpus
                 del self.assumed[uid]
 
-    def held(self) -> dict[str, int]:
+    def held_gpus(self) -> dict[str, int]:
         """Return how many GPUs pods hold on each node."""
         held: dict[str, int] = {}
         for holding in (*self.known.values(), *self.assumed.values()):
@@ -304,7 +306,7 @@ class Ledger:
         """Return where pods of a gang are."""
         return [holding for holding in (*self.known.values(), *self.assumed.values()) if holding.group == group]
 
-    def holdings(self, group: str | None) -> Iterable[tuple[str, HeldGpus]]:
+    def unavailable_to(self, group: str | None) -> Iterable[tuple[str, HeldGpus]]:
         """Yield the GPUs that a pod of a gang (or of none) cannot have: held ones, and those planned for others."""
         yield from self.known.items()
         yield from self.assumed.items()

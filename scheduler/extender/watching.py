@@ -35,7 +35,7 @@ class KubernetesAddress:
     url: str
     account: Path | None = None
 
-    def client(self) -> httpx.Client:
+    def open_client(self) -> httpx.Client:
         """Return a client; its token is read again for each, as Kubernetes replaces it every hour."""
         limits = httpx.Timeout(10.0, read=FOLLOW_S + 30.0)
         if self.account is None:
@@ -103,19 +103,19 @@ class ObjectWatch:
         """Whether all pods and nodes are known, and changes arrive."""
         return all(event.is_set() for event in self._synced.values())
 
-    def _set_watched(self) -> None:
-        with self._ranker.changing():
+    def _update_is_watched(self) -> None:
+        with self._ranker.locked():
             self._ranker.ledger.is_watched = self.is_in_sync
 
     def _follow(self, kind: WatchedKind) -> None:
         rest_s = FIRST_REST_S
         while not self._ends.is_set():
             try:
-                with self._api.client() as client:
+                with self._api.open_client() as client:
                     self._clients[kind.path] = client
                     version = self._list(client, kind)
                     self._synced[kind.path].set()
-                    self._set_watched()
+                    self._update_is_watched()
                     rest_s = FIRST_REST_S
                     while not self._ends.wait(WATCH_PAUSE_S):
                         version = self._watch(client, kind, version)
@@ -128,7 +128,7 @@ class ObjectWatch:
                     return
                 log.warning("%s: %s; the next try in %.0f s", kind.path, error, rest_s)
                 self._synced[kind.path].clear()
-                self._set_watched()
+                self._update_is_watched()
                 self._ends.wait(rest_s)
                 rest_s = min(2.0 * rest_s, LONGEST_REST_S)
 
@@ -137,7 +137,7 @@ class ObjectWatch:
         found: list[Mapping[str, Any]] = []
         parameters = {"limit": str(OBJECTS_PER_LIST), **({"fieldSelector": kind.selector} if kind.selector else {})}
         while True:
-            page = _read(client.get(kind.path, params=parameters))
+            page = _read_object(client.get(kind.path, params=parameters))
             found += page.get("items") or []
             metadata = page["metadata"]
             if not metadata.get("continue"):
@@ -155,45 +155,45 @@ class ObjectWatch:
             if answer.status_code == HTTP_GONE:
                 raise StaleError
             answer.raise_for_status()
-            for what, changed in _events(answer.iter_lines()):
+            for event, changed in _parse_events(answer.iter_lines()):
                 version = str(changed["metadata"]["resourceVersion"])
-                if what != "BOOKMARK":
-                    kind.change(what, changed)
+                if event != "BOOKMARK":
+                    kind.change(event, changed)
         return version
 
     def _replace_pods(self, objects: list[Mapping[str, Any]]) -> None:
-        found = dict(filter(None, map(_holding, objects)))
-        with self._ranker.changing():
+        found = dict(filter(None, map(_parse_holding, objects)))
+        with self._ranker.locked():
             ledger = self._ranker.ledger
             ledger.known = found
             for uid in found:
-                ledger.forget(uid)
+                ledger.drop_assumption(uid)
 
-    def _change_pod(self, what: str, changed: Mapping[str, Any]) -> None:
-        uid, found = str(changed["metadata"]["uid"]), _holding(changed)
-        with self._ranker.changing():
+    def _change_pod(self, event: str, changed: Mapping[str, Any]) -> None:
+        uid, found = str(changed["metadata"]["uid"]), _parse_holding(changed)
+        with self._ranker.locked():
             ledger = self._ranker.ledger
-            if found is not None and what != "DELETED":
+            if found is not None and event != "DELETED":
                 ledger.known[uid] = found[1]
-                ledger.forget(uid)
+                ledger.drop_assumption(uid)
             else:
                 ledger.known.pop(uid, None)
-                if what == "DELETED":
-                    ledger.forget(uid)
+                if event == "DELETED":
+                    ledger.drop_assumption(uid)
 
     def _replace_nodes(self, objects: list[Mapping[str, Any]]) -> None:
-        with self._ranker.changing():
-            self._ranker.inventory.replace(_nodes(objects))
+        with self._ranker.locked():
+            self._ranker.inventory.replace(_parse_nodes(objects))
 
-    def _change_node(self, what: str, changed: Mapping[str, Any]) -> None:
-        with self._ranker.changing():
-            if what == "DELETED":
+    def _change_node(self, event: str, changed: Mapping[str, Any]) -> None:
+        with self._ranker.locked():
+            if event == "DELETED":
                 self._ranker.inventory.forget(str(changed["metadata"]["name"]))
             else:
-                self._ranker.inventory.update(_nodes([changed]))
+                self._ranker.inventory.update(_parse_nodes([changed]))
 
 
-def _read(answer: httpx.Response) -> dict[str, Any]:
+def _read_object(answer: httpx.Response) -> dict[str, Any]:
     if answer.status_code == HTTP_GONE:
         raise StaleError
     answer.raise_for_status()
@@ -203,7 +203,7 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
     return value
 
 
-def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parse_events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in lines:
         if not line:
             continue
@@ -214,14 +214,14 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield event["type"], event["object"]
 
 
-def _nodes(objects: list[Mapping[str, Any]]) -> list[OfferedNode]:
+def _parse_nodes(objects: list[Mapping[str, Any]]) -> list[OfferedNode]:
     return [OfferedNode.model_validate(each) for each in objects]
 
 
-def _holding(found: Mapping[str, Any]) -> tuple[str, HeldGpus] | None:
+def _parse_holding(found: Mapping[str, Any]) -> tuple[str, HeldGpus] | None:
     """Return what a pod holds, by its uid; None if that is nothing."""
     pod = OfferedPod.model_validate(found)
-    request, since_s = request_of(pod), pod.status.began_s or time.time()
+    request, since_s = request_of(pod), pod.status.accepted_s or time.time()
     if not pod.spec.nodeName or not request.gpus or pod.status.phase in ("Succeeded", "Failed"):
         return None
     return request.uid, HeldGpus(pod.spec.nodeName, request.gpus, request.group, since_s, request.estimate_s)

@@ -71,15 +71,15 @@ def test_only_as_much_is_taken_back_as_cannot_be(ranker: Ranker) -> None:
 
 def test_a_pod_with_one_node_left_is_assumed_there(tmp_path: Path) -> None:
     packing = ranker_of(by_hand(tmp_path), fallback="pack")
-    packing.only(read_request(names_request(pod(6, uid="1"), HOSTS)), "slow-1")
+    packing.record_only_node(read_request(names_request(pod(6, uid="1"), HOSTS)), "slow-1")
 
     assert rank(packing, 2, "2").order[0] == "slow-1"
 
 
 def test_pods_on_their_only_node_are_assumed_as_long_as_they_fit_there(ranker: Ranker) -> None:
     for i in range(20):
-        ranker.only(read_request(names_request(pod(2, uid=str(i)), ["fast-0"])), "fast-0")
-        ranker.only(read_request(names_request(pod(2, uid=f"lost {i}"), ["nobody"])), "nobody")
+        ranker.record_only_node(read_request(names_request(pod(2, uid=str(i)), ["fast-0"])), "fast-0")
+        ranker.record_only_node(read_request(names_request(pod(2, uid=f"lost {i}"), ["nobody"])), "nobody")
 
     assert set(ranker.ledger.assumed) == {"16", "17", "18", "19"}
 
@@ -140,15 +140,15 @@ def test_a_pod_that_fits_nowhere_makes_no_difference_between_nodes(ranker: Ranke
 def test_an_answer_does_not_wait_for_one_that_never_ends(tmp_path: Path) -> None:
     ranker = ranker_of(by_hand(tmp_path), deadline_s=0.05)
 
-    with ranker.changing():
+    with ranker.locked():
         assert rank(ranker, 2, "1") == NodeRanking([], RankingOutcome.BUSY)
 
 
 def test_after_many_questions_the_view_is_still_right(ranker: Ranker) -> None:
     for i in range(600):
         assert rank(ranker, 8, str(i % 7)).order
-    sizes = np.diff(ranker.inventory.place.site.cluster.first_gpu).tolist() if ranker.inventory.place else []
-    held = ranker.ledger.held()
+    sizes = np.diff(ranker.inventory.named_site.site.cluster.first_gpu).tolist() if ranker.inventory.named_site else []
+    held = ranker.ledger.held_gpus()
 
     assert all(held.get(host, 0) <= size for host, size in zip(HOSTS, sizes, strict=True))
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
     finally:
         ranker.close()
 
-    place = Inventory(read_cluster(HETERO64)).place
+    place = Inventory(read_cluster(HETERO64)).named_site
     assert place is not None
     mirror = ClusterMirror(place.site, MirrorOrigin(0.0))
     mirror.submit(JobRequest("job", 4, 3600.0, 0.0))
@@ -208,7 +208,7 @@ def test_labels_tell_racks_and_gangs_stay_in_theirs() -> None:
     nodes = [node(f"n{i}", 8, labels={"topology.kubernetes.io/rack": f"r{i % 2}"}) for i in range(4)]
     request = json.loads(objects_request(pod(8, uid="0", labels=GANG), [nodes[3]]))
     ranker.rank(read_request(objects_request(pod(8, uid="x"), nodes)))
-    ranker.ledger.forget("x")
+    ranker.ledger.drop_assumption("x")
 
     ranker.rank(read_request(json.dumps(request).encode()))
 

@@ -48,7 +48,7 @@ def running(host: str, gpus: int, phase: str = "Running") -> dict[str, Any]:
 
 
 def held(watched: Watched) -> dict[str, int]:
-    with watched.ranker.changing():
+    with watched.ranker.locked():
         return {uid: each.gpus for uid, each in watched.ranker.ledger.known.items()}
 
 
