@@ -111,7 +111,7 @@ def config(folder: Path, name: str) -> tuple[Any, Any]:
 def attempt(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
     it = Spec(name, name, 1, (name,), name, {name: name}, 1.0, None, (RankPlace(name, 0),), visible_gpus=name)
-    return it, ranks.decode(ranks.encode(it))
+    return it, ranks.decode_spec(ranks.encode_spec(it))
 
 
 def ring(folder: Path, name: str) -> tuple[Any, Any]:

@@ -25,14 +25,14 @@ def build(
         PluginError: If it cannot be imported.
         BackendError: If it cannot use the folder.
     """
-    kind = kind_of(name, file)
+    kind = backend_class(name, file)
     try:
-        return kind.build(_own(kind, settings, file), folder, layout)
+        return kind.build(_validated_settings(kind, settings, file), folder, layout)
     except OSError as error:
         raise BackendError(f"backend {name!r} cannot use {error.filename or folder}: {error.strerror}") from error
 
 
-def kind_of(name: str, file: YamlFile | None = None) -> type[Backend]:
+def backend_class(name: str, file: YamlFile | None = None) -> type[Backend]:
     """Return what is registered as a backend; an error names the line in the file that names it, if that is given.
 
     Raises:
@@ -58,7 +58,7 @@ def full_name(name: str, backend: Backend) -> str:
     return f"{name} {backend.capabilities.known_in}".rstrip()
 
 
-def _own(kind: type[Backend], settings: Mapping[str, object], file: YamlFile | None) -> BaseModel:
+def _validated_settings(kind: type[Backend], settings: Mapping[str, object], file: YamlFile | None) -> BaseModel:
     if file is not None:
         return validated(file, kind.Settings, settings, PLACE)
     try:

@@ -376,7 +376,7 @@ class Backend(ABC):
         raise BackendError(f"no job {job} was submitted at this backend")
 
 
-def refuse_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str, int]) -> None:
+def refuse_bad_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str, int]) -> None:
     """Refuse GPUs that do not exist.
 
     Args:
@@ -397,7 +397,7 @@ def refuse_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str,
         raise CannotHonourError(f"{attempt.name}: a placement names each of its nodes once, not {placement}")
 
 
-def refuse_texts(attempt: Attempt) -> None:
+def refuse_bad_texts(attempt: Attempt) -> None:
     """Refuse what cannot be passed to a program.
 
     Raises:

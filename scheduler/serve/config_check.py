@@ -16,7 +16,7 @@ from ...cluster.files.paths import exists, is_folder
 from ...cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.token_file import is_loopback
-from ..backends.building import PLACE, kind_of
+from ..backends.building import PLACE, backend_class
 from ..policy_host.worker import sampling
 from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open, cluster_of, located
 from ..store.database import check_folder_of, check_url, file_of
@@ -105,7 +105,7 @@ def _check_folder(folder: Path) -> None:
 def _of_backend(file: YamlFile, settings: SchedulerSettings) -> list[LongshoreError]:
     choice = settings.backend
     try:
-        kind: type[BaseModel] = kind_of(choice.name, file).Settings
+        kind: type[BaseModel] = backend_class(choice.name, file).Settings
     except LongshoreError as error:
         return [error]
     return _problems_in(file, kind, choice.settings, PLACE)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.local.ranks import RankPlace, Spec, encode
+from longshore.scheduler.backends.local.ranks import RankPlace, Spec, encode_spec
 from longshore.scheduler.control.reconciler import ReconcilerTiming
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.conftest import Here
@@ -132,7 +132,7 @@ def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: P
 NO_SENSE = [
     b"{torn", b"[]", b"{}", b'{"ranks": [], "command": [], "new": 1}', b"\xff",
     b"[" * 100_000, b'{"a":' * 100_000, b" " * (5 << 20),
-    encode(Spec("ls-other-1", "other", 1, ("true",), "/", {}, 0.0, None, (RankPlace("a", 0),))),
+    encode_spec(Spec("ls-other-1", "other", 1, ("true",), "/", {}, 0.0, None, (RankPlace("a", 0),))),
 ]  # fmt: skip
 
 

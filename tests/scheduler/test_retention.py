@@ -14,7 +14,7 @@ from longshore.cluster.files.disk_space import DiskSpace
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.queue.order import may_wait
 from longshore.cluster.state.state import Simulation
-from longshore.scheduler.backends.local.folders import Folders
+from longshore.scheduler.backends.local.folders import AttemptFolders
 from longshore.scheduler.control.job_errors import JobErrors
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
@@ -301,5 +301,5 @@ def _replayed(trial: Trial, folder: Path) -> int:
 
 
 def test_no_backend_keeps_an_attempt_elsewhere_than_where_it_is_looked_for(tmp_path: Path) -> None:
-    path = Folders(tmp_path).path("ls-one-1")
+    path = AttemptFolders(tmp_path).path("ls-one-1")
     assert path.parent.parent == tmp_path

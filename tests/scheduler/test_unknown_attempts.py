@@ -18,9 +18,9 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.api.jobs import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.folders import Folders, launched_in
+from longshore.scheduler.backends.local.folders import AttemptFolders, launched_attempts
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.backends.slurm.submission import is_late
+from longshore.scheduler.backends.slurm.submission import is_late_to_stop
 from longshore.scheduler.control.adoption import CHECK_UNKNOWN_S, UnknownAttempts
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.states import JobState, Run, Status
@@ -151,7 +151,7 @@ def test_an_attempt_whose_file_may_not_be_read_hides_no_other(closed: str) -> No
             path.chmod(0o755)
         (folder / "attempts" / NAME / closed).chmod(0)
         with as_nobody():
-            found = launched_in(Folders(folder))
+            found = launched_attempts(AttemptFolders(folder))
         (folder / "attempts" / NAME).chmod(0o700)
 
     reported = {name: (attempt.job, attempt.number, placement) for name, (attempt, placement) in found.items()}
@@ -165,7 +165,7 @@ def test_where_no_attempt_may_be_seen_it_is_not_known_which_there_are() -> None:
         write(folder, NAME, json.dumps(GOOD).encode())
         (folder / "attempts").chmod(0)
         with as_nobody(), pytest.raises(BackendError, match="Permission denied"):
-            launched_in(Folders(folder))
+            launched_attempts(AttemptFolders(folder))
         (folder / "attempts").chmod(0o700)
 
 
@@ -255,7 +255,7 @@ def test_slurm_kills_a_cancelled_attempt_of_which_no_one_knows_how_long_it_may_t
     (own / "cancel.json").touch()
     folder = open_folder(str(own))
 
-    assert is_late(folder) == late
+    assert is_late_to_stop(folder) == late
     os.close(folder)
 
 

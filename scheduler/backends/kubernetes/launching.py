@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
-from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_placement, refuse_texts
+from ..protocol import Attempt, CannotHonourError, RefusedError, refuse_bad_placement, refuse_bad_texts
 from .api import APPLY, JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi, ObjectView
 from .objects import ATTEMPT, SPEC_ANNOTATION, ApiModel, KubernetesGpu, KubernetesPod
 from .pods import PodPart, claim_manifest, digest_of, placement_patch, pod_manifest
@@ -223,8 +223,8 @@ class PodStarter:
     def _split_into_pods(
         self, attempt: Attempt, placement: Placement, gpus: Mapping[str, Sequence[KubernetesGpu]] | None
     ) -> list[PodPart]:
-        refuse_placement(attempt, placement, self._sizes)
-        refuse_texts(attempt)
+        refuse_bad_placement(attempt, placement, self._sizes)
+        refuse_bad_texts(attempt)
         parts, first = [], 0
         for number, share in enumerate(placement):
             devices = () if gpus is None else gpus.get(share.node, ())

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from ....cluster.files.durable import is_there, open_file, read_whole, write_first, write_whole
 from ....cluster.files.errors import BackendError
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from ..local.folders import opened
+from ..local.folders import opened_folder
 from ..local.ranks import drop_beginning, log_name, read_log
 from ..protocol import NoLogError
 from .api import ApiStatusError, KubernetesApi
@@ -63,7 +63,7 @@ class RecordFolders:
     def installation_id(self) -> str:
         """Return the id of this folder's installation."""
         try:
-            with opened(str(self.folder)) as folder:
+            with opened_folder(str(self.folder)) as folder:
                 write_first(folder, "installation", uuid.uuid4().hex.encode())
                 return read_whole(folder, "installation", _MAX_RECORD_BYTES).decode("ascii")
         except (OSError, ValueError) as error:
@@ -81,7 +81,7 @@ class RecordFolders:
     def store_gpu_order(self, order: GpuOrder) -> None:
         """Store the order of the nodes' GPUs."""
         try:
-            with opened(str(self.folder)) as folder:
+            with opened_folder(str(self.folder)) as folder:
                 write_whole(folder, "gpus.json", _GPU_ORDER.dump_json(dict(order)))
         except OSError as error:
             raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
@@ -148,8 +148,8 @@ class RecordFolders:
         """
         try:
             with (
-                opened(str(self.folder)) as folders,
-                opened(name, folders) if is_there(folders, name) else nullcontext() as folder,
+                opened_folder(str(self.folder)) as folders,
+                opened_folder(name, folders) if is_there(folders, name) else nullcontext() as folder,
             ):
                 yield folder
         except (OSError, ValueError) as error:

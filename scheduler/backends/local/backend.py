@@ -25,25 +25,25 @@ from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status, read_reason
 from ..protocol import Attempt, Backend, Capabilities, GpuView, MemberPlace, NodeView, StepLines
 from .folders import (
-    Ends,
-    Exited,
-    Folders,
-    Ranks,
-    Started,
+    AttemptFolders,
+    EndsMarker,
+    ExitMarker,
+    RanksMarker,
+    StartedMarker,
     as_backend_error,
-    delete_but,
-    launched_in,
-    opened,
+    delete_all_but,
+    launched_attempts,
+    opened_folder,
     rank_ends,
-    read_log_of,
     read_marker,
     read_progress,
+    read_rank_log,
     read_step_lines,
     write_spec,
 )
-from .ranks import SPEC_FILE, Traces, kill_all, log_name
-from .ring_host import PLACES, RING, add_name, members_in, places_in
-from .supervision import CANCELLED, write_exit
+from .ranks import SPEC_FILE, AttemptTraces, kill_all, log_name
+from .ring_host import PLACES, RING, added_gpu_file, read_members, read_places
+from .supervision import CANCELLED, write_exit_marker
 from .supervisor import STARTED_BEFORE, TWIN
 
 _PLACE_BYTES = 4096
@@ -92,7 +92,7 @@ class LocalBackend(Backend):
         return cls(folder, layout.nodes)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None) -> None:
-        self._folders = Folders(folder)
+        self._folders = AttemptFolders(folder)
         # On another machine its attempts would seem never launched, or ended by a restart.
         known_in = f"{machine or machine_id()}/{self._folders.identity()}"
         self.capabilities = Capabilities(
@@ -126,24 +126,24 @@ class LocalBackend(Backend):
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or as soon as it starts; again, this does nothing."""
         self._folders.path(name)
-        with as_backend_error(name), self._folders.make(name) as folder:
+        with as_backend_error(name), self._folders.open_or_create(name) as folder:
             if is_there(folder, "exit.json"):
                 return
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
-            _end_unless_started(folder, name)
+            _mark_ended_unless_started(folder, name)
 
     def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, after killing what outlived its supervisor."""
         self._folders.path(name)
         try:
             with self._folders.open(name) as folder:
-                return folder is None or _nothing_lives(folder, name, boot_id())
+                return folder is None or _prove_gone(folder, name, boot_id())
         except (OSError, ValueError):
             return False
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them."""
-        return read_log_of(self._folders, name, rank, offset, max_bytes, lambda _: (".",))
+        return read_rank_log(self._folders, name, rank, offset, max_bytes, lambda _: (".",))
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         """Return what each rank has reported of its steps and checkpoints since the last call."""
@@ -153,24 +153,26 @@ class LocalBackend(Backend):
 
     def ring_report(self, name: str) -> RingReport | None:
         """Return the state of an attempt's ring, the last known one if its coordinator does not answer."""
-        return current_report(self._ring(name)) or last_report(self._ring(name))
+        ring = self._ring_folder(name)
+        return current_report(ring) or last_report(ring)
 
     def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
         """Remove the members on some GPUs from the ring of an attempt, and return whether it continues without them."""
-        members = {member: reason for member, place in enumerate(members_in(self._ring(name))) if place in gpus}
+        ring = self._ring_folder(name)
+        members = {member: reason for member, place in enumerate(read_members(ring)) if place in gpus}
         try:
-            return retire(self._ring(name), members)
+            return retire(ring, members)
         except TimeoutError as error:
             raise BackendError(f"{name}: {error}") from error
 
     def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingClient:
         """Return a connection to the coordinator of a ring."""
-        ring = self._ring(name)
+        ring = self._ring_folder(name)
         return RingClient(ring, wake, ring / PLACES)
 
     def ring_places(self, name: str) -> list[MemberPlace] | None:
         """Return all GPUs that the ring of an attempt was ever given, by rank; None if that is not known yet."""
-        found = places_in(self._ring(name))
+        found = read_places(self._ring_folder(name))
         return None if found is None else [MemberPlace(*row) for row in found]
 
     def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
@@ -181,13 +183,13 @@ class LocalBackend(Backend):
                 raise BackendError(f"{name} does not exist, so its ring cannot have GPU {gpu} of {node}")
             if not is_there(folder, RING):
                 raise BackendError(f"{name} has no ring")
-            with opened(RING, folder) as ring:
-                if not write_first(ring, add_name(rank), content):
-                    known = read_whole(ring, add_name(rank), _PLACE_BYTES)
+            with opened_folder(RING, folder) as ring:
+                if not write_first(ring, added_gpu_file(rank), content):
+                    known = read_whole(ring, added_gpu_file(rank), _PLACE_BYTES)
                     if known != content:
                         raise BackendError(f"rank {rank} of {name} is on {known.decode(errors='replace')}")
 
-    def _ring(self, name: str) -> Path:
+    def _ring_folder(self, name: str) -> Path:
         """Return the folder of an attempt's ring."""
         path = self._folders.path(name)
         if path.is_symlink():  # It may lead to the ring of another attempt.
@@ -196,7 +198,7 @@ class LocalBackend(Backend):
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name."""
-        return launched_in(self._folders)
+        return launched_attempts(self._folders)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
@@ -206,7 +208,7 @@ class LocalBackend(Backend):
             if folder is not None:
                 # Without an exit marker it never began: a late launch must find that it was cancelled.
                 kept = {"exit.json"} if is_there(folder, "exit.json") else {"started.json", "cancel.json"}
-                delete_but(folder, kept)
+                delete_all_but(folder, kept)
 
 
 def _spawn_supervisor(path: Path) -> None:
@@ -227,7 +229,7 @@ def _spawn_supervisor(path: Path) -> None:
         raise BackendError(f"{path.name}: its supervisor ended with {done.returncode} at its start")
 
 
-def _end_unless_started(folder: int, name: str) -> None:
+def _mark_ended_unless_started(folder: int, name: str) -> None:
     """Write the exit marker of a cancelled attempt that has no supervisor to do so."""
     if not is_there(folder, SPEC_FILE):
         return
@@ -235,7 +237,7 @@ def _end_unless_started(folder: int, name: str) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not is_there(folder, "started.json") and not is_there(folder, "exit.json"):
-            write_exit(folder, name, CANCELLED, 0.0, [])
+            write_exit_marker(folder, name, CANCELLED, 0.0, [])
     except BlockingIOError:
         pass  # A supervisor lives, and will find the request.
     finally:
@@ -247,32 +249,34 @@ def _read_status(folder: int, attempt: str, boot: str) -> Status:
     ended = _read_end(folder, attempt)
     if ended is not None:
         return ended
-    started = read_marker(folder, attempt, Started)
+    started = read_marker(folder, attempt, StartedMarker)
     if started is None:
         return Status(Run.PENDING if is_there(folder, SPEC_FILE) else Run.ABSENT)
-    if not _supervised(started, boot):
+    if not _supervisor_lives(started, boot):
         # It may have written the exit marker since that was read.
-        return _read_end(folder, attempt) or _read_loss(folder, started, boot)
-    ranks = read_marker(folder, attempt, Ranks)
+        return _read_end(folder, attempt) or _end_lost_attempt(folder, started, boot)
+    ranks = read_marker(folder, attempt, RanksMarker)
     if ranks is None:
         return Status(Run.PENDING)
-    ends = rank_ends(read_marker(folder, attempt, Ends))
+    ends = rank_ends(read_marker(folder, attempt, EndsMarker))
     return Status(Run.RUNNING, ends, started_s=ranks.started_s, progress=read_progress(folder))
 
 
-def _nothing_lives(folder: int, attempt: str, boot: str) -> bool:
+def _prove_gone(folder: int, attempt: str, boot: str) -> bool:
     """Return whether no process of an attempt is left, after killing what outlived its supervisor."""
-    ended = read_marker(folder, attempt, Exited)
-    started = read_marker(folder, attempt, Started)
+    ended = read_marker(folder, attempt, ExitMarker)
+    started = read_marker(folder, attempt, StartedMarker)
     if started is None:
         # Launched and neither started nor ended: it could start at any moment.
         may_start = ended is None and is_there(folder, SPEC_FILE)
-        return not may_start and kill_all(Traces(attempt, folder, -1, {}), _KILL_WITHIN_S)
-    return not (_supervised(started, boot) or _guarded(started, boot)) and _kill_left(folder, started, boot)
+        return not may_start and kill_all(AttemptTraces(attempt, folder, -1, {}), _KILL_WITHIN_S)
+    if _supervisor_lives(started, boot) or _guard_lives(started, boot):
+        return False
+    return _kill_leftovers(folder, started, boot)
 
 
 def _read_end(folder: int, attempt: str) -> Status | None:
-    ended = read_marker(folder, attempt, Exited)
+    ended = read_marker(folder, attempt, ExitMarker)
     if ended is None:
         return None
     by, words = read_reason(ended.reason)
@@ -283,13 +287,13 @@ def _read_end(folder: int, attempt: str) -> Status | None:
     return Status(Run.EXITED, ends, by, words, ended.started_s, read_progress(folder))
 
 
-def _read_loss(folder: int, started: Started, boot: str) -> Status:
-    if _guarded(started, boot) or not _kill_left(folder, started, boot):
+def _end_lost_attempt(folder: int, started: StartedMarker, boot: str) -> Status:
+    if _guard_lives(started, boot) or not _kill_leftovers(folder, started, boot):
         return Status(Run.UNREACHABLE, words="its supervisor is gone, and processes of it still live")
-    ranks = read_marker(folder, started.attempt, Ranks)
+    ranks = read_marker(folder, started.attempt, RanksMarker)
     return Status(
         Run.LOST,
-        rank_ends(read_marker(folder, started.attempt, Ends)),
+        rank_ends(read_marker(folder, started.attempt, EndsMarker)),
         EndedBy.NONE,
         f"supervisor lost: {_why_lost(folder, started, boot)}",
         0.0 if ranks is None else ranks.started_s,
@@ -297,7 +301,7 @@ def _read_loss(folder: int, started: Started, boot: str) -> Status:
     )
 
 
-def _why_lost(folder: int, started: Started, boot: str) -> str:
+def _why_lost(folder: int, started: StartedMarker, boot: str) -> str:
     if started.boot != boot:
         return "the machine was restarted"
     try:
@@ -307,18 +311,18 @@ def _why_lost(folder: int, started: Started, boot: str) -> str:
     return next((line for line in reversed(note) if line), "it failed")
 
 
-def _supervised(started: Started, boot: str) -> bool:
+def _supervisor_lives(started: StartedMarker, boot: str) -> bool:
     return is_alive(Identity(started.pid, started.start_ticks, started.boot), boot)
 
 
-def _guarded(started: Started, boot: str) -> bool:
+def _guard_lives(started: StartedMarker, boot: str) -> bool:
     """Return whether the guard lives: it adopts what is left, and ends when nothing is."""
     return is_alive(Identity(*started.guard, started.boot), boot)
 
 
-def _kill_left(folder: int, started: Started, boot: str) -> bool:
+def _kill_leftovers(folder: int, started: StartedMarker, boot: str) -> bool:
     # After a restart of the machine the numbers of groups and sessions are other processes'.
-    ranks = read_marker(folder, started.attempt, Ranks) if started.boot == boot else None
+    ranks = read_marker(folder, started.attempt, RanksMarker) if started.boot == boot else None
     groups = {} if ranks is None else dict(ranks.ranks)
     cgroup = "" if ranks is None else ranks.cgroup
-    return kill_all(Traces(started.attempt, folder, started.session, groups, cgroup), _KILL_WITHIN_S)
+    return kill_all(AttemptTraces(started.attempt, folder, started.session, groups, cgroup), _KILL_WITHIN_S)

@@ -1,8 +1,8 @@
 """The folders of attempts, as the scheduler uses them: it writes what is to be run, and reads what they report.
 
-- `write_spec`, `launched_in`: what is to be run.
+- `write_spec`, `launched_attempts`: what is to be run.
 - `read_marker`: the markers of supervisors, read strictly.
-- `read_log_of`, `read_progress`, `read_step_lines`: what ranks write, in files that a job can replace by anything.
+- `read_rank_log`, `read_progress`, `read_step_lines`: what ranks write, in files that a job can replace by anything.
 """
 
 import errno
@@ -25,13 +25,13 @@ from ....cluster.files.errors import BackendError, error_line
 from ....cluster.model.placement import Placement, Share
 from ...model.job import is_job_id
 from ...model.states import RankEnd
-from ..protocol import Attempt, NoLogError, RefusedError, StepLines, refuse_placement, refuse_texts
+from ..protocol import Attempt, NoLogError, RefusedError, StepLines, refuse_bad_placement, refuse_bad_texts
 from .ranks import (
     MAX_SPEC_BYTES,
     SPEC_FILE,
     RankPlace,
     Spec,
-    encode,
+    encode_spec,
     log_name,
     read_log,
     read_spec,
@@ -64,7 +64,7 @@ FIRST_BYTES = 2 << 10  # the first time: a scheduler that starts with many jobs 
 
 
 @contextmanager
-def opened(place: str, inside: int | None = None) -> Iterator[int]:
+def opened_folder(place: str, inside: int | None = None) -> Iterator[int]:
     """Open a folder, of which `open_folder` returns the descriptor, and close it at the end.
 
     Raises:
@@ -77,7 +77,7 @@ def opened(place: str, inside: int | None = None) -> Iterator[int]:
         os.close(folder)
 
 
-class Folders:
+class AttemptFolders:
     """The folders of all attempts, by their names, in one that is created if missing."""
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Folders:
         Raises:
             BackendError: If it cannot be read or written.
         """
-        with as_backend_error("attempts.id"), opened(str(self._attempts.parent)) as folder:
+        with as_backend_error("attempts.id"), opened_folder(str(self._attempts.parent)) as folder:
             write_first(folder, "attempts.id", os.urandom(8).hex().encode())
             return read_whole(folder, "attempts.id", _ID_BYTES).decode("ascii").strip()
 
@@ -127,21 +127,21 @@ class Folders:
             OSError: If the folder of all attempts cannot be opened.
         """
         with (
-            opened(str(self._attempts)) as attempts,
-            opened(name, attempts) if is_there(attempts, name) else nullcontext() as folder,
+            opened_folder(str(self._attempts)) as attempts,
+            opened_folder(name, attempts) if is_there(attempts, name) else nullcontext() as folder,
         ):
             yield folder
 
     @contextmanager
-    def make(self, name: str) -> Iterator[int]:
+    def open_or_create(self, name: str) -> Iterator[int]:
         """Open an attempt's folder, created if missing.
 
         Raises:
             OSError: If it cannot be made.
         """
-        with opened(str(self._attempts)) as attempts:
+        with opened_folder(str(self._attempts)) as attempts:
             make_folder(attempts, name)
-            with opened(name, attempts) as folder:
+            with opened_folder(name, attempts) as folder:
                 yield folder
 
 
@@ -166,7 +166,7 @@ def as_backend_error(name: str) -> Iterator[None]:
         raise BackendError(f"{name}: {error}") from error
 
 
-def delete_but(folder: int, proofs: Collection[str]) -> None:
+def delete_all_but(folder: int, kept: Collection[str]) -> None:
     """Delete everything in a folder except logs and the markers without which its attempt could start a second time.
 
     Raises:
@@ -175,7 +175,7 @@ def delete_but(folder: int, proofs: Collection[str]) -> None:
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in found:
-        if name in proofs:
+        if name in kept:
             continue
         if is_folder:
             shutil.rmtree(name, dir_fd=folder)
@@ -184,7 +184,7 @@ def delete_but(folder: int, proofs: Collection[str]) -> None:
 
 
 def write_spec(
-    folders: Folders, attempt: Attempt, placement: Placement, nodes: Mapping[str, int], begun: Collection[str]
+    folders: AttemptFolders, attempt: Attempt, placement: Placement, nodes: Mapping[str, int], begun: Collection[str]
 ) -> tuple[Spec, bool] | None:
     """Write what is to be run.
 
@@ -207,14 +207,14 @@ def write_spec(
     spec = spec_of(attempt, placement, nodes, work)
     with as_backend_error(name):
         with folders.open(name) as folder:
-            if folder is not None and _has_begun(folder, name, encode(spec), begun):
+            if folder is not None and _has_begun(folder, name, encode_spec(spec), begun):
                 return None
         _refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
-        with folders.make(name) as folder:
+        with folders.open_or_create(name) as folder:
             if not attempt.folder:
                 work.mkdir(exist_ok=True)
-            is_first = write_first(folder, SPEC_FILE, encode(spec))
-            if not is_first and _has_begun(folder, name, encode(spec), begun):
+            is_first = write_first(folder, SPEC_FILE, encode_spec(spec))
+            if not is_first and _has_begun(folder, name, encode_spec(spec), begun):
                 return None
     return spec, is_first
 
@@ -233,8 +233,8 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
         CannotHonourError: If there are no such GPUs, or one is named twice.
         RefusedError: If a text of it cannot be passed to a program.
     """
-    refuse_placement(attempt, placement, nodes)
-    refuse_texts(attempt)
+    refuse_bad_placement(attempt, placement, nodes)
+    refuse_bad_texts(attempt)
     return Spec(
         attempt.name,
         attempt.job,
@@ -265,7 +265,7 @@ def _refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
         raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
 
 
-def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
+def launched_attempts(folders: AttemptFolders) -> dict[str, tuple[Attempt, Placement]]:
     """Return the attempts that were launched and not forgotten, with their GPUs, by name.
 
     Of one whose file is damaged, which is logged, only the job and number in its name are known, and no GPUs.
@@ -279,54 +279,54 @@ def launched_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
             try:
                 spec = _read_own_spec(folders, name)
                 if spec is not None:
-                    found[name] = (_attempt(spec), _placement(spec))
+                    found[name] = (_attempt_of(spec), _placement_of(spec))
             except (ValueError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_FILE_OF_OURS:
                     raise
                 log.error("%s: its %s cannot be read: %s", name, SPEC_FILE, error_line(error))
-                found[name] = (_named(name), ())
+                found[name] = (_attempt_by_name(name), ())
     return found
 
 
-def _read_own_spec(folders: Folders, name: str) -> Spec | None:
+def _read_own_spec(folders: AttemptFolders, name: str) -> Spec | None:
     """Return what an attempt is to run, None if it has just been forgotten."""
     with folders.open(name) as folder:
         if folder is None or not is_there(folder, SPEC_FILE):
             return None
-        return _checked(read_spec(folder), name)
+        return _checked_spec(read_spec(folder), name)
 
 
-def _checked(spec: Spec, name: str) -> Spec:
+def _checked_spec(spec: Spec, name: str) -> Spec:
     """Return what was read; refuse what does not belong to this attempt, or does not name its GPUs."""
-    job, number = _numbered(name)
+    job, number = _parse_attempt_name(name)
     is_its_own = (spec.attempt, spec.job, spec.number) == (name, job, number) and type(spec.number) is int
     if not is_its_own or not is_job_id(job):
         found = map(reprlib.repr, (spec.attempt, spec.job, spec.number))
         raise ValueError("it is of attempt {}, job {}, number {}".format(*found))
-    places = {(rank.node, rank.gpu) for rank in spec.ranks if _is_place(rank)}
+    places = {(rank.node, rank.gpu) for rank in spec.ranks if _is_valid_place(rank)}
     if not places or len(places) < len(spec.ranks):
         raise ValueError("it does not name the GPUs of its ranks")
     return spec
 
 
-def _is_place(rank: RankPlace) -> bool:
+def _is_valid_place(rank: RankPlace) -> bool:
     """Return whether a rank has a node and a GPU; the node's name must be printable."""
     is_node = isinstance(rank.node, str) and 0 < len(rank.node) <= _MAX_NODE_LETTERS and rank.node.isprintable()
     return is_node and type(rank.gpu) is int and 0 <= rank.gpu < _MAX_GPU
 
 
-def _numbered(name: str) -> tuple[str, int]:
+def _parse_attempt_name(name: str) -> tuple[str, int]:
     """Return the job and the number in the name of an attempt, of no job if it has none."""
     found = _ATTEMPT_NAME.fullmatch(name)
     return (found[1], int(found[2])) if found else ("", 0)
 
 
-def _named(name: str) -> Attempt:
+def _attempt_by_name(name: str) -> Attempt:
     """Return what is known of an attempt by its name alone."""
-    return Attempt(name, *_numbered(name), command=(), folder="", environment={})
+    return Attempt(name, *_parse_attempt_name(name), command=(), folder="", environment={})
 
 
-def _attempt(spec: Spec) -> Attempt:
+def _attempt_of(spec: Spec) -> Attempt:
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
         spec.attempt, spec.job, spec.number, spec.command, spec.folder, spec.environment, spec.grace_s, limit_s,
@@ -334,7 +334,7 @@ def _attempt(spec: Spec) -> Attempt:
     )  # fmt: skip
 
 
-def _placement(spec: Spec) -> Placement:
+def _placement_of(spec: Spec) -> Placement:
     nodes: dict[str, list[int]] = {}
     for rank in spec.ranks:
         nodes.setdefault(rank.node, []).append(rank.gpu)
@@ -350,7 +350,7 @@ class Marker(BaseModel):
     attempt: str
 
 
-class Started(Marker):
+class StartedMarker(Marker):
     """The supervisor of an attempt, and its guard."""
 
     file_name = "started.json"
@@ -362,7 +362,7 @@ class Started(Marker):
     guard: tuple[_Whole, _Whole] = (0, 0)  # pid and start; a pid of 0 for none
 
 
-class Ranks(Marker):
+class RanksMarker(Marker):
     """The processes of an attempt's ranks: pid, which is their group's number too, and start."""
 
     file_name = "ranks.json"
@@ -372,7 +372,7 @@ class Ranks(Marker):
     cgroup: str = ""  # path of their control group, "" for none
 
 
-class Ends(Marker):
+class EndsMarker(Marker):
     """Ranks that ended while others run: rank, exit code, signal, Unix time."""
 
     file_name = "ends.json"
@@ -380,7 +380,7 @@ class Ends(Marker):
     ends: tuple[EndRecord, ...]
 
 
-class Exited(Marker):
+class ExitMarker(Marker):
     """How an attempt ended, and its ranks."""
 
     file_name = "exit.json"
@@ -412,13 +412,13 @@ def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | Non
     return marker
 
 
-def rank_ends(marker: Ends | Exited | None) -> tuple[RankEnd, ...]:
+def rank_ends(marker: EndsMarker | ExitMarker | None) -> tuple[RankEnd, ...]:
     """Return how ranks ended, in the order of their ends."""
     return () if marker is None else tuple(RankEnd(*end) for end in marker.ends)
 
 
-def read_log_of(
-    folders: Folders, name: str, rank: int, offset: int, max_bytes: int, places: Callable[[int], Iterable[str]]
+def read_rank_log(
+    folders: AttemptFolders, name: str, rank: int, offset: int, max_bytes: int, places: Callable[[int], Iterable[str]]
 ) -> tuple[bytes, int]:
     """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
@@ -438,15 +438,15 @@ def read_log_of(
         if folder is None:
             raise NoLogError(f"no attempt {name}")
         for place in places(folder):
-            with opened(place, folder) as own:
+            with opened_folder(place, folder) as own:
                 if is_there(own, log_name(rank)):
-                    return _read(own, rank, offset, max_bytes)
+                    return _read_log_file(own, rank, offset, max_bytes)
         if rank >= _count_ranks(folder):
             raise NoLogError(f"{name} has no rank {rank}")
     return b"", offset
 
 
-def _read(folder: int, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
+def _read_log_file(folder: int, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
     try:
         log = open_file(folder, log_name(rank))
     except OSError as error:
@@ -471,10 +471,10 @@ def read_progress(folder: int) -> dict[str, float]:
         return {}
     if not isinstance(content, dict) or len(content) > _MAX_KEYS:
         return {}
-    return {key: number for key, value in content.items() if (number := _finite(value)) is not None}
+    return {key: number for key, value in content.items() if (number := _as_finite_float(value)) is not None}
 
 
-def _finite(value: object) -> float | None:
+def _as_finite_float(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -483,7 +483,7 @@ def _finite(value: object) -> float | None:
         return None
 
 
-def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
+def read_new_lines(folder: int, name: str, offset: int) -> tuple[bytes, int]:
     """Return the whole lines of a file after an offset, only the last ones of many, and the offset after them.
 
     Args:
@@ -526,13 +526,13 @@ def read_step_lines(folder: int, first: int, before: Sequence[StepLines]) -> lis
     """
     # One listing of the folder replaces two calls for each rank, most of which have reported nothing.
     existing = frozenset(os.listdir(folder))
-    return [_read_rank(folder, existing, rank, last) for rank, last in enumerate(before, first)]
+    return [_read_rank_lines(folder, existing, rank, last) for rank, last in enumerate(before, first)]
 
 
-def _read_rank(folder: int, existing: frozenset[str], rank: int, last: StepLines) -> StepLines:
+def _read_rank_lines(folder: int, existing: frozenset[str], rank: int, last: StepLines) -> StepLines:
     steps, steps_end, saved, saved_end = b"", last.steps_end, b"", last.saved_end
     if (name := steps_name(rank)) in existing:
-        steps, steps_end = read_news(folder, name, steps_end)
+        steps, steps_end = read_new_lines(folder, name, steps_end)
     if (name := saved_name(rank)) in existing:
-        saved, saved_end = read_news(folder, name, saved_end)
+        saved, saved_end = read_new_lines(folder, name, saved_end)
     return StepLines(steps, saved, steps_end, saved_end)

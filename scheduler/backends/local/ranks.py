@@ -1,12 +1,12 @@
 """The ranks of an attempt: started, logged, limited and ended, with all their processes. Standard library only.
 
 - `Spec`: what is to be run, as the scheduler writes it and supervisors read it.
-- `environment_of`: the environment of a rank.
+- `rank_environment`: the environment of a rank.
 - `open_log`, `drop_beginning`, `read_log`: the output of ranks, in files that keep only their last part.
 - `adopt_orphans`, `kill_children`: processes that lose their parent become children of the supervisor or its guard.
 - `Gang`: the ranks that a supervisor runs.
-- `confine`, `kill_group`: a control group (version 2) for the processes of an attempt, where this user may create one.
-  Whatever a process does to its session, parent or environment, the processes that it starts are in its group.
+- `confine_to_cgroup`, `kill_cgroup`: a control group (version 2) for the processes of an attempt, where this user may
+  create one. Whatever a process does to its session, parent or environment, the processes that it starts are in it.
 - `kill_all`: ends the processes of an attempt that has no supervisor any more; it finds them by their traces.
 """
 
@@ -81,7 +81,7 @@ class Spec(NamedTuple):
     visible_gpus: str = ALL_ON_NODE  # that a rank sees: those of all ranks on its node, or its own
 
 
-def encode(spec: Spec) -> bytes:
+def encode_spec(spec: Spec) -> bytes:
     """Return the spec as a file holds it; equal specs give equal bytes."""
     fields = spec._asdict()
     for name, default in Spec._field_defaults.items():
@@ -90,8 +90,8 @@ def encode(spec: Spec) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def decode(content: bytes) -> Spec:
-    """Return the spec that `encode` wrote.
+def decode_spec(content: bytes) -> Spec:
+    """Return the spec that `encode_spec` wrote.
 
     Raises:
         ValueError: If it makes no sense.
@@ -112,7 +112,7 @@ def read_spec(folder: int) -> Spec:
         OSError: If it cannot be read.
         ValueError: If it makes no sense.
     """
-    return decode(read_whole(folder, SPEC_FILE, MAX_SPEC_BYTES))
+    return decode_spec(read_whole(folder, SPEC_FILE, MAX_SPEC_BYTES))
 
 
 def steps_name(rank: int) -> str:
@@ -125,7 +125,7 @@ def saved_name(rank: int) -> str:
     return f"saved-{rank}"
 
 
-def environment_of(spec: Spec, part: RankGroup, rank: int, path: str) -> dict[str, str]:
+def rank_environment(spec: Spec, part: RankGroup, rank: int, path: str) -> dict[str, str]:
     """Return the environment of a rank: the attempt's, overridden by what the placement fixes.
 
     As under torchrun, a rank sees the GPUs of all ranks on its node, and its own is number LOCAL_RANK among them. One
@@ -176,17 +176,17 @@ def user_variables(path: str) -> dict[str, str]:
     homes = (home for home in (known, os.environ.get("HOME", "")) if home.startswith("/"))
     writable = (home for home in homes if os.path.isdir(home) and os.access(home, os.W_OK | os.X_OK))  # noqa: PTH112
     home = next(writable, "")
-    return {"HOME": home or _own_home(path), "USER": name, "LOGNAME": name}
+    return {"HOME": home or _make_home(path), "USER": name, "LOGNAME": name}
 
 
-def _own_home(path: str) -> str:
+def _make_home(path: str) -> str:
     home = f"{path}/home"
     with suppress(OSError):  # the program reports it, if it needs a home
         os.makedirs(home, 0o700, exist_ok=True)  # noqa: PTH103  # pathlib is slow to import
     return home
 
 
-def _be_killed_first() -> None:
+def _raise_oom_score() -> None:
     """Let the kernel kill ranks for memory before their supervisor."""
     with suppress(OSError):
         file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
@@ -261,14 +261,14 @@ def kill_children() -> None:
         except ChildProcessError:
             return
         for child in children(os.getpid()):
-            send(os.kill, child.pid, signal.SIGKILL)
+            send_signal(os.kill, child.pid, signal.SIGKILL)
         signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN_S)
 
 
-def send(call: Callable[[int, int], None], to: int, number: int) -> None:
+def send_signal(call: Callable[[int, int], None], target: int, number: int) -> None:
     """Send a signal with `os.kill` or `os.killpg`, if its target still exists."""
     with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: the caller waits for it.
-        call(to, number)
+        call(target, number)
 
 
 class Gang:
@@ -283,14 +283,14 @@ class Gang:
         self._memory_kills = deque([(time.monotonic(), memory_kills())])  # time and count of the last readings
         self._logs = {rank: open_log(folder, rank) for rank in part.visible}
         self._gate, self._gate_in = os.pipe()  # a byte comes through for each rank once it may begin
-        self._ranks = {self._fork(rank): rank for rank in self._logs}  # living ranks by pid
+        self._ranks = {self._fork_rank(rank): rank for rank in self._logs}  # living ranks by pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a rank lives."""
         return bool(self._ranks)
 
-    def _fork(self, rank: int) -> int:
+    def _fork_rank(self, rank: int) -> int:
         """Fork a rank, which waits at the gate in a process group of its own, and return its pid.
 
         Its process is killed when the thread that forked it ends, so that has to be the main thread.
@@ -298,11 +298,11 @@ class Gang:
         supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become(rank, supervisor)
+            self._become_rank(rank, supervisor)
         os.setpgid(pid, pid)  # The rank does the same: in either order, no signal to the group misses it.
         return pid
 
-    def _become(self, rank: int, supervisor: int) -> NoReturn:
+    def _become_rank(self, rank: int, supervisor: int) -> NoReturn:
         """Turn this process, just forked, into a rank."""
         spec = self._spec
         try:
@@ -312,10 +312,10 @@ class Gang:
             for number in _BACK_TO_DEFAULT:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            _be_killed_first()
+            _raise_oom_score()
             os.chdir(spec.folder)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            os.execvpe(spec.command[0], spec.command, environment_of(spec, self._part, rank, self._path))
+            os.execvpe(spec.command[0], spec.command, rank_environment(spec, self._part, rank, self._path))
         except BaseException as error:
             problem = f"longshore: cannot start {spec.command[0]!r} in {spec.folder!r}: {error}\n"
             os.write(2, problem.encode(errors="backslashreplace"))
@@ -330,18 +330,18 @@ class Gang:
         if os.getppid() != supervisor or os.read(self._gate, 1) == b"":
             raise ChildProcessError("its supervisor died")
 
-    def pids(self) -> list[tuple[int, int]]:
+    def pids_and_starts(self) -> list[tuple[int, int]]:
         """Return the pid and the start of each rank, in the order of ranks; none of them has been reaped."""
         found = (find(pid) for pid in self._ranks)
         return [(process.pid, process.start_ticks) for process in found if process is not None]
 
-    def begin(self) -> None:
+    def open_gate(self) -> None:
         """Let the ranks run their program."""
         os.write(self._gate_in, bytes(len(self._ranks)))
         os.close(self._gate)
         os.close(self._gate_in)
 
-    def wait(self, limit_s: float) -> bool:
+    def wait_for_sigterm_or_end(self, limit_s: float) -> bool:
         """Wait until a process ended, this one gets SIGTERM, or the grace is over.
 
         Returns:
@@ -360,19 +360,19 @@ class Gang:
         if not self.reason:
             self.reason = reason
             self._kill_at_s = time.monotonic() + self._spec.grace_s
-            self._signal(signal.SIGTERM)
+            self._signal_all(signal.SIGTERM)
 
     def tend(self) -> None:
         """Record the ranks that ended, limit their logs, and kill what did not end within the grace."""
-        self._reap()
+        self._reap_ranks()
         self._count_memory_kills()
         for log in self._logs.values():
             drop_beginning(log, _LOG_BYTES)
         if self.reason and time.monotonic() >= self._kill_at_s:
-            self._signal(signal.SIGKILL)
+            self._signal_all(signal.SIGKILL)
             self._killed = True
 
-    def _reap(self) -> None:
+    def _reap_ranks(self) -> None:
         while self._ranks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -382,7 +382,7 @@ class Gang:
                 code = os.waitstatus_to_exitcode(status)
                 self.ends.append((rank, max(code, 0), max(-code, 0), time.time()))
                 if code != 0:
-                    self.stop(self._why(code))
+                    self.stop(self._failure_reason(code))
 
     def _count_memory_kills(self) -> None:
         """Record how many processes were killed for memory: the end of one counted now may be seen much later."""
@@ -391,25 +391,25 @@ class Gang:
         while len(counts) > 1 and counts[1][0] < now_s - _DYING_S:
             counts.popleft()
 
-    def _why(self, code: int) -> str:
+    def _failure_reason(self, code: int) -> str:
         """Return why a rank has failed: a kill for memory at about that moment was its own."""
         was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # itself, or what a shell waited for
         ran_out = was_killed and memory_kills() > self._memory_kills[0][1]
         return "out of memory" if ran_out else "rank failed"
 
-    def _signal(self, number: int) -> None:
+    def _signal_all(self, number: int) -> None:
         """Signal the groups of living ranks, and the orphans of those that ended.
 
         Both are children that have not been reaped, so none of these numbers can be reused.
         """
         for pid in self._ranks:
-            send(os.killpg, pid, number)
+            send_signal(os.killpg, pid, number)
         for child in children(os.getpid()):
             if child.pid not in self._ranks:
-                send(os.kill, child.pid, number)
+                send_signal(os.kill, child.pid, number)
 
 
-def confine(attempt: str, pids: Iterable[int]) -> str:
+def confine_to_cgroup(attempt: str, pids: Iterable[int]) -> str:
     """Move processes into a control group of their own, below that of this process.
 
     Args:
@@ -420,7 +420,7 @@ def confine(attempt: str, pids: Iterable[int]) -> str:
         Path of the group, "" where none can be created: then nothing has changed.
     """
     try:
-        path = Path(_own_group()) / f"longshore-{attempt}-{os.urandom(4).hex()}"
+        path = Path(_own_cgroup()) / f"longshore-{attempt}-{os.urandom(4).hex()}"
         path.mkdir()
     except OSError:
         return ""
@@ -430,12 +430,12 @@ def confine(attempt: str, pids: Iterable[int]) -> str:
             with suppress(ProcessLookupError):
                 (path / "cgroup.procs").write_text(str(pid))
     except OSError:
-        remove(str(path))
+        remove_cgroup(str(path))
         return ""
     return str(path)
 
 
-def kill_group(path: str) -> None:
+def kill_cgroup(path: str) -> None:
     """Kill all processes of a group at once, those of groups inside it too.
 
     Raises:
@@ -452,7 +452,7 @@ def kill_group(path: str) -> None:
             raise
 
 
-def _is_populated(path: str) -> bool:
+def _is_cgroup_populated(path: str) -> bool:
     """Return whether a process lives in a group, or in one inside it; none does in a deleted one."""
     try:
         return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
@@ -462,14 +462,14 @@ def _is_populated(path: str) -> bool:
         raise
 
 
-def remove(path: str) -> None:
+def remove_cgroup(path: str) -> None:
     """Remove a group without processes, and the groups inside it."""
     with suppress(OSError):  # An empty group costs next to nothing.
         for folder, _, _ in os.walk(path, topdown=False):
             Path(folder).rmdir()
 
 
-def _own_group() -> str:
+def _own_cgroup() -> str:
     """Return the path of the group that this process is in."""
     lines = os.fsdecode(read_file("/proc/self/cgroup")[0]).splitlines()
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
@@ -482,7 +482,7 @@ def _own_group() -> str:
     raise FileNotFoundError("no control group of version 2 is mounted")
 
 
-class Traces(NamedTuple):
+class AttemptTraces(NamedTuple):
     """How an attempt's processes are recognised."""
 
     attempt: str  # in the environment of each, as LONGSHORE_ATTEMPT
@@ -492,13 +492,15 @@ class Traces(NamedTuple):
     cgroup: str = ""  # path of their control group, "" for none
 
 
-def _left_of(traces: Traces) -> list[Process]:
+def _find_processes(traces: AttemptTraces) -> list[Process]:
     """Return the living processes of an attempt: by groups, environment and output, and the descendants of those."""
-    processes, logs = living(), _logs_in(traces.folder)
+    processes, logs = living(), _log_identities(traces.folder)
     found = {
         process.pid
         for process in processes
-        if _is_of_group(process, traces) or _names_attempt(process, traces) or _writes_to(process, logs)
+        if _is_in_rank_group(process, traces)
+        or _environment_names_attempt(process, traces)
+        or _writes_to_log(process, logs)
     }
     return with_descendants(found, processes)
 
@@ -512,7 +514,7 @@ def with_descendants(pids: Collection[int], processes: Collection[Process]) -> l
     return [process for process in processes if process.pid in found]
 
 
-def kill_all(traces: Traces, within_s: float) -> bool:
+def kill_all(traces: AttemptTraces, within_s: float) -> bool:
     """Kill what is left of an attempt, and return whether nothing is.
 
     Args:
@@ -528,11 +530,11 @@ def kill_all(traces: Traces, within_s: float) -> bool:
     until_s = time.monotonic() + within_s
     while True:
         if traces.cgroup:
-            kill_group(traces.cgroup)
-        is_populated = bool(traces.cgroup) and _is_populated(traces.cgroup)
-        left = _left_of(traces)
+            kill_cgroup(traces.cgroup)
+        is_populated = bool(traces.cgroup) and _is_cgroup_populated(traces.cgroup)
+        left = _find_processes(traces)
         if not (is_populated or left):
-            remove(traces.cgroup)
+            remove_cgroup(traces.cgroup)
             return True
         if time.monotonic() > until_s:
             return False
@@ -541,13 +543,13 @@ def kill_all(traces: Traces, within_s: float) -> bool:
         time.sleep(_KILL_PAUSE_S)
 
 
-def _is_of_group(process: Process, traces: Traces) -> bool:
+def _is_in_rank_group(process: Process, traces: AttemptTraces) -> bool:
     # Once the group is empty its number may be reused, but not in the same session by a process as old.
     led_since = traces.groups.get(process.group)
     return led_since is not None and process.session == traces.session and process.start_ticks >= led_since
 
 
-def _logs_in(folder: int) -> set[tuple[int, int]]:
+def _log_identities(folder: int) -> set[tuple[int, int]]:
     """Return the identity of each log in an attempt's folder: device and inode."""
     found = set()
     for name in os.listdir(folder):
@@ -558,7 +560,7 @@ def _logs_in(folder: int) -> set[tuple[int, int]]:
     return found
 
 
-def _writes_to(process: Process, logs: Collection[tuple[int, int]]) -> bool:
+def _writes_to_log(process: Process, logs: Collection[tuple[int, int]]) -> bool:
     if process.uid != os.getuid():
         return False
     for descriptor in (1, 2):
@@ -569,17 +571,17 @@ def _writes_to(process: Process, logs: Collection[tuple[int, int]]) -> bool:
     return False
 
 
-def _names_attempt(process: Process, traces: Traces) -> bool:
+def _environment_names_attempt(process: Process, traces: AttemptTraces) -> bool:
     if process.uid != os.getuid():
         return False
     found = environment(process, b"LONGSHORE_ATTEMPT", b"LONGSHORE_PROGRESS")
     if found.get(b"LONGSHORE_ATTEMPT") != traces.attempt.encode():
         return False
     path = os.fsdecode(found.get(b"LONGSHORE_PROGRESS", b""))
-    return not _is_elsewhere(path.rpartition("/")[0], traces.folder)
+    return not _is_other_folder(path.rpartition("/")[0], traces.folder)
 
 
-def _is_elsewhere(path: str, folder: int) -> bool:
+def _is_other_folder(path: str, folder: int) -> bool:
     """Return whether a folder exists and is another one: of an attempt of the same name under another scheduler."""
     try:
         other = open_folder(path)

@@ -37,9 +37,9 @@ from .ranks import (
     RankPlace,
     Spec,
     drop_beginning,
-    environment_of,
     log_name,
     open_log,
+    rank_environment,
     read_spec,
     steps_name,
     with_descendants,
@@ -74,7 +74,7 @@ class SparedProcesses(NamedTuple):
     sessions: Collection[int]  # of members that live
 
 
-class _Seen(NamedTuple):
+class _ProcessFacts(NamedTuple):
     """A process, read once for all ranks."""
 
     process: Process
@@ -90,48 +90,48 @@ def kill_members(every: Sequence[MemberTraces], others: SparedProcesses) -> list
     left its session, and has closed its log or cannot be read. While it lives no rank counts as left.
     """
     all_seen = [_read_process(process) for process in living()]
-    is_clear = not any(_is_unknown(seen, others) for seen in all_seen)
+    is_clear = not any(_is_unknown_orphan(seen, others) for seen in all_seen)
     pids = {seen.process.pid for seen in all_seen}
-    found = [_left_of(traces, others, all_seen, pids) for traces in every]
+    found = [_member_processes(traces, others, all_seen, pids) for traces in every]
     for process in {process for left in found for process in left}:
         kill(process)
     return [is_clear and not left for left in found]
 
 
-def _read_process(process: Process) -> _Seen:
-    outputs = frozenset(_identity(Path(f"/proc/{process.pid}/fd/{descriptor}")) for descriptor in (1, 2))
-    return _Seen(process, environment(process, _ATTEMPT, _MEMBER), outputs)
+def _read_process(process: Process) -> _ProcessFacts:
+    outputs = frozenset(_file_identity(Path(f"/proc/{process.pid}/fd/{descriptor}")) for descriptor in (1, 2))
+    return _ProcessFacts(process, environment(process, _ATTEMPT, _MEMBER), outputs)
 
 
-def _left_of(
-    traces: MemberTraces, others: SparedProcesses, all_seen: list[_Seen], pids: Collection[int]
+def _member_processes(
+    traces: MemberTraces, others: SparedProcesses, all_seen: list[_ProcessFacts], pids: Collection[int]
 ) -> list[Process]:
     spared = {others.host, others.supervisor, *others.tools}
-    log = _identity(traces.log)
+    log = _file_identity(traces.log)
     # The number of a session is not reused while a process is in it; a living process of that number is another one.
     sessions = {session for session in traces.sessions if session not in pids}
     found = {
         seen.process.pid for seen in all_seen
-        if seen.process.session in sessions or _is_member(seen, traces) or (log is not None and log in seen.outputs)
+        if seen.process.session in sessions or _is_of_member(seen, traces) or (log is not None and log in seen.outputs)
     }  # fmt: skip
     return with_descendants(found - spared, [seen.process for seen in all_seen])
 
 
-def _is_member(seen: _Seen, traces: MemberTraces) -> bool:
+def _is_of_member(seen: _ProcessFacts, traces: MemberTraces) -> bool:
     member = seen.variables.get(_MEMBER, b"")
     return (
         seen.variables.get(_ATTEMPT) == traces.attempt.encode() and member.isdigit() and int(member) in traces.members
     )
 
 
-def _is_unknown(seen: _Seen, others: SparedProcesses) -> bool:
+def _is_unknown_orphan(seen: _ProcessFacts, others: SparedProcesses) -> bool:
     process = seen.process
     if process.parent != others.supervisor or process.pid == others.host:
         return False
     return process.session not in others.sessions and _MEMBER not in seen.variables
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _file_identity(path: Path) -> tuple[int, int] | None:
     """Return the identity of a file, device and inode; None if it does not exist or is unreadable."""
     with suppress(OSError):
         seen = path.stat()
@@ -139,7 +139,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-class Host:
+class RingHost:
     """Runs the ring of one attempt."""
 
     def __init__(self, spec: Spec, path: str) -> None:
@@ -164,7 +164,7 @@ class Host:
         ring = Path(self._path) / RING
         seats = self._spec.seats
         make_ring(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
-        async with RingLauncher(ring, on_exit=self._exited, on_declared=self._declared) as self._launcher:
+        async with RingLauncher(ring, on_exit=self._on_exit, on_declared=self._on_declared) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             await self._launcher.start_coordinator()
@@ -172,16 +172,17 @@ class Host:
             await self._launcher.start_warm(self._spec.command)
             self._try(self._write_places)
             for rank in range(len(self._spec.ranks)):
-                self._start(rank)
+                self._start_member(rank)
             work = {
-                self._tend: TEND_S, self._write_places: TEND_S,
-                self._add_member: SEARCH_S, self._start_waiting: SEARCH_S, self._prove_left: SEARCH_S,
+                self._limit_logs: TEND_S, self._write_places: TEND_S,
+                self._add_requested_member: SEARCH_S, self._start_due_members: SEARCH_S,
+                self._prove_ranks_left: SEARCH_S,
             }  # fmt: skip
             tasks = [asyncio.create_task(self._repeat(pause_s, do)) for do, pause_s in work.items()]
             end = await self._launcher.ended()
             for task in tasks:
                 task.cancel()
-        return self._status(end)
+        return self._exit_status(end)
 
     async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
         while True:
@@ -212,10 +213,10 @@ class Host:
             write_file(Path(self._path) / RING, PLACES, places)
             self._placed = places
 
-    def _add_member(self) -> None:
+    def _add_requested_member(self) -> None:
         """Start a member on a GPU that the scheduler adds."""
         rank = len(self._spec.ranks)
-        place = read_place(Path(self._path) / RING, rank)
+        place = read_added_place(Path(self._path) / RING, rank)
         if place is None or self._is_ending or self._launcher.is_over:
             return
         self._logs.append(open_log(self._folder, rank))
@@ -223,14 +224,14 @@ class Host:
         self._part.visible[rank] = str(place[1])
         self._log(f"rank {rank} is on GPU {place[1]} of {place[0]}")
         self._try(self._write_places)
-        self._start(rank)
+        self._start_member(rank)
 
-    def _start(self, rank: int, pause_s: float = 0.0) -> None:
+    def _start_member(self, rank: int, pause_s: float = 0.0) -> None:
         """Start a member on the GPU of a rank, now or after a pause."""
         self._waiting.append((time.monotonic() + pause_s, rank))
-        self._start_waiting()
+        self._start_due_members()
 
-    def _start_waiting(self) -> None:
+    def _start_due_members(self) -> None:
         """Start the members whose time has come; where that fails, again after a pause."""
         waiting, self._waiting = self._waiting, []
         for at_s, rank in waiting:
@@ -240,12 +241,12 @@ class Host:
                 self._waiting.append((at_s, rank))
                 continue
             try:
-                self._start_now(rank)
+                self._start_member_now(rank)
             except OSError as error:
                 self._log(f"no member can be started on rank {rank} at present: {error}")
                 self._waiting.append((time.monotonic() + RESTART_PAUSE_S, rank))
 
-    def _start_now(self, rank: int) -> None:
+    def _start_member_now(self, rank: int) -> None:
         number, place = len(self._ranks), self._spec.ranks[rank]
         members = [[self._spec.ranks[each].node, self._spec.ranks[each].gpu, each] for each in (*self._ranks, rank)]
         write_file(Path(self._path) / RING, MEMBERS, members)
@@ -253,14 +254,14 @@ class Host:
         # The GPUs that the ring has now: this process does not see those that it gets later, or has left.
         has = {each: gpu for each, gpu in self._part.visible.items() if each == rank or each not in self._unused}
         part = self._part._replace(visible=has)
-        environment = environment_of(self._spec, part, rank, self._path)
+        environment = rank_environment(self._spec, part, rank, self._path)
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
             del environment[name]  # The ring assigns seats, and they change.
         log = Path(self._path) / log_name(rank)
         start = MemberStart(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
         self._launcher.start(start)
 
-    def _exited(self, start: MemberStart, status: int) -> None:
+    def _on_exit(self, start: MemberStart, status: int) -> None:
         """Record a member's end, and start another on its GPU unless that was given up.
 
         A member that ended as it has no seat was declared gone, though that message may come after its end.
@@ -272,27 +273,27 @@ class Host:
         self._log(f"member {start.member} on {start.node} {self._launcher.describe_exit(start.member)}")
         if self._launcher.needs_restart(start.member, status):
             self._anew.add(start.member)
-            self._start(rank)
+            self._start_member(rank)
         elif status not in (0, GONE_STATUS) and self._restarts and start.member not in self._launcher.declared:
             self._restarts -= 1
-            self._start(rank, RESTART_PAUSE_S if status == RESTART_STATUS else 0.0)
+            self._start_member(rank, RESTART_PAUSE_S if status == RESTART_STATUS else 0.0)
         else:
-            self._leave(rank)
+            self._leave_rank(rank)
 
-    def _declared(self, member: int, reason: str) -> None:
+    def _on_declared(self, member: int, reason: str) -> None:
         """Count the rank of a member that was declared gone as unused, however long its process takes to end."""
         if reason != WORN_OUT and 0 <= member < len(self._ranks) and member not in self._launcher.exits:
             self._unused.add(self._ranks[member])
             self._try(self._write_places)
 
-    def _leave(self, rank: int) -> None:
+    def _leave_rank(self, rank: int) -> None:
         """Leave a rank for good, once all processes of its members are proven gone."""
         self._unused.add(rank)
         self._try(self._write_places)
         self._leaving.add(rank)
         self._search_s, self._search_at_s = SEARCH_S, 0.0
 
-    def _prove_left(self) -> None:
+    def _prove_ranks_left(self) -> None:
         """Search for processes of all ranks that are being left; the longer nothing changes, the rarer."""
         if not self._leaving or time.monotonic() < self._search_at_s:
             return
@@ -302,7 +303,7 @@ class Host:
         others = SparedProcesses(
             os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values())
         )
-        left = kill_members([self._traces(each) for each in ranks], others)
+        left = kill_members([self._member_traces(each) for each in ranks], others)
         for rank, is_left in zip(ranks, left, strict=True):
             if is_left:
                 self._leaving.remove(rank)
@@ -310,7 +311,7 @@ class Host:
                 self._log(f"rank {rank} is left: no process of it lives")
         self._try(self._write_places)
 
-    def _traces(self, rank: int) -> MemberTraces:
+    def _member_traces(self, rank: int) -> MemberTraces:
         members = [member for member, each in enumerate(self._ranks) if each == rank]
         pids = self._launcher.pids
         log = Path(self._path) / log_name(rank)
@@ -328,12 +329,12 @@ class Host:
         self._is_ending = True
         self._launcher.end(number)
 
-    def _tend(self) -> None:
+    def _limit_logs(self) -> None:
         """Keep the logs small."""
         for log in self._logs:
             drop_beginning(log, LOG_BYTES)
 
-    def _status(self, end: RingEnd) -> int:
+    def _exit_status(self, end: RingEnd) -> int:
         """Return the exit status that fits the members' ends: 0 if the ring was done, else that of one of them."""
         exits = self._launcher.exits
         kept = [status for member, status in exits.items() if member not in self._launcher.declared]
@@ -352,31 +353,31 @@ class Host:
         sys.stderr.flush()
 
 
-def members_in(ring: Path) -> list[tuple[str, int]]:
+def read_members(ring: Path) -> list[tuple[str, int]]:
     """Return node and GPU of each member that was ever started in a ring, by its number; none if that is not known."""
-    return [] if (rows := _rows_in(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
+    return [] if (rows := _read_rows(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
 
 
-def places_in(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
+def read_places(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
     """Return the rows of `places.json`, one for each rank of a ring; None if unknown."""
-    rows = _rows_in(ring, PLACES, 6)
+    rows = _read_rows(ring, PLACES, 6)
     if rows is None or not all(type(each) is int for row in rows for each in row[4:]):
         return None
     return [(node, gpu, bool(used), bool(left), member, pid) for node, gpu, used, left, member, pid in rows]
 
 
-def add_name(rank: int) -> str:
+def added_gpu_file(rank: int) -> str:
     """Return the name of the file in a ring's folder that adds a GPU."""
     return f"add-{rank}.json"
 
 
-def read_place(ring: Path, rank: int) -> tuple[str, int] | None:
+def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:
     """Return node and GPU of a rank that the scheduler adds, None if it does not."""
-    rows = _rows_in(ring, add_name(rank), 2)
+    rows = _read_rows(ring, added_gpu_file(rank), 2)
     return (rows[0][0], rows[0][1]) if rows else None
 
 
-def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
+def _read_rows(ring: Path, name: str, length: int) -> list[Any] | None:
     """Return rows that begin with a node and a GPU, from a file that any job may have written; None if it has none.
 
     Another kind of file, such as a pipe, is not read.
@@ -400,7 +401,7 @@ def main(path: str) -> int:
     folder = open_folder(path)
     spec = read_spec(folder)
     os.close(folder)
-    status = asyncio.run(Host(spec, path).run())
+    status = asyncio.run(RingHost(spec, path).run())
     if status >= 0:
         return status
     if -status != signal.SIGKILL:

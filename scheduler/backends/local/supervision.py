@@ -1,6 +1,6 @@
 """The supervision of an attempt, from its started marker to its exit marker. Standard library only.
 
-`guarded` runs a supervisor as the child of a guard: if the supervisor is killed, its orphans become children of the
+`run_guarded` runs a supervisor as the child of a guard: if the supervisor is killed, its orphans become children of the
 guard, which kills them. `supervise` is the whole of a supervisor; `run_ranks` is shared with the supervisors of nodes
 (shared_folder/node.py).
 """
@@ -17,7 +17,18 @@ from typing import NoReturn
 
 from ....cluster.files.durable import is_there, write_whole
 from ....cluster.files.processes import Process, boot_id, find, free_port, shows_this_process
-from .ranks import Gang, RankGroup, Spec, adopt_orphans, confine, kill_children, kill_group, read_spec, remove, send
+from .ranks import (
+    Gang,
+    RankGroup,
+    Spec,
+    adopt_orphans,
+    confine_to_cgroup,
+    kill_cgroup,
+    kill_children,
+    read_spec,
+    remove_cgroup,
+    send_signal,
+)
 
 _SIGNAL_EXIT = 128  # plus the signal: exit code of a process that a signal ended, as in shells
 _SOURCE_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
@@ -30,7 +41,7 @@ _DISK_TRIES = 60  # a second apart, when the disk is full
 CANCELLED = "cancelled"
 
 
-def guarded(supervise: Callable[[Process | None], int]) -> int:
+def run_guarded(supervise: Callable[[Process | None], int]) -> int:
     """Run a supervisor as a child of this process, and return when it and all that it left are gone.
 
     Args:
@@ -46,13 +57,13 @@ def guarded(supervise: Callable[[Process | None], int]) -> int:
     guard = find(os.getpid())
     supervisor = os.fork()
     if supervisor == 0:
-        _become(supervise, guard)
-    code = _wait_for(supervisor)
+        _become_supervisor(supervise, guard)
+    code = _wait_for_exit(supervisor)
     kill_children()
     return code
 
 
-def _become(supervise: Callable[[Process | None], int], guard: Process | None) -> NoReturn:
+def _become_supervisor(supervise: Callable[[Process | None], int], guard: Process | None) -> NoReturn:
     code = 1
     try:
         code = supervise(guard)
@@ -64,7 +75,7 @@ def _become(supervise: Callable[[Process | None], int], guard: Process | None) -
         os._exit(code)
 
 
-def _wait_for(supervisor: int) -> int:
+def _wait_for_exit(supervisor: int) -> int:
     """Return the exit code of a child; a SIGTERM of this process is passed on to it."""
     while True:
         pid, status = os.waitpid(supervisor, os.WNOHANG)
@@ -73,7 +84,7 @@ def _wait_for(supervisor: int) -> int:
             return code if code >= 0 else _SIGNAL_EXIT - code
         woken = signal.sigwaitinfo({signal.SIGCHLD, signal.SIGTERM})
         if woken.si_signo == signal.SIGTERM:
-            send(os.kill, supervisor, signal.SIGTERM)
+            send_signal(os.kill, supervisor, signal.SIGTERM)
 
 
 class StopRequests:
@@ -112,20 +123,21 @@ def supervise(folder: int, path: str, guard: Process | None) -> None:
     """
     adopt_orphans()
     spec = read_spec(folder)
-    write_whole(folder, "started.json", own_marker(spec.attempt, guard))
+    write_whole(folder, "started.json", started_marker(spec.attempt, guard))
     requests = StopRequests(folder)
     if reason := requests.reason():
-        write_exit_patiently(folder, spec.attempt, reason, 0.0, [])
+        write_exit_marker_patiently(folder, spec.attempt, reason, 0.0, [])
         return
     if spec.seats:
         gpus = ",".join(str(gpu) for gpu in sorted({rank.gpu for rank in spec.ranks}))
-        run_ranks(_host_of(spec, path), RankGroup({0: gpus}, "127.0.0.1", 0), folder, path, requests, confines=True)
+        host = _ring_host_spec(spec, path)
+        run_ranks(host, RankGroup({0: gpus}, "127.0.0.1", 0), folder, path, requests, confines=True)
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
     run_ranks(spec, RankGroup(visible, "127.0.0.1", free_port()), folder, path, requests, confines=True)
 
 
-def _host_of(spec: Spec, path: str) -> Spec:
+def _ring_host_spec(spec: Spec, path: str) -> Spec:
     """Return what runs the ring of an attempt; by its environment it and what it starts find Longshore's own code."""
     command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(_SOURCE_ROOT), path)
     found = [str(_SOURCE_ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
@@ -153,22 +165,22 @@ def run_ranks(
     """
     gang = Gang(spec, part, folder, path)
     started_s = time.time()
-    ranks = gang.pids()
-    cgroup = confine(spec.attempt, [pid for pid, _ in ranks]) if confines else ""
+    ranks = gang.pids_and_starts()
+    cgroup = confine_to_cgroup(spec.attempt, [pid for pid, _ in ranks]) if confines else ""
     marker = {"attempt": spec.attempt, "started_s": started_s, "ranks": ranks, "cgroup": cgroup}
-    _write(folder, "ranks.json", marker)
-    gang.begin()
-    _watch(gang, spec, folder, requests)
+    _write_json(folder, "ranks.json", marker)
+    gang.open_gate()
+    _watch_ranks(gang, spec, folder, requests)
     if cgroup:
         with suppress(OSError):  # All at once, also processes that fork faster than they are found.
-            kill_group(cgroup)
+            kill_cgroup(cgroup)
     kill_children()
-    remove(cgroup)
-    write_exit_patiently(folder, spec.attempt, gang.reason, started_s, gang.ends)
+    remove_cgroup(cgroup)
+    write_exit_marker_patiently(folder, spec.attempt, gang.reason, started_s, gang.ends)
     return gang.ends
 
 
-def write_exit(
+def write_exit_marker(
     folder: int, attempt: str, reason: str, started_s: float, ends: list[tuple[int, int, int, float]]
 ) -> None:
     """Write the exit marker.
@@ -184,44 +196,44 @@ def write_exit(
         OSError: If it cannot be written.
     """
     marker = {"attempt": attempt, "boot": boot_id(), "reason": reason, "started_s": started_s, "ends": ends}
-    _write(folder, "exit.json", marker)
+    _write_json(folder, "exit.json", marker)
 
 
-def write_exit_patiently(
+def write_exit_marker_patiently(
     folder: int, attempt: str, reason: str, started_s: float, ends: list[tuple[int, int, int, float]]
 ) -> None:
-    """Write the exit marker as `write_exit` does, but try again for a minute where it cannot be written."""
+    """Write the exit marker as `write_exit_marker` does, but try again for a minute where it cannot be written."""
     for _ in range(_DISK_TRIES):
         try:
-            return write_exit(folder, attempt, reason, started_s, ends)
+            return write_exit_marker(folder, attempt, reason, started_s, ends)
         except OSError:
             time.sleep(1.0)  # The disk may be full; without the marker the attempt is lost.
-    return write_exit(folder, attempt, reason, started_s, ends)
+    return write_exit_marker(folder, attempt, reason, started_s, ends)
 
 
-def _watch(gang: Gang, spec: Spec, folder: int, requests: StopRequests) -> None:
+def _watch_ranks(gang: Gang, spec: Spec, folder: int, requests: StopRequests) -> None:
     until_s = float("inf") if spec.limit_s is None else time.monotonic() + spec.limit_s
     written, stopped = 0, False
     while True:
-        if gang.wait(max(min(_POLL_S, until_s - time.monotonic()), 0.0)):
+        if gang.wait_for_sigterm_or_end(max(min(_POLL_S, until_s - time.monotonic()), 0.0)):
             gang.stop(requests.term_reason)
         gang.tend()
-        if gang.running and (reason := requests.reason()):
+        if gang.is_running and (reason := requests.reason()):
             gang.stop(reason)
-        if gang.running and time.monotonic() >= until_s:
+        if gang.is_running and time.monotonic() >= until_s:
             gang.stop("time limit")
             until_s = float("inf")
         if gang.reason and not stopped:
             stopped, gang.reason = True, requests.record_stop(gang.reason)
-        if not gang.running:
+        if not gang.is_running:
             return
         if written != len(gang.ends):
             written = len(gang.ends)
             with suppress(OSError):  # The exit marker has it again; no reason to lose the attempt.
-                _write(folder, "ends.json", {"attempt": spec.attempt, "ends": gang.ends})
+                _write_json(folder, "ends.json", {"attempt": spec.attempt, "ends": gang.ends})
 
 
-def own_marker(attempt: str, guard: Process | None = None) -> bytes:
+def started_marker(attempt: str, guard: Process | None = None) -> bytes:
     """Return the started marker, which identifies this process.
 
     Raises:
@@ -241,5 +253,5 @@ def own_marker(attempt: str, guard: Process | None = None) -> bytes:
     return json.dumps(marker).encode()
 
 
-def _write(folder: int, name: str, content: object) -> None:
+def _write_json(folder: int, name: str, content: object) -> None:
     write_whole(folder, name, json.dumps(content).encode())

@@ -43,23 +43,23 @@ def main(path: str) -> int:
     if is_there(folder, "started.json") or is_there(folder, "exit.json"):
         return STARTED_BEFORE
     if os.fork() == 0:
-        _live(folder, path)
+        _run_and_exit(folder, path)
     return 0
 
 
-def _live(folder: int, path: str) -> None:
+def _run_and_exit(folder: int, path: str) -> None:
     # Not at the top: the launcher waits for what is above, and these imports take as long again.
-    from .supervision import guarded
+    from .supervision import run_guarded
 
     try:
-        guarded(lambda guard: _supervise(folder, path, guard))
+        run_guarded(lambda guard: _supervise_with_log(folder, path, guard))
     except BaseException:  # Every exit is the same: the code that forked this process must not continue in it.
         _log_error(folder)
     finally:
         os._exit(0)
 
 
-def _supervise(folder: int, path: str, guard: "Process | None") -> int:
+def _supervise_with_log(folder: int, path: str, guard: "Process | None") -> int:
     from .supervision import supervise
 
     try:

@@ -20,11 +20,11 @@ from ....cluster.files.errors import BackendError, InputError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
-from ..local.folders import as_backend_error, opened
+from ..local.folders import as_backend_error, opened_folder
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
-from ..shared_folder.backend import ALIVE_S, AttemptRecords, SharedFolderBackend, status_of, status_of_running
-from ..shared_folder.node import python_line, revoke
+from ..shared_folder.backend import ALIVE_S, AttemptRecords, SharedFolderBackend, proven_status, status_of_running
+from ..shared_folder.node import python_command, revoke_unclaimed
 from .launcher import ALIVE, LABEL, QUEUE, gpu_resource
 
 DEADLINE_S = 5.0  # of a call; one takes 0.01 s
@@ -139,7 +139,7 @@ class LauncherJob:
         self._api, self._alive = api, folder / ALIVE
         if not self._alive.exists():
             self._alive.touch()
-        self._line = shlex.join(python_line("ray.launcher", "launch_all", str(folder), packages=packages))
+        self._line = shlex.join(python_command("ray.launcher", "launch_all", str(folder), packages=packages))
         # Two schedulers of one folder share a launcher, those of two folders do not.
         self._prefix = f"longshore-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}-"
         self._job, self._check_at_s, self._tries = "", 0.0, 0
@@ -153,13 +153,13 @@ class LauncherJob:
         if time.monotonic() < self._check_at_s:
             return
         with as_backend_error("the launcher"):
-            if self._job and self._status(self._job) in _LIVING and not self._is_hung():
+            if self._job and self._job_status(self._job) in _LIVING and not self._is_hung():
                 self._tries = 0
             else:
-                self._submit()
+                self._find_or_submit()
         self._check_at_s = time.monotonic() + _LAUNCHER_CHECK_S * 2.0 ** min(self._tries, _MAX_DOUBLINGS)
 
-    def _status(self, job: str) -> str:
+    def _job_status(self, job: str) -> str:
         try:
             return _validated(_Job, self._api.get(f"/api/jobs/{job}"), "jobs").status
         except RayAnswerError as error:
@@ -167,10 +167,10 @@ class LauncherJob:
                 return ""
             raise
 
-    def _submit(self) -> None:
+    def _find_or_submit(self) -> None:
         found = self._api.get("/api/jobs/")
         jobs = [_validated(_Job, job, "jobs") for job in (found if isinstance(found, list) else [])]
-        own = [job for job in jobs if self._number(job)]
+        own = [job for job in jobs if self._own_job_digits(job)]
         living = [job.submission_id or "" for job in own if job.status in _LIVING]
         if living and not self._is_hung():
             self._job = living[0]
@@ -179,13 +179,13 @@ class LauncherJob:
             self._api.post(f"/api/jobs/{job}/stop", None)
         if self._job:
             log.warning("Ray's job %s ended or hangs: a new one is submitted; its log has the reason", self._job)
-        numbers = [int(digits) for job in own if (digits := self._number(job))]
+        numbers = [int(digits) for job in own if (digits := self._own_job_digits(job))]
         self._job = f"{self._prefix}{max(numbers, default=0) + 1}"
         self._tries += 1
         self._alive.touch()  # A new launcher has as much time as a hung one to touch its file.
         self._api.post("/api/jobs/", {"entrypoint": f"exec {self._line}", "submission_id": self._job})
 
-    def _number(self, job: _Job) -> str:
+    def _own_job_digits(self, job: _Job) -> str:
         """Return the digits that a launcher of this scheduler has behind its name; "" of any other job."""
         name = job.submission_id or ""
         digits = name.removeprefix(self._prefix)
@@ -222,7 +222,7 @@ class RayNode(NamedTuple):
     living: int  # one, where all is well
     resources: Mapping[str, float]  # of one that lives
 
-    def gives(self, name: str, gpu: int) -> bool:
+    def gives_gpu(self, name: str, gpu: int) -> bool:
         """Return whether it has a GPU, once, as a resource of its own."""
         return self.resources.get(gpu_resource(name, gpu)) == 1.0
 
@@ -232,10 +232,10 @@ def _read_nodes(api: RayApi) -> Mapping[str, RayNode]:
     answer = _validated(_NodesAnswer, api.get(_NODES_PATH), "nodes")
     if not answer.result or len(answer.nodes) != answer.total:
         raise BackendError(f"Ray reported {len(answer.nodes)} of its {answer.total} nodes: {answer.msg}")
-    return _by_label(answer.nodes)
+    return _nodes_by_label(answer.nodes)
 
 
-def _by_label(nodes: list[_Node]) -> dict[str, RayNode]:
+def _nodes_by_label(nodes: list[_Node]) -> dict[str, RayNode]:
     found: dict[str, RayNode] = {}
     for node in nodes:
         label = (node.labels or {}).get(LABEL)
@@ -312,7 +312,7 @@ class RayBackend(SharedFolderBackend):
             self._launcher.ensure_running()
         except BackendError as error:  # Nodes can be read, and running jobs continue, without a launcher.
             log.warning("the launcher cannot be checked: %s", error)
-        return tuple(self._seen(name, gpus, nodes.get(name, RayNode(0, {}))) for name, gpus in self._nodes.items())
+        return tuple(self._node_view(name, gpus, nodes.get(name, RayNode(0, {}))) for name, gpus in self._nodes.items())
 
     def _nodes_of_ray(self) -> Mapping[str, RayNode]:
         """Return Ray's nodes by their label, at most a second old."""
@@ -321,62 +321,62 @@ class RayBackend(SharedFolderBackend):
             self._ray_nodes, self._read_s = _read_nodes(self._api), now_s
         return self._ray_nodes
 
-    def _seen(self, name: str, gpus: int, node: RayNode) -> NodeView:
+    def _node_view(self, name: str, gpus: int, node: RayNode) -> NodeView:
         if node.living:
             self._answered_s[name] = time.time()
         # The resources of a lost node are no evidence of its GPUs' health.
-        found = tuple(GpuView(gpu, healthy=not node.living or node.gives(name, gpu)) for gpu in range(gpus))
+        found = tuple(GpuView(gpu, healthy=not node.living or node.gives_gpu(name, gpu)) for gpu in range(gpus))
         return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=node.living == 1)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Put an attempt into the launcher's queue; again, or after its end, this does nothing."""
         if self._write_spec(attempt, placement) is None:
             return
-        self._refuse(placement)
+        self._refuse_missing_gpus(placement)
         with as_backend_error(attempt.name):
-            _put(self._queue, attempt.name)
+            _put_in_queue(self._queue, attempt.name)
         self._launcher.ensure_running()
 
-    def _refuse(self, placement: Placement) -> None:
+    def _refuse_missing_gpus(self, placement: Placement) -> None:
         nodes = self._nodes_of_ray()
         for share in placement:
             node = nodes.get(share.node, RayNode(0, {}))
             if node.living != 1:
                 raise CannotHonourError(f"Ray has {node.living} living nodes with the label of node {share.node}")
-            if missing := [gpu for gpu in share.gpus if not node.gives(share.node, gpu)]:
+            if missing := [gpu for gpu in share.gpus if not node.gives_gpu(share.node, gpu)]:
                 raise CannotHonourError(f"Ray cannot give GPUs {missing} of node {share.node} by their index")
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
         """Return what is known of many attempts."""
-        proven, unclear = self._read_all(names)
-        return proven | {name: self._unproven(name, records) for name, records in unclear.items()}
+        proven, unclear = self._read_proven_statuses(names)
+        return proven | {name: self._status_of_unproven(name, records) for name, records in unclear.items()}
 
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or before it starts."""
         with self._request_stop(name, reason) as folder:
             if folder is not None:
-                revoke(folder, name, CANCELLED)
+                revoke_unclaimed(folder, name, CANCELLED)
 
-    def _unproven(self, name: str, records: AttemptRecords) -> Status:
+    def _status_of_unproven(self, name: str, records: AttemptRecords) -> Status:
         """Return the status of an attempt that was launched and has no proven end."""
         if records.claim is not None:
-            return self._claimed(name, records)
+            return self._status_of_claimed(name, records)
         if (self._queue / name).exists():
             return Status(Run.PENDING)
         try:  # The launcher may have started it, found its end and removed it since the records were read.
-            again = self._records(name)
+            again = self._read_records(name)
         except (OSError, ValueError) as error:
             return Status(Run.UNREACHABLE, words=str(error))
         if again is None or again.claim is None:
             return Status(Run.ABSENT)
-        return status_of(again) or self._claimed(name, again)
+        return proven_status(again) or self._status_of_claimed(name, again)
 
-    def _claimed(self, name: str, records: AttemptRecords) -> Status:
+    def _status_of_claimed(self, name: str, records: AttemptRecords) -> Status:
         silent = [number for number, part in enumerate(records.parts) if not part.is_over and not part.is_alive]
         if not silent or self._was_claimed_just_now(name):
             return status_of_running(records.parts)
         with suppress(OSError):  # The launcher has to follow it until it is over.
-            _put(self._queue, name)
+            _put_in_queue(self._queue, name)
         return Status(
             Run.UNREACHABLE, words=f"its supervisor on node number {silent[0]} of it does not update its marker"
         )
@@ -389,8 +389,8 @@ class RayBackend(SharedFolderBackend):
             return False
 
 
-def _put(queue: Path, name: str) -> None:
+def _put_in_queue(queue: Path, name: str) -> None:
     """Put an attempt into the launcher's queue, unless it is there."""
-    with opened(str(queue)) as folder:
+    with opened_folder(str(queue)) as folder:
         if not is_there(folder, name):
             write_first(folder, name, b"")

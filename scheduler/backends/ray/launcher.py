@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ....cluster.files.durable import is_there, open_folder, read_whole
 from ....cluster.model.placement import Share
 from ..local.ranks import SPEC_FILE, read_spec
-from ..shared_folder.node import Grant, claim, gpus_on, nodes_of, python_line, run_part, write_stop
+from ..shared_folder.node import Grant, claim_attempt, gpus_on, nodes_of, python_command, run_part, write_stop
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -46,14 +46,14 @@ def gpu_resource(node: str, gpu: int) -> str:
     return f"gpu_{node}_{gpu}"
 
 
-def gpus_among(resources: dict[str, float], node: str) -> list[int]:
+def gpu_indices_in(resources: dict[str, float], node: str) -> list[int]:
     """Return the indices of the GPUs of a node that are among resources of Ray."""
     before = gpu_resource(node, 0)[:-1]
     indices = [name.removeprefix(before) for name, much in resources.items() if name.startswith(before) and much == 1.0]
     return sorted(int(index) for index in indices if index.isdecimal())
 
 
-def _resources_of(share: Share) -> dict[str, float]:
+def _gpu_resources(share: Share) -> dict[str, float]:
     """Return the resources in Ray that GPUs of a node are."""
     return {gpu_resource(share.node, gpu): 1.0 for gpu in share.gpus}
 
@@ -101,7 +101,7 @@ class RayCluster:
         self._read_s = -_NODES_POLL_S
 
     @property
-    def job(self) -> int:
+    def job_number(self) -> int:
         """Number of this driver's job."""
         return int(self._ray.get_runtime_context().get_job_id(), 16)
 
@@ -118,7 +118,7 @@ class RayCluster:
     def reserve(self, attempt: str, shares: Sequence[Share]) -> "PlacementGroup":
         """Request GPUs of several nodes, all or none."""
         return self._ray.util.placement_group(
-            [_resources_of(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
+            [_gpu_resources(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
             bundle_label_selector=[{LABEL: share.node} for share in shares],
         )  # fmt: skip
 
@@ -144,14 +144,16 @@ class RayCluster:
         self._ray.util.remove_placement_group(group)
         return True
 
-    def run(self, group: "PlacementGroup", part: int, share: Share, line: Sequence[str], log: str) -> "ObjectRef[None]":
+    def run_on_gpus(
+        self, group: "PlacementGroup", part: int, share: Share, line: Sequence[str], log: str
+    ) -> "ObjectRef[None]":
         """Start a program that gets the GPUs of an attempt on one of its nodes."""
         where = self._strategies.PlacementGroupSchedulingStrategy(group, part)
-        own = self._task.options(resources=_resources_of(share), scheduling_strategy=where)
+        own = self._task.options(resources=_gpu_resources(share), scheduling_strategy=where)
         return own.remote(list(line), log)
 
-    def run_on(self, node: LivingNode, line: Sequence[str], log: str) -> "ObjectRef[None]":
-        """Start a program on a node, without any GPU; the arguments are those of `run`."""
+    def run_on_node(self, node: LivingNode, line: Sequence[str], log: str) -> "ObjectRef[None]":
+        """Start a program on a node, without any GPU; the arguments are those of `run_on_gpus`."""
         where = self._strategies.NodeAffinitySchedulingStrategy(node.number, soft=False)
         return self._task.options(scheduling_strategy=where).remote(list(line), log)
 
@@ -160,7 +162,7 @@ class RayCluster:
         done, _ = self._ray.wait([task], timeout=0)
         return bool(done)
 
-    def has_ended(self, task: "ObjectRef[None]") -> bool:
+    def has_certainly_ended(self, task: "ObjectRef[None]") -> bool:
         """Return whether a program that is done has certainly ended, and not just its worker."""
         try:
             self._ray.get(task)
@@ -208,16 +210,16 @@ class RayAttempt:
             return False
         if not is_there(self._folder, "claim.json"):
             if self._group is not None and self._cluster.is_placed(self._group):
-                self._start(self._group)
+                self._claim_and_start(self._group)
             return False
         self._tend_at_s, self._done = time.monotonic() + _TEND_S, done
         if self._is_revoked():
             return True
         # Check all: one that is over may be the reason why others have to stop.
-        over = [self._is_over(part) for part in range(len(self._shares))]
+        over = [self._is_part_over(part) for part in range(len(self._shares))]
         return all(over)
 
-    def free(self) -> bool:
+    def free_gpus(self) -> bool:
         """Free what was requested from Ray, and return whether that is done."""
         if self._group is not None and not self._cluster.free(self._group):
             return False
@@ -229,23 +231,23 @@ class RayAttempt:
             return False
         return bool(json.loads(read_whole(self._folder, "claim.json", _MAX_CLAIM_BYTES))["revoked"])
 
-    def _start(self, group: "PlacementGroup") -> None:
+    def _claim_and_start(self, group: "PlacementGroup") -> None:
         nodes = self._cluster.nodes()
         first = nodes.get(self._shares[0].node)
         if first is None:
             return  # It has just gone; Ray takes the GPUs back.
-        token = claim(
-            self._folder, self._attempt, job=self._cluster.job, parts=len(self._shares), ranks=self._ranks,
+        token = claim_attempt(
+            self._folder, self._attempt, job=self._cluster.job_number, parts=len(self._shares), ranks=self._ranks,
             address=first.address,
         )  # fmt: skip
         if not token:
             return
         for part, share in enumerate(self._shares):
-            line = python_line("ray.launcher", "start_part", self._path, token, share.node)
-            self._tasks[part] = self._cluster.run(group, part, share, line, self._log)
+            line = python_command("ray.launcher", "start_part", self._path, token, share.node)
+            self._tasks[part] = self._cluster.run_on_gpus(group, part, share, line, self._log_path)
         self._numbers = {name: node.number for name, node in nodes.items()}
 
-    def _is_over(self, part: int) -> bool:
+    def _is_part_over(self, part: int) -> bool:
         """Return whether nothing is left of a part, and get the proof where no supervisor writes it."""
         where, task = f"part-{part}/", self._tasks.get(part)
         # Before its marker is checked: a supervisor writes that, and ends.
@@ -255,8 +257,8 @@ class RayAttempt:
         if is_there(self._folder, f"{where}gone.json"):
             self._stop_others(part)
             return True
-        has_ended = is_done and task is not None and self._cluster.has_ended(task)
-        if not has_ended and self._is_fresh(f"{where}started.json"):
+        has_ended = is_done and task is not None and self._cluster.has_certainly_ended(task)
+        if not has_ended and self._is_marker_fresh(f"{where}started.json"):
             return False
         if self._shares[part].node not in self._cluster.nodes():
             self._stop_others(part)
@@ -264,7 +266,7 @@ class RayAttempt:
             self._sweep(part)
         return False
 
-    def _is_fresh(self, marker: str) -> bool:
+    def _is_marker_fresh(self, marker: str) -> bool:
         try:
             return time.time() - os.stat(marker, dir_fd=self._folder, follow_symlinks=False).st_mtime < _SILENT_S
         except FileNotFoundError:
@@ -277,8 +279,8 @@ class RayAttempt:
         if node is None or is_busy or time.monotonic() < self._sweep_at_s[part]:
             return
         self._sweep_at_s[part] = time.monotonic() + _SWEEP_AGAIN_S
-        line = python_line("shared_folder.node", "sweep_unless_alive", self._path, str(part))
-        self._sweeps[part] = self._cluster.run_on(node, line, self._log)
+        line = python_command("shared_folder.node", "sweep_unless_alive", self._path, str(part))
+        self._sweeps[part] = self._cluster.run_on_node(node, line, self._log_path)
 
     def _stop_others(self, part: int) -> None:
         name = self._shares[part].node
@@ -288,7 +290,7 @@ class RayAttempt:
         write_stop(self._folder, self._attempt, reason)
 
     @property
-    def _log(self) -> str:
+    def _log_path(self) -> str:
         return f"{self._path}/ray.log"
 
 
@@ -309,14 +311,14 @@ def launch_all(folder: str) -> int:
             if name.startswith(".") or time.monotonic() < rest_until_s.get(name, 0.0):
                 continue
             try:
-                _tend(cluster, folder, name, held)
+                _tend_attempt(cluster, folder, name, held)
             except Exception:  # An error of one attempt must not stop the others.
                 print(f"{name}: {traceback.format_exc()}", flush=True)  # noqa: T201 - to the log of Ray's job
                 rest_until_s[name] = time.monotonic() + _ERROR_PAUSE_S
         time.sleep(_CLAIMS_EVERY_S)
 
 
-def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, RayAttempt]) -> None:
+def _tend_attempt(cluster: RayCluster, folder: str, name: str, held: dict[str, RayAttempt]) -> None:
     entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
         if not (path / SPEC_FILE).exists():  # It is over and was forgotten.
@@ -324,7 +326,7 @@ def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, RayAttemp
             return
         held[name] = RayAttempt(cluster, str(path))
     # It is removed only once Ray's resources are free: after an error all is tried again.
-    if held[name].tend() and held[name].free():
+    if held[name].tend() and held[name].free_gpus():
         del held[name]
         entry.unlink(missing_ok=True)
 
@@ -341,16 +343,16 @@ def start_part(path: str, token: str, node: str) -> int:
         OSError: If there can be no further process.
     """
     if os.fork() == 0:
-        _live(path, token, node)
+        _run_and_exit(path, token, node)
     return 0
 
 
-def _live(path: str, token: str, node: str) -> None:
+def _run_and_exit(path: str, token: str, node: str) -> None:
     code = 1
     try:
         _undo_worker_settings()
         # As JSON, from the worker that has started this.
-        gpus = gpus_among(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
+        gpus = gpu_indices_in(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
         code = run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
     except BaseException:  # Every exit is the same: the code that forked this process must not continue in it.
         os.write(2, traceback.format_exc().encode())

@@ -1,6 +1,6 @@
 """What the backends whose nodes share a folder with the scheduler have in common: how attempts are written and read.
 
-`read_records` reads strictly what an attempt's folder has of it; `status_of` and `is_proven_gone` return what that
+`read_records` reads strictly what an attempt's folder has of it; `proven_status` and `is_proven_gone` return what that
 proves.
 """
 
@@ -19,26 +19,26 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.folders import (
-    Ends,
-    Exited,
-    Folders,
+    AttemptFolders,
+    EndsMarker,
+    ExitMarker,
     Marker,
-    Ranks,
+    RanksMarker,
     as_backend_error,
-    delete_but,
-    launched_in,
-    opened,
+    delete_all_but,
+    launched_attempts,
+    opened_folder,
     rank_ends,
-    read_log_of,
     read_marker,
     read_progress,
+    read_rank_log,
     read_step_lines,
     write_spec,
 )
 from ..local.ranks import SPEC_FILE, Spec
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, Backend, StepLines
-from .node import MISPLACED, STOPPED_BY_PREFIX, SWITCHED_OFF, read_stop, revoke
+from .node import MISPLACED, STOPPED_BY_PREFIX, SWITCHED_OFF, read_stop, revoke_unclaimed
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
 
@@ -56,7 +56,7 @@ class ClaimMarker(Marker):
     revoked: str  # why nothing may run it; "" of what does
 
 
-class NothingLeft(Marker):
+class GoneMarker(Marker):
     """The proof that nothing is left on a node where no exit marker was written."""
 
     file_name = "gone.json"
@@ -100,7 +100,7 @@ class SharedFolderBackend(Backend):
     """
 
     def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
-        self._folders = Folders(folder)
+        self._folders = AttemptFolders(folder)
         self._nodes = dict(nodes)
 
     def status(self, name: str) -> Status:
@@ -111,14 +111,14 @@ class SharedFolderBackend(Backend):
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         self._folders.path(name)
         try:
-            records = self._records(name)
+            records = self._read_records(name)
         except (OSError, ValueError):
             return False
         return records is None or is_proven_gone(records)
 
     def logs(self, name: str, rank: int, offset: int, max_bytes: int) -> tuple[bytes, int]:
         """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them."""
-        return read_log_of(self._folders, name, rank, offset, max_bytes, _parts)
+        return read_rank_log(self._folders, name, rank, offset, max_bytes, _part_names)
 
     def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         """Return what each rank has reported of its steps and checkpoints since the last call."""
@@ -130,14 +130,14 @@ class SharedFolderBackend(Backend):
             for part, share in enumerate(placement):
                 if not is_there(folder, f"part-{part}"):
                     return []
-                with opened(f"part-{part}", folder) as own:
+                with opened_folder(f"part-{part}", folder) as part_folder:
                     first = len(found)
-                    found += read_step_lines(own, first, before[first : first + len(share.gpus)])
+                    found += read_step_lines(part_folder, first, before[first : first + len(share.gpus)])
         return found
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name."""
-        return launched_in(self._folders)
+        return launched_attempts(self._folders)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
@@ -146,12 +146,12 @@ class SharedFolderBackend(Backend):
         with as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 return
-            parts = _parts(folder)
+            parts = _part_names(folder)
             for part in parts:
-                with opened(part, folder) as own:
-                    delete_but(own, {"exit.json", "gone.json"})
+                with opened_folder(part, folder) as part_folder:
+                    delete_all_but(part_folder, {"exit.json", "gone.json"})
             # Without a claim it never began: a late launch must find that it was cancelled.
-            delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
+            delete_all_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
 
     def _write_spec(self, attempt: Attempt, placement: Placement) -> tuple[Spec, bool] | None:
         """Write what is to be run, as `write_spec` does, unless the attempt was cancelled before."""
@@ -160,43 +160,43 @@ class SharedFolderBackend(Backend):
         with as_backend_error(name), self._folders.open(name) as folder:
             if written is None or folder is None or not is_there(folder, "cancel.json"):
                 return written
-            revoke(folder, name, CANCELLED)
+            revoke_unclaimed(folder, name, CANCELLED)
         return None
 
     @contextmanager
     def _request_stop(self, name: str, reason: str) -> Iterator[int | None]:
         """Store the request that an attempt stops, and open its folder if it was launched and may run."""
         self._folders.path(name)
-        with as_backend_error(name), self._folders.make(name) as folder:
+        with as_backend_error(name), self._folders.open_or_create(name) as folder:
             if is_there(folder, "claim.json") and self.is_proven_gone(name):
                 yield None
                 return
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
             yield folder if is_there(folder, SPEC_FILE) else None
 
-    def _read_all(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, AttemptRecords]]:
+    def _read_proven_statuses(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, AttemptRecords]]:
         """Return the statuses that records prove, and the records of the attempts of which they do not prove any."""
         found: dict[str, Status] = {}
         unclear: dict[str, AttemptRecords] = {}
         for name in names:
             try:
-                records = self._records(name)
+                records = self._read_records(name)
             except (OSError, ValueError) as error:
                 found[name] = Status(Run.UNREACHABLE, words=str(error))
                 continue
-            status = Status(Run.ABSENT) if records is None else status_of(records)
+            status = Status(Run.ABSENT) if records is None else proven_status(records)
             if status is not None:
                 found[name] = status
             elif records is not None:
                 unclear[name] = records
         return found, unclear
 
-    def _records(self, name: str) -> AttemptRecords | None:
+    def _read_records(self, name: str) -> AttemptRecords | None:
         with self._folders.open(name) as folder:
             return None if folder is None else read_records(folder, name)
 
 
-def _parts(folder: int) -> list[str]:
+def _part_names(folder: int) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
 
 
@@ -213,7 +213,7 @@ def read_records(folder: int, attempt: str) -> AttemptRecords:
     return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop)
 
 
-def status_of(records: AttemptRecords) -> Status | None:
+def proven_status(records: AttemptRecords) -> Status | None:
     """Return the status that records prove; None if they prove none."""
     claim, parts = records.claim, records.parts
     if claim is None:
@@ -221,13 +221,13 @@ def status_of(records: AttemptRecords) -> Status | None:
     if claim.revoked:
         by, words = read_reason(claim.revoked)
         return Status(Run.EXITED if by is EndedBy.CANCEL else Run.LOST, (), by, words)
-    return _end_of(records, claim.ranks) if all(part.is_over for part in parts) else None
+    return _ended_status(records, claim.ranks) if all(part.is_over for part in parts) else None
 
 
 def status_of_running(parts: tuple[PartRecord, ...]) -> Status:
     """Return the status of an attempt whose supervisors run or are about to."""
     run = Run.RUNNING if all(part.started_s > 0.0 for part in parts) else Run.PENDING
-    return Status(run, _ends(parts), started_s=_started_s(parts), progress=_progress(parts))
+    return Status(run, _rank_ends(parts), started_s=_started_s(parts), progress=_merged_progress(parts))
 
 
 def is_proven_gone(records: AttemptRecords) -> bool:
@@ -237,9 +237,9 @@ def is_proven_gone(records: AttemptRecords) -> bool:
     return all(part.is_over for part in records.parts)
 
 
-def _end_of(records: AttemptRecords, ranks: int) -> Status:
+def _ended_status(records: AttemptRecords, ranks: int) -> Status:
     parts = records.parts
-    ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
+    ends, started_s, progress = _rank_ends(parts), _started_s(parts), _merged_progress(parts)
     reasons = [part.reason for part in parts if part.reason]
     reason = next(iter(reasons), "")
     by, words = read_reason(reason)
@@ -265,30 +265,30 @@ def _end_of(records: AttemptRecords, ranks: int) -> Status:
 def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
     if not is_there(folder, f"part-{number}"):
         return PartRecord()
-    with opened(f"part-{number}", folder) as own:
-        is_alive = _is_fresh(own)
-        proof = read_marker(own, attempt, NothingLeft)
-        exited = read_marker(own, attempt, Exited)
-        ranks = read_marker(own, attempt, Ranks)
+    with opened_folder(f"part-{number}", folder) as part_folder:
+        is_alive = _is_marker_fresh(part_folder)
+        proof = read_marker(part_folder, attempt, GoneMarker)
+        exited = read_marker(part_folder, attempt, ExitMarker)
+        ranks = read_marker(part_folder, attempt, RanksMarker)
         return PartRecord(
             is_alive,
             0.0 if ranks is None else ranks.started_s,
-            rank_ends(exited or read_marker(own, attempt, Ends)),
+            rank_ends(exited or read_marker(part_folder, attempt, EndsMarker)),
             exited is not None,
             proof is not None and exited is None,
             proof is not None and proof.proof == SWITCHED_OFF,
             "" if exited is None else exited.reason,
-            read_progress(own),
+            read_progress(part_folder),
         )
 
 
-def _is_fresh(own: int) -> bool:
+def _is_marker_fresh(part_folder: int) -> bool:
     with suppress(FileNotFoundError):
-        return time.time() - os.stat("started.json", dir_fd=own, follow_symlinks=False).st_mtime < ALIVE_S
+        return time.time() - os.stat("started.json", dir_fd=part_folder, follow_symlinks=False).st_mtime < ALIVE_S
     return False
 
 
-def _ends(parts: tuple[PartRecord, ...]) -> tuple[RankEnd, ...]:
+def _rank_ends(parts: tuple[PartRecord, ...]) -> tuple[RankEnd, ...]:
     return tuple(sorted((end for part in parts for end in part.ends), key=lambda end: end.ended_s))
 
 
@@ -297,7 +297,7 @@ def _started_s(parts: tuple[PartRecord, ...]) -> float:
     return max(started) if all(started) else 0.0
 
 
-def _progress(parts: tuple[PartRecord, ...]) -> dict[str, float]:
+def _merged_progress(parts: tuple[PartRecord, ...]) -> dict[str, float]:
     progress: dict[str, float] = {}
     for part in reversed(parts):  # The first node has precedence.
         progress |= part.progress

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ....cluster.files.processes import Identity, Process, boot_id, find, free_port, is_alive, kill
-from ..local.ranks import RankGroup, Spec, Traces, adopt_orphans, kill_all, read_spec
-from ..local.supervision import StopRequests, guarded, own_marker, run_ranks, write_exit_patiently
+from ..local.ranks import AttemptTraces, RankGroup, Spec, adopt_orphans, kill_all, read_spec
+from ..local.supervision import StopRequests, run_guarded, run_ranks, started_marker, write_exit_marker_patiently
 
 STARTED_BEFORE = 76  # exit code of a second start
 STOPPED_BY_PREFIX = "stopped by "
@@ -54,7 +54,7 @@ class Grant(NamedTuple):
     visible: list[str]  # what each of these is called in CUDA_VISIBLE_DEVICES
 
 
-def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, address: str) -> str:
+def claim_attempt(folder: int, attempt: str, *, job: int, parts: int, ranks: int, address: str) -> str:
     """Claim an attempt, to run it.
 
     Args:
@@ -74,19 +74,21 @@ def claim(folder: int, attempt: str, *, job: int, parts: int, ranks: int, addres
     token = os.urandom(8).hex()
     where = address if parts > 1 else "127.0.0.1"
     content = {"job": job, "parts": parts, "ranks": ranks, "token": token, "address": where, "revoked": ""}
-    return token if _write(folder, attempt, content) else ""
+    return token if _write_claim(folder, attempt, content) else ""
 
 
-def revoke(folder: int, attempt: str, reason: str) -> bool:
+def revoke_unclaimed(folder: int, attempt: str, reason: str) -> bool:
     """Claim an attempt so that nothing may run it, and return whether that succeeded.
 
     Raises:
         OSError: If it cannot be stored.
     """
-    return _write(folder, attempt, {"job": 0, "parts": 0, "ranks": 0, "token": "", "address": "", "revoked": reason})
+    return _write_claim(
+        folder, attempt, {"job": 0, "parts": 0, "ranks": 0, "token": "", "address": "", "revoked": reason}
+    )
 
 
-def _write(folder: int, attempt: str, content: dict[str, object]) -> bool:
+def _write_claim(folder: int, attempt: str, content: dict[str, object]) -> bool:
     return write_first(folder, "claim.json", json.dumps({"attempt": attempt, **content}).encode())
 
 
@@ -109,22 +111,22 @@ def run_part(path: str, token: str, grant: Grant) -> int:
     Raises:
         OSError: If there can be no further process.
     """
-    return guarded(lambda guard: _run_part(path, token, grant, guard))
+    return run_guarded(lambda guard: _supervise_part(path, token, grant, guard))
 
 
-def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
+def _supervise_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
     folder = open_folder(path)
     claimed = json.loads(read_whole(folder, "claim.json", _MAX_MARKER_BYTES))
     spec = read_spec(folder)
     number = nodes_of(spec).index(grant.node)
     make_folder(folder, f"part-{number}")
     part_path = f"{path}/part-{number}"
-    own = open_folder(part_path)
+    part_folder = open_folder(part_path)
     adopt_orphans()
-    if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt, guard)):
+    if claimed["token"] != token or not write_first(part_folder, "started.json", started_marker(spec.attempt, guard)):
         return STARTED_BEFORE
-    requests = SharedStopRequests(folder, own, spec.attempt, STOPPED_BY_PREFIX + grant.by)
-    ended_well = _supervise(spec, grant, claimed["address"], requests, own, part_path)
+    requests = SharedStopRequests(folder, part_folder, spec.attempt, STOPPED_BY_PREFIX + grant.by)
+    ended_well = _run_ranks_unless_stopped(spec, grant, claimed["address"], requests, part_folder, part_path)
     return 0 if claimed["parts"] > 1 else int(not ended_well)
 
 
@@ -135,15 +137,15 @@ class SharedStopRequests(StopRequests):
 
     Args:
         folder: Descriptor of the attempt's folder.
-        own: Descriptor of this node's part of it.
+        part_folder: Descriptor of this node's part of it.
         attempt: The attempt's name.
         term_reason: Why the ranks are stopped when their supervisor gets SIGTERM.
     """
 
-    def __init__(self, folder: int, own: int, attempt: str, term_reason: str) -> None:
+    def __init__(self, folder: int, part_folder: int, attempt: str, term_reason: str) -> None:
         super().__init__(folder)
         self.term_reason = term_reason
-        self._own, self._attempt = own, attempt
+        self._part_folder, self._attempt = part_folder, attempt
         self._beat_at_s = 0.0
 
     def reason(self) -> str:
@@ -151,7 +153,7 @@ class SharedStopRequests(StopRequests):
         with suppress(OSError):
             if time.monotonic() >= self._beat_at_s:
                 self._beat_at_s = time.monotonic() + _BEAT_S
-                os.utime("started.json", dir_fd=self._own)
+                os.utime("started.json", dir_fd=self._part_folder)
             if is_there(self.folder, "stop.json"):
                 return read_stop(self.folder)
             return super().reason()
@@ -187,23 +189,25 @@ def read_stop(folder: int) -> str:
         raise ValueError(f"stop.json is damaged: {type(error).__name__}: {error}") from error
 
 
-def _supervise(spec: Spec, grant: Grant, address: str, requests: SharedStopRequests, own: int, path: str) -> bool:
+def _run_ranks_unless_stopped(
+    spec: Spec, grant: Grant, address: str, requests: SharedStopRequests, part_folder: int, path: str
+) -> bool:
     """Run this node's ranks unless they must not start, and return whether all of them ended well."""
     gpus = list(gpus_on(spec, grant.node))
     ranks = [rank for rank, place in enumerate(spec.ranks) if place.node == grant.node]
     reason = requests.reason()
     if not reason and (grant.gpus != gpus or len(grant.visible) != len(gpus)):
         reason = requests.record_stop(f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}")
-    port = None if reason else _meet(requests, is_first=0 in ranks)
+    port = None if reason else _agree_on_port(requests, is_first=0 in ranks)
     if port is None:
-        write_exit_patiently(own, spec.attempt, reason or requests.reason(), 0.0, [])
+        write_exit_marker_patiently(part_folder, spec.attempt, reason or requests.reason(), 0.0, [])
         return False
     part = RankGroup(dict(zip(ranks, grant.visible, strict=True)), address, port)
-    ends = run_ranks(spec, part, own, path, requests)
+    ends = run_ranks(spec, part, part_folder, path, requests)
     return all(code == 0 and number == 0 for _, code, number, _ in ends)
 
 
-def _meet(requests: SharedStopRequests, *, is_first: bool) -> int | None:
+def _agree_on_port(requests: SharedStopRequests, *, is_first: bool) -> int | None:
     """Return the rendezvous port of the ranks, which the first node chooses; None if they are to stop before."""
     if is_first:
         write_first(requests.folder, "meet.json", json.dumps({"port": free_port("")}).encode())
@@ -229,14 +233,14 @@ def sweep(path: str, part: str) -> int:
     """
     attempt = Path(path).name
     make_folder(open_folder(path), f"part-{part}")
-    own = open_folder(f"{path}/part-{part}")
-    if is_there(own, "gone.json"):
+    part_folder = open_folder(f"{path}/part-{part}")
+    if is_there(part_folder, "gone.json"):
         return 0
     # The first writer of this marker has the part: a late supervisor finds it and ends.
-    if not write_first(own, "started.json", own_marker(attempt)):
-        _end(own, attempt)
-    if not is_there(own, "exit.json"):
-        write_proof(own, attempt, "no process of it is left on the node")
+    if not write_first(part_folder, "started.json", started_marker(attempt)):
+        _end_part(part_folder, attempt)
+    if not is_there(part_folder, "exit.json"):
+        write_proof(part_folder, attempt, "no process of it is left on the node")
     return 0
 
 
@@ -252,33 +256,33 @@ def sweep_unless_alive(path: str, part: str) -> int:
     """
     folder = open_folder(path)
     make_folder(folder, f"part-{part}")
-    own = open_folder(f"part-{part}", inside=folder)
-    if is_there(own, "started.json") and is_alive(_supervisor_in(_read_started(own)), boot_id()):
+    part_folder = open_folder(f"part-{part}", inside=folder)
+    if is_there(part_folder, "started.json") and is_alive(_supervisor_identity(_read_started(part_folder)), boot_id()):
         return 0
     return sweep(path, part)
 
 
-def write_proof(own: int, attempt: str, proof: str) -> None:
+def write_proof(part_folder: int, attempt: str, proof: str) -> None:
     """Write the proof that nothing is left of an attempt's part.
 
     Raises:
         OSError: If it cannot be written.
     """
-    write_first(own, "gone.json", json.dumps({"attempt": attempt, "proof": proof}).encode())
+    write_first(part_folder, "gone.json", json.dumps({"attempt": attempt, "proof": proof}).encode())
 
 
-def _read_started(own: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(read_whole(own, "started.json", _MAX_MARKER_BYTES))
+def _read_started(part_folder: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(read_whole(part_folder, "started.json", _MAX_MARKER_BYTES))
     return found
 
 
-def _supervisor_in(started: dict[str, Any]) -> Identity:
+def _supervisor_identity(started: dict[str, Any]) -> Identity:
     return Identity(started["pid"], started["start_ticks"], started["boot"])
 
 
-def _end(own: int, attempt: str) -> None:
-    started, boot = _read_started(own), boot_id()
-    supervisor = _supervisor_in(started)
+def _end_part(part_folder: int, attempt: str) -> None:
+    started, boot = _read_started(part_folder), boot_id()
+    supervisor = _supervisor_identity(started)
     until_s = time.monotonic() + _END_WITHIN_S
     while is_alive(supervisor, boot) and time.monotonic() < until_s:
         time.sleep(_SWEEP_POLL_S)
@@ -292,13 +296,13 @@ def _end(own: int, attempt: str) -> None:
         time.sleep(_SWEEP_POLL_S)
     groups: dict[int, int] = {}
     # After a restart of the node the numbers of groups and sessions are other processes'.
-    if started["boot"] == boot and is_there(own, "ranks.json"):
-        groups = dict(json.loads(read_whole(own, "ranks.json", _MAX_MARKER_BYTES))["ranks"])
-    while not kill_all(Traces(attempt, own, started["session"], groups), _END_WITHIN_S):
+    if started["boot"] == boot and is_there(part_folder, "ranks.json"):
+        groups = dict(json.loads(read_whole(part_folder, "ranks.json", _MAX_MARKER_BYTES))["ranks"])
+    while not kill_all(AttemptTraces(attempt, part_folder, started["session"], groups), _END_WITHIN_S):
         pass
 
 
-def python_line(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:
+def python_command(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:
     """Return the command that calls a function of this package and exits with what it returns.
 
     Python and this package must be found on the node under the same paths as here.

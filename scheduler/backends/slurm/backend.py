@@ -18,14 +18,14 @@ from ....cluster.files.errors import BackendError, InputError
 from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status
-from ..local.folders import as_backend_error, delete_but, read_marker
+from ..local.folders import as_backend_error, delete_all_but, read_marker
 from ..local.supervision import CANCELLED
-from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_placement
+from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_bad_placement
 from ..shared_folder.backend import AttemptRecords, SharedFolderBackend, status_of_running
-from ..shared_folder.node import revoke
+from ..shared_folder.node import revoke_unclaimed
 from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
 from .held import AttemptJob, EndedMarker, HeldAttempts, why_unplaceable
-from .submission import Cleanup, comment_of, is_late, submit
+from .submission import Cleanup, comment_of, is_late_to_stop, submit
 
 SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
 # One of Slurm's names, or several of them.
@@ -130,20 +130,20 @@ class SlurmBackend(SharedFolderBackend):
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty."""
         snapshot = self._view.read_complete()
-        return tuple(self._seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
+        return tuple(self._node_view(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
-    def _seen(self, name: str, gpus: int, node: SlurmNode | None) -> NodeView:
+    def _node_view(self, name: str, gpus: int, node: SlurmNode | None) -> NodeView:
         if node is not None and node.answers:
             self._answered_s[name] = time.time()
         types = {} if node is None else node.types
         found = tuple(GpuView(gpu, healthy=gpu in types) for gpu in range(gpus))
-        takes_jobs = node is not None and node.in_service
+        takes_jobs = node is not None and node.takes_jobs
         return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=takes_jobs)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Submit an attempt with exactly these GPUs; again, or after its end, this does nothing."""
         if attempt.is_external:
-            refuse_placement(attempt, placement, self._nodes)
+            refuse_bad_placement(attempt, placement, self._nodes)
             self._held.launch(attempt, placement)
             return
         wanted = self._write_spec(attempt, placement)
@@ -152,7 +152,7 @@ class SlurmBackend(SharedFolderBackend):
         spec, is_first = wanted
         if is_first or not self._is_submitted(attempt.name):
             nodes = self._view.read().nodes
-            self._view.forget()
+            self._view.invalidate()
             path = str(self._folders.path(attempt.name))
             submit(self._commands, spec, placement, nodes, path, self._options)
 
@@ -170,24 +170,24 @@ class SlurmBackend(SharedFolderBackend):
                 own.append(name)
             else:
                 found[name] = status
-        proven, unclear = self._read_all(tuple(own))
-        found |= proven | self._ask_slurm(unclear)
-        return {name: self._with_limit(name, status) for name, status in found.items()}
+        proven, unclear = self._read_proven_statuses(tuple(own))
+        found |= proven | self._statuses_by_slurm(unclear)
+        return {name: self._with_time_limit(name, status) for name, status in found.items()}
 
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or before it starts; Slurm kills one that does not."""
-        with self._folder_of_held(name) as folder:
+        with self._open_held_folder(name) as folder:
             if folder is not None:
                 self._held.cancel(folder, name)
                 return
         with self._request_stop(name, reason) as folder:
-            if folder is not None and (revoke(folder, name, CANCELLED) or is_late(folder)):
+            if folder is not None and (revoke_unclaimed(folder, name, CANCELLED) or is_late_to_stop(folder)):
                 self._cleanup.kill(name)
 
     def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
         try:
-            with self._folder_of_held(name) as folder:
+            with self._open_held_folder(name) as folder:
                 if folder is None:
                     return super().is_proven_gone(name)
                 own = read_marker(folder, name, AttemptJob)
@@ -197,19 +197,19 @@ class SlurmBackend(SharedFolderBackend):
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, except its logs and the proof that it ended."""
-        with self._folder_of_held(name) as folder:
+        with self._open_held_folder(name) as folder:
             if folder is not None:
                 if not self.is_proven_gone(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
                 # A late launch must find that it was cancelled.
-                delete_but(folder, {AttemptJob.file_name, EndedMarker.file_name, "cancel.json"})
+                delete_all_but(folder, {AttemptJob.file_name, EndedMarker.file_name, "cancel.json"})
                 self._held.forget(name)
                 return
         super().forget(name)
         self._cleanup.forget(name)
 
     @contextmanager
-    def _folder_of_held(self, name: str) -> Iterator[int | None]:
+    def _open_held_folder(self, name: str) -> Iterator[int | None]:
         """Open the folder of an attempt of a job of sbatch; None for any other."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.open(name) as folder:
@@ -217,23 +217,23 @@ class SlurmBackend(SharedFolderBackend):
 
     def _status_of_held(self, name: str) -> Status | None:
         """Return what is known of an attempt of a job of sbatch, None for any other."""
-        with self._folder_of_held(name) as folder:
+        with self._open_held_folder(name) as folder:
             own = None if folder is None else read_marker(folder, name, AttemptJob)
             if folder is None or own is None:
                 return None
             return self._held.status(folder, name, own)
 
-    def _ask_slurm(self, unclear: Mapping[str, AttemptRecords]) -> dict[str, Status]:
+    def _statuses_by_slurm(self, unclear: Mapping[str, AttemptRecords]) -> dict[str, Status]:
         """Return what Slurm knows of attempts whose records prove nothing."""
         if not unclear:
             return {}
         try:
             snapshot = self._view.read()
         except BackendError as error:
-            return {name: _without_slurm(records, str(error)) for name, records in unclear.items()}
-        return {name: self._by_slurm(name, records, snapshot) for name, records in unclear.items()}
+            return {name: _status_without_slurm(records, str(error)) for name, records in unclear.items()}
+        return {name: self._status_by_slurm(name, records, snapshot) for name, records in unclear.items()}
 
-    def _with_limit(self, name: str, status: Status) -> Status:
+    def _with_time_limit(self, name: str, status: Status) -> Status:
         """Return the status of an attempt, with the time limit as its end if Slurm stopped it at that."""
         if status.run is not Run.LOST:
             return status
@@ -242,44 +242,44 @@ class SlurmBackend(SharedFolderBackend):
                 return replace(status, run=Run.EXITED, by=EndedBy.TIME_LIMIT, words="")
         return status
 
-    def _by_slurm(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> Status:
+    def _status_by_slurm(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> Status:
         claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())
         if claim is not None:
             jobs = tuple(job for job in jobs if job.number == claim.job)
         if not all(job.is_over for job in jobs):
             return Status(Run.PENDING) if claim is None else status_of_running(records.parts)
         if not self._view.is_complete(snapshot):
-            return _without_slurm(records, "Slurm does not know all its nodes yet")
+            return _status_without_slurm(records, "Slurm does not know all its nodes yet")
         if claim is None and not jobs:
             return Status(Run.ABSENT)
         report = f"Slurm reports {jobs[0].state}" if jobs else "Slurm does not know its job any more"
         try:
-            return self._end(name, records, snapshot, report)
+            return self._prove_end(name, records, snapshot, report)
         except OSError as error:
             return Status(Run.UNREACHABLE, words=str(error))
 
-    def _end(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot, report: str) -> Status:
+    def _prove_end(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot, report: str) -> Status:
         """Prove the end of an attempt whose Slurm job is over though its supervisors have not reported it."""
         with self._folders.open(name) as folder:
             if folder is None:
                 return Status(Run.ABSENT)
             if records.claim is None:
                 reason = f"not started: {report}"
-                if revoke(folder, name, reason):
+                if revoke_unclaimed(folder, name, reason):
                     return Status(Run.LOST, words=reason)
             else:
                 self._cleanup.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
-        return _without_slurm(records, f"{report}, and it is not proven yet that all its processes are gone")
+        return _status_without_slurm(records, f"{report}, and it is not proven yet that all its processes are gone")
 
     def _is_submitted(self, name: str) -> bool:
         """Return whether Slurm knows a job of an attempt, running or ended."""
         if comment_of(name) in self._view.read().jobs:
             return True
-        self._view.forget()
+        self._view.invalidate()
         return comment_of(name) in self._view.read_complete().jobs
 
 
-def _without_slurm(records: AttemptRecords, reason: str) -> Status:
+def _status_without_slurm(records: AttemptRecords, reason: str) -> Status:
     """Return what the supervisors alone report: they continue when Slurm, or its daemon on their node, does not."""
     parts = records.parts
     if parts and all(part.is_over or part.is_alive for part in parts):
@@ -305,17 +305,17 @@ class SubmitSocket:
     def __init__(self, path: Path, nodes: Mapping[str, int], *, again_s: float = SOCKET_AGAIN_S) -> None:
         self._path, self._nodes, self._after_s = path, dict(nodes), again_s
         self._is_open, self._again_s = False, 0.0
-        self._open()
+        self._open_unless_served()
 
     def take_over(self) -> None:
         """Answer from now on, if another scheduler did so far and has ended."""
         if not self._is_open and time.monotonic() >= self._again_s:
             try:
-                self._open()
+                self._open_unless_served()
             except BackendError as error:
                 log.warning("%s", error)
 
-    def _open(self) -> None:
+    def _open_unless_served(self) -> None:
         self._again_s = time.monotonic() + self._after_s
         listener = socket.socket(socket.AF_UNIX)
         try:
@@ -356,12 +356,12 @@ def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
                 if question := connection.recv(
                     _MAX_QUESTION_BYTES
                 ):  # else it was only a check whether a scheduler answers
-                    connection.sendall(answer(question, nodes))
+                    connection.sendall(answer_submission(question, nodes))
         except OSError as error:
             log.warning("job_submit.lua was not answered: %s", error)
 
 
-def answer(question: bytes, nodes: Mapping[str, int]) -> bytes:
+def answer_submission(question: bytes, nodes: Mapping[str, int]) -> bytes:
     """Return the answer to a question."""
     found = _QUESTION.fullmatch(question)
     if found is None:

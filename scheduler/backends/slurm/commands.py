@@ -74,7 +74,9 @@ class Commands:
     """
 
     def __init__(self, conf: Path | None, times: SlurmTimes = SLURM_TIMES) -> None:
-        self._paths = {name: _find(name) for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")}
+        self._paths = {
+            name: _find_program(name) for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+        }
         # Nothing of the caller's environment, where SBATCH_ and SQUEUE_ variables would change what is meant.
         self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
         if conf is not None:
@@ -82,7 +84,7 @@ class Commands:
         self._times, self._rest_until_s = times, 0.0
 
     @property
-    def srun(self) -> str:
+    def srun_path(self) -> str:
         """Path of srun."""
         return self._paths["srun"]
 
@@ -113,7 +115,7 @@ class Commands:
         return done.stdout
 
 
-def _find(name: str) -> str:
+def _find_program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise BackendError(f"no program {name} on the path; install Slurm's commands (Debian: slurm-client)")
@@ -129,7 +131,7 @@ class Gres:
     count: int
 
 
-def state_of(text: str) -> tuple[str, frozenset[str]]:
+def parse_node_state(text: str) -> tuple[str, frozenset[str]]:
     """Return what a node does, and what is true of it besides, in long words and capital letters.
 
     Args:
@@ -144,7 +146,7 @@ def state_of(text: str) -> tuple[str, frozenset[str]]:
     return base, frozenset(flags) | suffixes
 
 
-def gres_of_node(text: str) -> Iterator[Gres]:
+def parse_gres(text: str) -> Iterator[Gres]:
     """Yield the resources of a node.
 
     Args:
@@ -173,7 +175,7 @@ def _without_brackets(text: str) -> str:
     return "".join(kept)
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     """A Slurm job, or one component of it."""
 
     number: int  # of all its components
@@ -196,23 +198,23 @@ class SlurmNode(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether it has answered since the controller was started."""
-        return state_of(self.state)[0] != "UNKNOWN"
+        return parse_node_state(self.state)[0] != "UNKNOWN"
 
     @property
     def answers(self) -> bool:
         """Whether its daemon answers the controller."""
-        return "NOT_RESPONDING" not in state_of(self.state)[1]
+        return "NOT_RESPONDING" not in parse_node_state(self.state)[1]
 
     @property
-    def in_service(self) -> bool:
+    def takes_jobs(self) -> bool:
         """Whether Slurm starts further jobs there. In a state that is not known here it is not expected to."""
-        base, flags = state_of(self.state)
+        base, flags = parse_node_state(self.state)
         return base in _TAKES_JOBS and not flags & _TAKES_NONE
 
     @property
     def is_down(self) -> bool:
         """Whether Slurm has lost it, or its administrator has taken it out at once."""
-        return state_of(self.state)[0] == "DOWN"
+        return parse_node_state(self.state)[0] == "DOWN"
 
     @property
     def is_back(self) -> bool:
@@ -222,7 +224,7 @@ class SlurmNode(NamedTuple):
     @property
     def is_fenced(self) -> bool:
         """Whether it is switched off for certain: by Slurm, or by its administrator's reason."""
-        base, flags = state_of(self.state)
+        base, flags = parse_node_state(self.state)
         return "POWERED_DOWN" in (base, *flags) or (self.is_down and self.reason.lower().startswith("fenced"))
 
 
@@ -230,45 +232,45 @@ class SlurmSnapshot(NamedTuple):
     """All of this user's jobs, by comment, and all nodes."""
 
     read_s: float  # time of the poll, by the monotonic clock
-    jobs: Mapping[str, tuple[Job, ...]]
+    jobs: Mapping[str, tuple[SlurmJob, ...]]
     nodes: Mapping[str, SlurmNode]
 
 
 def _read_snapshot(commands: Commands) -> SlurmSnapshot:
     """Return Slurm's jobs and nodes."""
     read_s = time.monotonic()
-    jobs: dict[str, list[Job]] = {}
+    jobs: dict[str, list[SlurmJob]] = {}
     for line in commands.call("squeue", _SQUEUE_ARGUMENTS).splitlines():
-        number, state, comment = _fields(line, 3)
-        jobs.setdefault(comment, []).append(Job(_number(number, line), state))
+        number, state, comment = _split_fields(line, 3)
+        jobs.setdefault(comment, []).append(SlurmJob(_job_number(number, line), state))
     # After the jobs: a controller that was started since then has nodes that it does not know yet.
     nodes = {}
     for line in commands.call("sinfo", _SINFO_ARGUMENTS).splitlines():
-        name, address, gres, state, reason = _fields(line, 5)
-        nodes[name] = SlurmNode(address, types_of(gres), state, reason)
+        name, address, gres, state, reason = _split_fields(line, 5)
+        nodes[name] = SlurmNode(address, gpu_types(gres), state, reason)
     return SlurmSnapshot(read_s, {comment: tuple(found) for comment, found in jobs.items()}, nodes)
 
 
-def types_of(gres: str) -> dict[int, str]:
+def gpu_types(gres: str) -> dict[int, str]:
     """Return the type of gres that each GPU of a node is, by its index; none if Slurm cannot give one by its index.
 
     Args:
         gres: As Slurm reports, such as `gpu:i0:1,gpu:i1:1(S:0),gpumem:160G`. A GPU that Slurm counts as 0 has no type.
     """
-    gpus = [each for each in gres_of_node(gres) if each.name == "gpu"]
+    gpus = [each for each in parse_gres(gres) if each.name == "gpu"]
     indexed = {int(found[1]): gpu for gpu in gpus if gpu.count <= 1 and (found := _INDEXED.fullmatch(gpu.type))}
     exact = len(indexed) == len(gpus) and sorted(indexed) == list(range(len(indexed)))
     return {index: each.type for index, each in indexed.items() if each.count == 1} if exact else {}
 
 
-def _fields(line: str, count: int) -> list[str]:
+def _split_fields(line: str, count: int) -> list[str]:
     fields = line.split("|", count - 1)
     if len(fields) != count:
         raise BackendError(f"Slurm reports {line!r}, which has not {count} fields")
     return fields
 
 
-def _number(text: str, line: str) -> int:
+def _job_number(text: str, line: str) -> int:
     number = re.match(r"\d+", text)
     if number is None:
         raise BackendError(f"Slurm reports {line!r}, which names no job")
@@ -292,7 +294,7 @@ class SlurmView:
             self._snapshot = _read_snapshot(self._commands)
         return self._snapshot
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Poll Slurm at the next call: something was changed."""
         self._snapshot = None
 

@@ -24,11 +24,11 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.job import job_id_of
 from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
-from ..local.folders import Folders, Marker, as_backend_error, read_marker
+from ..local.folders import AttemptFolders, Marker, as_backend_error, read_marker
 from ..protocol import Attempt, CannotHonourError, ExternalJob, RefusedError
 from ..shared_folder.node import MISPLACED
 from .commands import OVER_STATES, SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmTimes, SlurmView
-from .submission import gres_of
+from .submission import gres_request
 
 # No field that users write themselves, so that no line can be forged. Widths: Slurm cuts off what is longer.
 _SQUEUE_FIELDS = (
@@ -99,7 +99,7 @@ class HeldAttempts:
 
     def __init__(
         self,
-        folders: Folders,
+        folders: AttemptFolders,
         commands: Commands,
         view: SlurmView,
         nodes: Mapping[str, int],
@@ -123,12 +123,12 @@ class HeldAttempts:
         self._refresh(self._times.old_s)
         return self._external
 
-    def _refresh(self, old_s: float) -> None:
-        if time.monotonic() > self._read_s + old_s:
+    def _refresh(self, max_age_s: float) -> None:
+        if time.monotonic() > self._read_s + max_age_s:
             self._read_jobs()
 
     def _read_jobs(self) -> None:
-        self._read_s, self._jobs = time.monotonic(), dict(_read_held(self._commands))
+        self._read_s, self._jobs = time.monotonic(), dict(_read_stamped_jobs(self._commands))
         never = {
             job.id: why_unplaceable(job.external.nodes, job.external.gpus // job.external.nodes, self._nodes)
             for job in self._jobs.values()
@@ -137,9 +137,9 @@ class HeldAttempts:
         for job in self._jobs.values():
             if never[job.id] and job.is_held:  # no scheduler answered when it was submitted
                 log.warning("job %s is refused: %s", job.number, never[job.id])
-                self._at_most_every(job.id, partial(_refuse, self._commands, job, never[job.id]))
+                self._do_unless_recent(job.id, partial(_refuse_job, self._commands, job, never[job.id]))
 
-    def _forget(self) -> None:
+    def _invalidate(self) -> None:
         self._read_s = float("-inf")
 
     def discard(self, job: str) -> None:
@@ -149,7 +149,7 @@ class HeldAttempts:
             BackendError: If it is not known whether it ends.
         """
         if job in self._jobs and not self._jobs[job].is_over:
-            self._at_most_every(job, partial(_cancel_job, self._commands, self._jobs[job]))
+            self._do_unless_recent(job, partial(_cancel_job, self._commands, self._jobs[job]))
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Let a held job run on exactly these GPUs; again, or after its end, this does nothing.
@@ -160,25 +160,25 @@ class HeldAttempts:
             BackendError: If it is not known whether it starts.
         """
         self._refresh(self._times.old_s)
-        job = self._job(attempt)
-        with as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
+        job = self._job_of_attempt(attempt)
+        with as_backend_error(attempt.name), self._folders.open_or_create(attempt.name) as folder:
             if is_there(folder, "cancel.json"):
                 return
             own = read_marker(folder, attempt.name, AttemptJob)
             if own is None:
                 own = self._record_job(folder, attempt, job, placement)
-            elif own.placement != _plain(placement):
+            elif own.placement != _as_tuples(placement):
                 raise BackendError(f"{attempt.name} was launched before with another placement")
         if not job.is_held or job.restarts != own.restarts:
             return  # it was released before
         try:
             _release_on(self._commands, job, placement, self._view.read().nodes)
         except BackendError:
-            self._forget()  # it may have been released
+            self._invalidate()  # it may have been released
             raise
         self._jobs[job.id] = job._replace(is_held=False)
 
-    def _job(self, attempt: Attempt) -> HeldJob:
+    def _job_of_attempt(self, attempt: Attempt) -> HeldJob:
         """Return the job of an attempt."""
         job = self._jobs.get(attempt.job)
         if job is None:
@@ -191,12 +191,12 @@ class HeldAttempts:
         if job.is_over:
             self._requeue(attempt, job)
         if not job.is_held:
-            self._forget()
+            self._invalidate()
             _hold_again(self._commands, job)
             raise BackendError(f"{attempt.name}: job {job.number} is being put back into Slurm's queue")
         own = AttemptJob(
             attempt=attempt.name, stamp=job.stamp, number=job.number, restarts=job.restarts,
-            placement=_plain(placement),
+            placement=_as_tuples(placement),
         )  # fmt: skip
         write_first(folder, AttemptJob.file_name, own.model_dump_json().encode())
         return own
@@ -205,7 +205,7 @@ class HeldAttempts:
         """Requeue a job that is over; this always raises an error, as the job is not held at once."""
         if job.state in _DONE:
             raise RefusedError(f"{attempt.name}: Slurm reports job {job.number} as {job.state}")
-        self._forget()
+        self._invalidate()
         _check_same_job(self._commands, job)
         try:
             self._commands.call("scontrol", ("requeuehold", job.number))
@@ -227,37 +227,37 @@ class HeldAttempts:
         """
         ended = read_marker(folder, name, EndedMarker)
         if ended is not None:
-            return _status_of(ended)
+            return _kept_status(ended)
         self._refresh(self._times.idle_poll_s)
-        status = self._by_slurm(folder, name, own, self._jobs.get(_job_of(name)))
+        status = self._status_by_slurm(folder, name, own, self._jobs.get(_job_id_of(name)))
         if status.run in (Run.EXITED, Run.LOST):
-            write_first(folder, EndedMarker.file_name, _ended_of(name, status).model_dump_json().encode())
+            write_first(folder, EndedMarker.file_name, _ended_marker(name, status).model_dump_json().encode())
         return status
 
-    def _by_slurm(self, folder: int, name: str, own: AttemptJob, job: HeldJob | None) -> Status:
+    def _status_by_slurm(self, folder: int, name: str, own: AttemptJob, job: HeldJob | None) -> Status:
         is_cancelled = is_there(folder, "cancel.json")
         if job is None:
-            return self._by_absence("Slurm does not know its job any more, nor how it ended")
+            return self._status_of_missing("Slurm does not know its job any more, nor how it ended")
         if job.restarts > own.restarts:
             if is_cancelled:
                 return Status(Run.EXITED, by=EndedBy.CANCEL)
             words = f"Slurm has put job {job.number} back into its queue"
             return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
         if job.is_over:
-            return _end_of(job, is_cancelled=is_cancelled)
+            return _ended_status(job, is_cancelled=is_cancelled)
         if job.is_held:
             return Status(Run.ABSENT)
         if job.state == "PENDING":
             return Status(Run.PENDING)
-        return self._running(name, own, job)
+        return self._status_of_running(name, own, job)
 
-    def _by_absence(self, words: str) -> Status:
+    def _status_of_missing(self, words: str) -> Status:
         snapshot = self._view.read()
         if snapshot.read_s < self._read_s or not self._view.is_complete(snapshot):
             return Status(Run.UNREACHABLE, words="Slurm does not know all its nodes yet")
         return Status(Run.LOST, words=words)
 
-    def _running(self, name: str, own: AttemptJob, job: HeldJob) -> Status:
+    def _status_of_running(self, name: str, own: AttemptJob, job: HeldJob) -> Status:
         wanted = {node: list(gpus) for node, gpus in own.placement}
         if name not in self._checked and job.state == "RUNNING":
             got = _granted_gpus(self._commands, job.number)
@@ -277,14 +277,14 @@ class HeldAttempts:
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
         # Of what runs, only a misplaced attempt is known to have ended.
         is_misplaced = is_there(folder, EndedMarker.file_name)
-        self._at_most_every(name, partial(self._stop, name, is_misplaced=is_misplaced))
+        self._do_unless_recent(name, partial(self._stop, name, is_misplaced=is_misplaced))
 
     def _stop(self, name: str, *, is_misplaced: bool) -> None:
         self._read_jobs()
-        job = self._jobs.get(_job_of(name))
+        job = self._jobs.get(_job_id_of(name))
         if job is None or job.is_held or job.is_over:
             return
-        self._forget()
+        self._invalidate()
         _hold_again(self._commands, job, must_stop=is_misplaced)
 
     def is_proven_gone(self, folder: int, name: str, own: AttemptJob) -> bool:
@@ -297,7 +297,7 @@ class HeldAttempts:
         ended = read_marker(folder, name, EndedMarker)
         try:
             self._refresh(self._times.idle_poll_s)
-            job, snapshot = self._jobs.get(_job_of(name)), self._view.read()
+            job, snapshot = self._jobs.get(_job_id_of(name)), self._view.read()
             if job is None and (snapshot.read_s < self._read_s or not self._view.is_complete(snapshot)):
                 return False
         except BackendError:
@@ -308,9 +308,9 @@ class HeldAttempts:
             return True  # it never began
         is_lost = ended is not None and ended.run == Run.LOST and MISPLACED not in ended.reason
         is_lost = is_lost or name in self._away
-        return self._is_clear(name, [snapshot.nodes.get(node) for node, _ in own.placement], is_lost=is_lost)
+        return self._are_nodes_clear(name, [snapshot.nodes.get(node) for node, _ in own.placement], is_lost=is_lost)
 
-    def _is_clear(self, name: str, nodes: Sequence[SlurmNode | None], *, is_lost: bool) -> bool:
+    def _are_nodes_clear(self, name: str, nodes: Sequence[SlurmNode | None], *, is_lost: bool) -> bool:
         """Return whether nothing can be left on nodes: if Slurm lost none of them, a job ends after its processes."""
         if all(node is not None and node.is_fenced for node in nodes):
             return True
@@ -327,29 +327,29 @@ class HeldAttempts:
         self._away.discard(name)
         self._checked.discard(name)
 
-    def _at_most_every(self, what: str, do: Callable[[], None]) -> None:
-        if time.monotonic() >= self._again_s.get(what, 0.0):
-            self._again_s[what] = time.monotonic() + self._times.again_s
-            do()
+    def _do_unless_recent(self, key: str, action: Callable[[], None]) -> None:
+        if time.monotonic() >= self._again_s.get(key, 0.0):
+            self._again_s[key] = time.monotonic() + self._times.again_s
+            action()
 
 
-def _job_of(name: str) -> str:
+def _job_id_of(name: str) -> str:
     """Return the id of the job of an attempt."""
     return name.removeprefix("ls-").rpartition("-")[0]
 
 
-def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _as_tuples(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((share.node, share.gpus) for share in placement)
 
 
-def _read_held(commands: Commands) -> Mapping[str, HeldJob]:
+def _read_stamped_jobs(commands: Commands) -> Mapping[str, HeldJob]:
     """Return all stamped jobs of sbatch, by their ids in the store, in the order of submission."""
-    jobs = (_job(line, time.time()) for line in commands.call("squeue", _SQUEUE_HELD).splitlines())
+    jobs = (_parse_job(line, time.time()) for line in commands.call("squeue", _SQUEUE_HELD).splitlines())
     ours = [job for job in jobs if job is not None]
-    return {job.id: job for job in sorted(ours, key=lambda job: (job.external.submitted_s, *_parts(job.number)))}
+    return {job.id: job for job in sorted(ours, key=lambda job: (job.external.submitted_s, *_number_parts(job.number)))}
 
 
-def _read_limit_s(text: str) -> float | None:
+def _parse_limit_s(text: str) -> float | None:
     """Return a time limit in seconds, None for none."""
     found = _LIMIT.fullmatch(text)
     if found is None:
@@ -358,7 +358,7 @@ def _read_limit_s(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None
 
 
-def _job(line: str, now_s: float) -> HeldJob | None:
+def _parse_job(line: str, now_s: float) -> HeldJob | None:
     fields = [field.strip() for field in line.split("|")]
     stamp = _STAMP.fullmatch(fields[8]) if len(fields) == 10 else None
     if stamp is None:
@@ -372,8 +372,8 @@ def _job(line: str, now_s: float) -> HeldJob | None:
     except ValueError as error:
         raise BackendError(f"Slurm reports {line!r}, which cannot be read: {error}") from error
     external = ExternalJob(
-        _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
-        _read_limit_s(limit), float(since), state in OVER_STATES, state == "CANCELLED",
+        _job_id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
+        _parse_limit_s(limit), float(since), state in OVER_STATES, state == "CANCELLED",
     )  # fmt: skip
     return HeldJob(external.job, number, mark, state, is_held, is_early, exit_status, restarted, external)
 
@@ -383,18 +383,18 @@ def _is_early(eligible: str, now_s: float) -> bool:
     return eligible[:1].isdigit() and datetime.fromisoformat(eligible).timestamp() > now_s
 
 
-def _parts(number: str) -> tuple[int, ...]:
+def _number_parts(number: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", number)))
 
 
-def _id(since_s: float, chance: str, number: str) -> str:
+def _job_id(since_s: float, chance: str, number: str) -> str:
     """Return the id of a job, which is another one for each task of an array."""
     task = number.partition("_")[2]
     bits = hashlib.sha256(f"{chance}_{task}".encode()).hexdigest()[:20] if task else chance
     return job_id_of(since_s, int(bits, 16))
 
 
-def _end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
+def _ended_status(job: HeldJob, *, is_cancelled: bool) -> Status:
     """Return how a job that is over ended, by Slurm's report."""
     if job.state == "CANCELLED":  # by its owner, whose request is known by now, or by us
         return Status(Run.EXITED, by=EndedBy.CANCEL) if is_cancelled else Status(Run.ABSENT)
@@ -410,7 +410,7 @@ def _end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
     return Status(Run.EXITED, (RankEnd(0, code, signal, time.time()),))
 
 
-def _ended_of(name: str, status: Status) -> EndedMarker:
+def _ended_marker(name: str, status: Status) -> EndedMarker:
     """Return what is kept of the end of an attempt."""
     end = status.ends[0] if status.ends else RankEnd(0, 0, 0, time.time())
     return EndedMarker(
@@ -419,29 +419,29 @@ def _ended_of(name: str, status: Status) -> EndedMarker:
     )  # fmt: skip
 
 
-def _status_of(ended: EndedMarker) -> Status:
+def _kept_status(ended: EndedMarker) -> Status:
     """Return the status that was kept."""
     ends = (RankEnd(0, ended.code, ended.signal, ended.ended_s),) if ended.has_code else ()
     return Status(Run(ended.run), ends, *read_reason(ended.reason))
 
 
-def why_unplaceable(wanted: int, gpus: int, nodes: Mapping[str, int]) -> str:
+def why_unplaceable(needed_nodes: int, gpus: int, nodes: Mapping[str, int]) -> str:
     """Return why a job can never be placed, "" if it can.
 
     Args:
-        wanted: Nodes that it needs.
+        needed_nodes: Nodes that it needs.
         gpus: That it needs on each of them.
         nodes: GPUs of each node.
     """
     able = sum(there >= gpus for there in nodes.values())
-    if able >= wanted > 0 and gpus > 0:
+    if able >= needed_nodes > 0 and gpus > 0:
         return ""
-    return f"{wanted} nodes with {gpus} GPUs each are requested, and there are {able}"
+    return f"{needed_nodes} nodes with {gpus} GPUs each are requested, and there are {able}"
 
 
 def _release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, SlurmNode]) -> None:
     """Let a held job run on exactly these GPUs. After an error it stays held, and this can be called again."""
-    requests = {gres_of(share, nodes) for share in placement}
+    requests = {gres_request(share, nodes) for share in placement}
     if len(requests) != 1:
         raise CannotHonourError(f"job {job.number} can only have the same GPUs of each node, not {sorted(requests)}")
     gres, names = requests.pop(), [share.node for share in placement]
@@ -454,16 +454,16 @@ def _release_on(commands: Commands, job: HeldJob, placement: Placement, nodes: M
     _check_same_job(commands, job)
     for change in changes:
         commands.call("scontrol", ("update", f"JobId={job.number}", change))
-    _check(commands, job, gres, names)
+    _check_update(commands, job, gres, names)
     commands.call("scontrol", ("release", job.number))
 
 
-def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) -> None:
+def _check_update(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) -> None:
     """Check that a job has its update before it is released."""
-    shown = _shown_of(commands, job.number)
+    shown = _shown_fields(commands, job.number)
     found = (
         shown.get("AdminComment"), shown.get("Priority"), shown.get("TresPerNode", "").replace("gres:", ""),
-        _hosts(commands, shown.get("ReqNodeList", "")),
+        _host_names(commands, shown.get("ReqNodeList", "")),
     )  # fmt: skip
     wanted = (job.stamp, "0", gres, sorted(names))
     if found != wanted:
@@ -472,7 +472,7 @@ def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) ->
 
 def _check_same_job(commands: Commands, job: HeldJob) -> None:
     """Check that a job's number still belongs to it."""
-    if _shown_of(commands, job.number).get("AdminComment") != job.stamp:
+    if _shown_fields(commands, job.number).get("AdminComment") != job.stamp:
         raise BackendError(f"job {job.number} is another job now")
 
 
@@ -504,7 +504,7 @@ def _cancel_job(commands: Commands, job: HeldJob) -> None:
     commands.call("scancel", (job.number,))
 
 
-def _refuse(commands: Commands, job: HeldJob, reason: str) -> None:
+def _refuse_job(commands: Commands, job: HeldJob, reason: str) -> None:
     """End a job that can never be placed, with the reason where `scontrol show job` shows it."""
     _check_same_job(commands, job)
     # Slurm does not update a job that is over; and a job without its stamp that does not end would not be followed.
@@ -514,31 +514,31 @@ def _refuse(commands: Commands, job: HeldJob, reason: str) -> None:
 
 def _granted_gpus(commands: Commands, number: str) -> dict[str, list[int]] | None:
     """Return the GPUs of each node that a job got, None if it does not run any more."""
-    text = _show(commands, number)
+    text = _show_job(commands, number)
     if _RUNS.search(text) is None:
         return None
     found = _GRANTED.findall(text)
-    return {name: _indices(gres) for names, gres in found for name in _hosts(commands, names)}
+    return {name: _gpu_indices(gres) for names, gres in found for name in _host_names(commands, names)}
 
 
-def _shown_of(commands: Commands, number: str) -> dict[str, str]:
+def _shown_fields(commands: Commands, number: str) -> dict[str, str]:
     """Return what Slurm reports of a job: its stamp, priority, request and nodes."""
-    text = _show(commands, number)
+    text = _show_job(commands, number)
     return dict(reversed(_SHOWN.findall(text)))
 
 
-def _hosts(commands: Commands, text: str) -> list[str]:
+def _host_names(commands: Commands, text: str) -> list[str]:
     """Return the names of a list of nodes, sorted."""
     if "[" in text:
         text = ",".join(commands.call("scontrol", ("show", "hostnames", text)).split())
     return sorted(text.split(","))
 
 
-def _show(commands: Commands, number: str) -> str:
+def _show_job(commands: Commands, number: str) -> str:
     return commands.call("scontrol", ("show", "--details", "job", number))
 
 
-def _indices(gres: str) -> list[int]:
+def _gpu_indices(gres: str) -> list[int]:
     """Return the indices in a text such as `gpu:i1:1(IDX:1),gpu:i3:0(IDX:)`; of an untyped one `gpu:2(IDX:0-1)`."""
     found: list[int] = []
     for part in gres.replace("(IDX:", "\n").split("\n")[1:]:

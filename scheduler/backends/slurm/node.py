@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ....cluster.files.durable import open_folder
 from ..local.ranks import read_spec
-from ..shared_folder.node import STARTED_BEFORE, Grant, claim, nodes_of, python_line
+from ..shared_folder.node import STARTED_BEFORE, Grant, claim_attempt, nodes_of, python_command
 from ..shared_folder.node import run_part as run_granted
 
 
@@ -33,23 +33,23 @@ def lead(path: str, address: str, srun: str) -> int:
     folder = open_folder(path)
     spec = read_spec(folder)
     nodes, job = nodes_of(spec), int(os.environ["SLURM_JOB_ID"])
-    token = claim(folder, spec.attempt, job=job, parts=len(nodes), ranks=len(spec.ranks), address=address)
+    token = claim_attempt(folder, spec.attempt, job=job, parts=len(nodes), ranks=len(spec.ranks), address=address)
     if not token:
         return STARTED_BEFORE
     if len(nodes) == 1:
         return run_part(path, token)
     signal.signal(signal.SIGTERM, lambda *_: None)  # The supervisors get it too, and end what srun waits for.
-    code = subprocess.run(_srun_line(srun, len(nodes), path, token), check=False).returncode
+    code = subprocess.run(_srun_command(srun, len(nodes), path, token), check=False).returncode
     return code or int(not all(_ended_well(path, part) for part in range(len(nodes))))
 
 
-def _srun_line(srun: str, nodes: int, path: str, token: str) -> list[str]:
+def _srun_command(srun: str, nodes: int, path: str, token: str) -> list[str]:
     """Return the command that starts a supervisor on each node of this Slurm job."""
     het = os.environ.get("SLURM_HET_SIZE")
     where = [f"--het-group=0-{nodes - 1}"] if het else [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     # A supervisor fails only without an exit marker: then the others must end too.
     how = ["--mpi=none", "--cpu-bind=none", "--input=none", "--kill-on-bad-exit=1", "--wait=0"]
-    return [srun, *where, *how, *python_line("slurm.node", "run_part", path, token)]
+    return [srun, *where, *how, *python_command("slurm.node", "run_part", path, token)]
 
 
 def run_part(path: str, token: str) -> int:

@@ -12,11 +12,11 @@ from functools import partial
 from ....cluster.files.durable import make_folder, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement, Share
-from ..local.folders import NO_FILE_OF_OURS, opened
+from ..local.folders import NO_FILE_OF_OURS, opened_folder
 from ..local.ranks import Spec, read_spec
 from ..protocol import CannotHonourError
 from ..shared_folder.backend import AttemptRecords
-from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_line, write_proof
+from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_command, write_proof
 from .commands import Commands, SlurmNode, SlurmSnapshot
 
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
@@ -50,26 +50,26 @@ def submit(
         CannotHonourError: If Slurm cannot give these GPUs.
         BackendError: If it is not known whether it took the job.
     """
-    requests = [(share.node, f"--gres={gres_of(share, nodes)}") for share in placement]
+    requests = [(share.node, f"--gres={gres_request(share, nodes)}") for share in placement]
     # Unequal requests of several nodes only fit into a heterogeneous job, with one component for each.
     if len({gres for _, gres in requests}) == 1:
         names = ",".join(node for node, _ in requests)
         where = [[f"--nodes={len(requests)}", "--ntasks-per-node=1", f"--nodelist={names}", requests[0][1]]]
     else:
         where = [["--nodes=1", "--ntasks=1", f"--nodelist={node}", gres] for node, gres in requests]
-    common = [*_named(spec.attempt, comment_of(spec.attempt), path), *_limit(spec), *options]
+    common = [*_name_options(spec.attempt, comment_of(spec.attempt), path), *_time_option(spec), *options]
     arguments = ["--parsable"]
     for number, component in enumerate(where):
         arguments += [":"] * (number > 0) + common + component
-    line = python_line("slurm.node", "lead", path, nodes[placement[0].node].address, commands.srun)
+    line = python_command("slurm.node", "lead", path, nodes[placement[0].node].address, commands.srun_path)
     _sbatch(commands, arguments, line)
 
 
 def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
     """Submit a job that ends what is left of an attempt on a node, as soon as the node takes jobs."""
-    common = _named(f"{spec.attempt}-sweep", _sweep_comment_of(spec.attempt, part), path)
+    common = _name_options(f"{spec.attempt}-sweep", _sweep_comment_of(spec.attempt, part), path)
     where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
-    line = python_line("shared_folder.node", "sweep", path, str(part))
+    line = python_command("shared_folder.node", "sweep", path, str(part))
     _sbatch(commands, ["--parsable", *common, *options, *where], line)
 
 
@@ -77,7 +77,7 @@ def _sbatch(commands: Commands, arguments: list[str], line: list[str]) -> None:
     commands.call("sbatch", arguments, f"#!/bin/sh\nexec {shlex.join(line)}\n")
 
 
-def _named(name: str, comment: str, path: str) -> list[str]:
+def _name_options(name: str, comment: str, path: str) -> list[str]:
     log = f"{path}/slurm.log".replace("%", "%%")
     return [
         "--no-requeue", f"--job-name={name}", f"--comment={comment}", f"--chdir={path}", f"--output={log}",
@@ -85,13 +85,13 @@ def _named(name: str, comment: str, path: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _limit(spec: Spec) -> list[str]:
+def _time_option(spec: Spec) -> list[str]:
     if spec.limit_s is None:
         return []
     return [f"--time={math.ceil((spec.limit_s + spec.grace_s + _LIMIT_SPARE_S) / 60.0)}"]
 
 
-def gres_of(share: Share, nodes: Mapping[str, SlurmNode]) -> str:
+def gres_request(share: Share, nodes: Mapping[str, SlurmNode]) -> str:
     """Return the request of a Slurm job for exactly these GPUs of a node.
 
     Raises:
@@ -107,7 +107,7 @@ def gres_of(share: Share, nodes: Mapping[str, SlurmNode]) -> str:
     return ",".join(f"gpu:{types[gpu]}:1" for gpu in share.gpus)
 
 
-def is_late(folder: int) -> bool:
+def is_late_to_stop(folder: int) -> bool:
     """Return whether an attempt should have ended by itself since it was cancelled.
 
     With a damaged spec the grace is not known, and there is no waiting.
@@ -136,7 +136,9 @@ class Cleanup:
 
     def kill(self, attempt: str) -> None:
         """Let Slurm kill an attempt's jobs, by its name: a number could be another job's by now."""
-        self._try(f"scancel {attempt}", partial(self._commands.call, "scancel", ("--me", f"--name={attempt}")))
+        self._try_unless_recent(
+            f"scancel {attempt}", partial(self._commands.call, "scancel", ("--me", f"--name={attempt}"))
+        )
 
     def sweep(self, folder: int, attempt: str, path: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> None:
         """Get the proof that nothing is left of an attempt whose Slurm job is over.
@@ -148,33 +150,33 @@ class Cleanup:
             return  # The snapshot may be older than the job: the next one is not.
         spec = read_spec(folder)
         for part, node in enumerate(nodes_of(spec)):
-            if records.parts[part].is_over or _is_provably_empty(folder, attempt, part, snapshot.nodes.get(node)):
+            if records.parts[part].is_over or _prove_empty(folder, attempt, part, snapshot.nodes.get(node)):
                 continue
             jobs = snapshot.jobs.get(_sweep_comment_of(attempt, part), ())
             if all(job.is_over for job in jobs):
                 do = partial(_submit_sweep, self._commands, spec, part, node, path, self._options)
-                self._try(f"sweep {attempt} {part}", do)
+                self._try_unless_recent(f"sweep {attempt} {part}", do)
 
     def forget(self, attempt: str) -> None:
         """Forget the retries for an attempt."""
         self._over_s.pop(attempt, None)
         self._again_s = {key: at_s for key, at_s in self._again_s.items() if attempt not in key.split()}
 
-    def _try(self, what: str, do: Callable[[], object]) -> None:
+    def _try_unless_recent(self, key: str, action: Callable[[], object]) -> None:
         """Do something unless it was tried lately; after a failure the next call tries again."""
-        if time.monotonic() < self._again_s.get(what, 0.0):
+        if time.monotonic() < self._again_s.get(key, 0.0):
             return
-        self._again_s[what] = time.monotonic() + _ENDING_AGAIN_S
+        self._again_s[key] = time.monotonic() + _ENDING_AGAIN_S
         try:
-            do()
+            action()
         except BackendError as error:
-            log.warning("%s: %s", what, error)
+            log.warning("%s: %s", key, error)
 
 
-def _is_provably_empty(folder: int, attempt: str, part: int, node: SlurmNode | None) -> bool:
+def _prove_empty(folder: int, attempt: str, part: int, node: SlurmNode | None) -> bool:
     """Return whether nothing can be left on a node, without a sweep there; if so, write the proof."""
     make_folder(folder, f"part-{part}")
-    with opened(f"part-{part}", folder) as own:
+    with opened_folder(f"part-{part}", folder) as own:
         no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
         if write_first(own, "started.json", json.dumps(no_process).encode()):
             write_proof(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.

@@ -9,7 +9,14 @@ from longshore.cluster.files.durable import open_folder, write_first, write_whol
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import read_progress, spec_of
-from longshore.scheduler.backends.local.ranks import decode, drop_beginning, encode, log_name, open_log, read_log
+from longshore.scheduler.backends.local.ranks import (
+    decode_spec,
+    drop_beginning,
+    encode_spec,
+    log_name,
+    open_log,
+    read_log,
+)
 from longshore.scheduler.backends.protocol import Attempt, RefusedError
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
@@ -37,7 +44,7 @@ def cut_short(folder: Path, attempt: Attempt) -> None:
     own = own_folder(folder, attempt)
     (own / "work").mkdir(parents=True)
     opened = open_folder(str(own))
-    write_first(opened, "spec.json", encode(spec_of(attempt, ONE_GPU, NODES, own / "work")))
+    write_first(opened, "spec.json", encode_spec(spec_of(attempt, ONE_GPU, NODES, own / "work")))
     os.close(opened)
 
 
@@ -234,5 +241,5 @@ def test_a_running_attempt_keeps_its_supervisor_when_it_is_asked_about(backend: 
 def test_a_spec_is_read_as_it_was_written(tmp_path: Path) -> None:
     attempt = sh("true", grace_s=2.5, environment={"KEY": "värde", "B": "\n"})
     spec = spec_of(attempt, THREE_GPUS, NODES, tmp_path)
-    assert decode(encode(spec)) == spec
+    assert decode_spec(encode_spec(spec)) == spec
     assert spec.limit_s is None

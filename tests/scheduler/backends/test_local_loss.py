@@ -8,7 +8,7 @@ import pytest
 
 from longshore.cluster.files.processes import boot_id, find, is_alive
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.ranks import confine, remove
+from longshore.scheduler.backends.local.ranks import confine_to_cgroup, remove_cgroup
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
@@ -76,10 +76,10 @@ THEN = "until [ -s far.pid ]; do sleep 0.01; done; guard=$(cut -d ' ' -f 4 /proc
 @pytest.fixture
 def confined() -> None:
     """Where attempts get control groups of their own."""
-    group = confine("ls-test", [])
+    group = confine_to_cgroup("ls-test", [])
     if not group:
         pytest.skip("no control group of version 2 can be made here: that takes root, or one that was delegated")
-    remove(group)
+    remove_cgroup(group)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def forget_group() -> Iterator[Callable[[Path], None]]:
 
     yield forget
     for group in groups:
-        remove(group)
+        remove_cgroup(group)
 
 
 @pytest.mark.parametrize("escape", ESCAPES)

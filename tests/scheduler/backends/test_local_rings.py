@@ -18,7 +18,7 @@ from longshore.scheduler.backends.local.ring_host import (
     MemberTraces,
     SparedProcesses,
     kill_members,
-    read_place,
+    read_added_place,
 )
 from longshore.scheduler.backends.protocol import MemberPlace
 from tests.scheduler.backends.attempts import until
@@ -42,10 +42,10 @@ def test_a_gpu_is_added_once_and_its_rank_is_never_another_gpus(backend: LocalBa
     ring = tmp_path / "attempts" / NAME / RING
     for _ in range(2):
         backend.add_to_ring(NAME, 2, "a", 3)
-    assert read_place(ring, 2) == ("a", 3)
+    assert read_added_place(ring, 2) == ("a", 3)
     with pytest.raises(BackendError, match="rank 2"):
         backend.add_to_ring(NAME, 2, "a", 1)
-    assert read_place(ring, 2) == ("a", 3)
+    assert read_added_place(ring, 2) == ("a", 3)
 
 
 @pytest.mark.parametrize("name", ["ls-other-1", "../x", "ls-"])

@@ -11,7 +11,7 @@ import pytest
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.ray.backend import RayBackend, RaySettings
-from longshore.scheduler.backends.ray.launcher import QUEUE, gpus_among
+from longshore.scheduler.backends.ray.launcher import QUEUE, gpu_indices_in
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
@@ -155,8 +155,8 @@ def test_a_lost_supervisor_ends_the_attempt_on_all_nodes_and_what_it_left_behind
 
 
 def test_only_resources_of_the_node_that_are_there_once_are_its_gpus() -> None:
-    assert gpus_among({"gpu_a_3": 1.0, "gpu_a_0": 1.0, "CPU": 4.0, "gpu_a_1": 2.0, "gpu_ab_2": 1.0}, "a") == [0, 3]
-    assert gpus_among({"gpu_a_1_2": 1.0, "gpu_a_1": 1.0}, "a_1") == [2]
+    assert gpu_indices_in({"gpu_a_3": 1.0, "gpu_a_0": 1.0, "CPU": 4.0, "gpu_a_1": 2.0, "gpu_ab_2": 1.0}, "a") == [0, 3]
+    assert gpu_indices_in({"gpu_a_1_2": 1.0, "gpu_a_1": 1.0}, "a_1") == [2]
 
 
 def test_a_token_that_cannot_be_read_is_named(ray_cluster: RayCluster, tmp_path: Path) -> None:

@@ -17,22 +17,22 @@ from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
-from longshore.scheduler.backends.local.ring_host import RING, Host, places_in
+from longshore.scheduler.backends.local.ring_host import RING, RingHost, read_places
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def run_host(
-    folder: Path, script: str, during: Callable[[Host], Awaitable[object]] | None = None, gather_s: float = 2.0
-) -> tuple[int, Host]:
+    folder: Path, script: str, during: Callable[[RingHost], Awaitable[object]] | None = None, gather_s: float = 2.0
+) -> tuple[int, RingHost]:
     """Run a ring of two seats whose members are shells, to its end; they never say a word, and live for `gather_s`."""
     make_ring(folder / RING, 2, limits=RingLimits(gather_s=gather_s))
     ranks = (RankPlace("n", 0), RankPlace("n", 1))
     variables = {"PATH": os.environ["PATH"]}
     spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
 
-    async def run() -> tuple[int, Host]:
-        host = Host(spec, str(folder))
+    async def run() -> tuple[int, RingHost]:
+        host = RingHost(spec, str(folder))
         host._supervisor = -1  # The parent here has other children, which run other tests.
         async with asyncio.timeout(120):
             task = asyncio.create_task(host.run())
@@ -43,7 +43,7 @@ def run_host(
     return asyncio.run(run())
 
 
-async def all_run(host: Host) -> None:
+async def all_run(host: RingHost) -> None:
     while not hasattr(host, "_launcher") or len(host._launcher.running) < 2:
         await asyncio.sleep(0.05)
 
@@ -72,14 +72,14 @@ def test_a_write_that_fails_ends_nothing_for_good(
     assert not host._launcher.running
 
 
-def leaves_one(host: Host) -> Callable[[], bool]:
-    return lambda: (places_in(Path(host._path) / RING) or [("", 0, True, False, -1, 0)])[0][3]
+def leaves_one(host: RingHost) -> Callable[[], bool]:
+    return lambda: (read_places(Path(host._path) / RING) or [("", 0, True, False, -1, 0)])[0][3]
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("work", ["kill_members", "drop_beginning", "read_place", "write_file"])
+@pytest.mark.parametrize("work", ["kill_members", "drop_beginning", "read_added_place", "write_file"])
 def test_looks_that_fail_are_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
-    async def during(host: Host) -> None:
+    async def during(host: RingHost) -> None:
         await all_run(host)
         monkeypatch.setattr(ring_host, work, failing(getattr(ring_host, work), {0, 1}))
         (tmp_path / "end-0").touch()
@@ -119,7 +119,7 @@ def test_a_coordinator_that_cannot_be_started_at_first_is_started_later(
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         return await real(*given, **named)
 
-    async def kill(host: Host) -> None:
+    async def kill(host: RingHost) -> None:
         await all_run(host)
         os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
 
@@ -135,7 +135,7 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
     async def start(*_: Any, **_named: Any) -> Any:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    async def kill(host: Host) -> None:
+    async def kill(host: RingHost) -> None:
         await all_run(host)
         monkeypatch.setattr(launcher, "start_tool", start)
         monkeypatch.setattr(launcher, "MAX_RESTARTS", 3)
@@ -151,7 +151,7 @@ def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, mo
     monkeypatch.setattr(launcher, "MAX_UNANSWERED_S", 2.0)
     monkeypatch.setattr(launcher, "COORDINATOR_PROBE_S", 0.5)
 
-    async def stop(host: Host) -> None:
+    async def stop(host: RingHost) -> None:
         await all_run(host)
         before = host._launcher.coordinator_pid
         os.kill(before or 0, signal.SIGSTOP)
@@ -164,10 +164,10 @@ def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, mo
 
 
 def test_the_rank_of_a_member_that_was_declared_gone_is_unused_before_its_process_has_ended(tmp_path: Path) -> None:
-    async def declare(host: Host) -> None:
+    async def declare(host: RingHost) -> None:
         await all_run(host)
-        host._declared(1, "its GPU is broken")
-        places = places_in(tmp_path / RING) or []
+        host._on_declared(1, "its GPU is broken")
+        places = read_places(tmp_path / RING) or []
         assert [(used, left) for _, _, used, left, _, _ in places] == [(True, False), (False, False)]
         (tmp_path / "end").touch()
 
@@ -186,10 +186,10 @@ def test_the_rank_of_a_member_that_was_declared_gone_is_unused_before_its_proces
 )
 def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int], status: int) -> None:
     async def ended() -> int:
-        host = Host(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
+        host = RingHost(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
         make_ring(tmp_path / RING, 1)
         host._launcher = RingLauncher(tmp_path / RING)
         host._launcher.exits.update(exits)
-        return host._status(RingEnd("lost", "made up"))
+        return host._exit_status(RingEnd("lost", "made up"))
 
     assert asyncio.run(ended()) == status

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.durable import make_folder, open_folder
-from longshore.scheduler.backends.local.supervision import write_exit
-from longshore.scheduler.backends.shared_folder.backend import read_records, status_of
-from longshore.scheduler.backends.shared_folder.node import claim, write_stop
+from longshore.scheduler.backends.local.supervision import write_exit_marker
+from longshore.scheduler.backends.shared_folder.backend import proven_status, read_records
+from longshore.scheduler.backends.shared_folder.node import claim_attempt, write_stop
 from longshore.scheduler.model.states import Run, Status
 
 NAME = "ls-x-1"
@@ -19,15 +19,15 @@ LOST = "node fault: Ray lost node d"
 def reported(folder: Path, *reasons: str, stop: str) -> Status | None:
     """Return the status of an attempt whose ranks all ended with 0, each on a node that wrote why it stopped it."""
     attempt = open_folder(str(folder))
-    claim(attempt, NAME, job=1, parts=len(reasons), ranks=len(reasons), address="d")
+    claim_attempt(attempt, NAME, job=1, parts=len(reasons), ranks=len(reasons), address="d")
     if stop:
         write_stop(attempt, NAME, stop)
     for number, reason in enumerate(reasons):
         make_folder(attempt, f"part-{number}")
         part = open_folder(f"part-{number}", inside=attempt)
-        write_exit(part, NAME, reason, time.time(), [(number, 0, 0, time.time())])
+        write_exit_marker(part, NAME, reason, time.time(), [(number, 0, 0, time.time())])
         os.close(part)
-    status = status_of(read_records(attempt, NAME))
+    status = proven_status(read_records(attempt, NAME))
     os.close(attempt)
     return status
 

@@ -8,7 +8,7 @@ from benchmarks.slurm_cluster import GPUS, SlurmCluster
 from longshore.cluster.files.errors import BackendError, InputError
 from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.building import build
-from longshore.scheduler.backends.shared_folder.backend import AttemptRecords, ClaimMarker, PartRecord, status_of
+from longshore.scheduler.backends.shared_folder.backend import AttemptRecords, ClaimMarker, PartRecord, proven_status
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import RankEnd, Run
@@ -128,7 +128,7 @@ def test_a_job_of_which_only_some_ranks_ran_has_not_succeeded_though_these_ended
     claim = ClaimMarker(attempt="ls-x-1", job=1, parts=2, ranks=2, token="", address="", revoked="")
     ran = PartRecord(started_s=1.0, ends=(RankEnd(0, 0, 0, 2.0),), exited=True)
     late = PartRecord(exited=True, reason="cancelled")  # its node was away, and came back after the job was cancelled
-    status = status_of(AttemptRecords(is_launched=True, claim=claim, parts=(ran, late)))
+    status = proven_status(AttemptRecords(is_launched=True, claim=claim, parts=(ran, late)))
     assert status is not None
     assert (status.run, status.reason) == (Run.LOST, "only 1 of 2 ranks ran; cancelled")
 

@@ -87,7 +87,7 @@ def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a
 ) -> None:
     def slurm_says(state: str) -> None:
         slurm(squeue=f"echo '{line_of('PENDING', restarts=1)}'", sinfo=f"echo 'a|a|gpu:i0:1,gpu:i1:1|{state}|none'")
-        backend._view.forget()
+        backend._view.invalidate()
 
     backend = SlurmBackend(tmp_path, {"a": 2}, sbatch_socket=tmp_path / "sbatch", times=SlurmTimes(stray_s=0.5))
     slurm_says("down*")

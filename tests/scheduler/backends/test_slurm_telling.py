@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.local.folders import spec_of
-from longshore.scheduler.backends.local.ranks import encode
+from longshore.scheduler.backends.local.ranks import encode_spec
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import SLURM_TIMES, SlurmTimes
 from longshore.scheduler.backends.slurm.submission import comment_of
@@ -85,7 +85,7 @@ def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_t
     for attempt in waiting:
         own_folder(tmp_path, attempt).mkdir()
         spec = spec_of(attempt, ON_A, NODES, tmp_path)
-        (own_folder(tmp_path, attempt) / "spec.json").write_bytes(encode(spec))
+        (own_folder(tmp_path, attempt) / "spec.json").write_bytes(encode_spec(spec))
     lines = tmp_path / "lines"
     lines.write_text("".join(f"{n}|PENDING|{comment_of(each.name)}\n" for n, each in enumerate(waiting, 10)))
     names = (*(each.name for each in waiting), running.name)

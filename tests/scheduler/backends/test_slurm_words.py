@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.slurm.commands import Gres, SlurmNode, gres_of_node, state_of, types_of
+from longshore.scheduler.backends.slurm.commands import Gres, SlurmNode, gpu_types, parse_gres, parse_node_state
 
 TWO = {0: "i0", 1: "i1"}
 GRES = {
@@ -54,18 +54,18 @@ COMPOUND = {
 
 @pytest.mark.parametrize(("gres", "types"), GRES.items())
 def test_a_gpu_is_a_resource_with_just_this_name(gres: str, types: dict[int, str]) -> None:
-    assert types_of(gres) == types
+    assert gpu_types(gres) == types
 
 
 @given(st.integers(1, 8), st.lists(st.sampled_from(["gpumem:160G", "gpux:i9:1", "shard:4(S:0-1)", "mps:1", "(null)"])))
 def test_other_resources_change_no_gpu(gpus: int, others: list[str]) -> None:
     own = [f"gpu:i{at}:1(S:0,{at})" for at in range(gpus)]
     mixed = [each for pair in itertools.zip_longest(own, others) for each in pair if each]
-    assert types_of(",".join(mixed)) == {at: f"i{at}" for at in range(gpus)}
+    assert gpu_types(",".join(mixed)) == {at: f"i{at}" for at in range(gpus)}
 
 
 def test_counts_have_their_suffix() -> None:
-    found = list(gres_of_node("a:2,b:x:3K,c:1m,d:2GiB,e:T,f:x:y:1P"))
+    found = list(parse_gres("a:2,b:x:3K,c:1m,d:2GiB,e:T,f:x:y:1P"))
     assert found == [
         Gres("a", "", 2), Gres("b", "x", 3 << 10), Gres("c", "", 1 << 20), Gres("d", "", 2 << 30), Gres("e", "T", 1),
         Gres("f", "x:y", 1 << 50),
@@ -77,7 +77,7 @@ def test_a_state_with_each_suffix_says_whether_a_node_takes_jobs_and_answers(suf
     for word, text in itertools.product((*USABLE, *UNUSABLE), ("{}{}", " {}{} ")):
         for each in (word, word.upper()):
             node = SlurmNode("", {}, text.format(each, suffix), "none")
-            found = (node.in_service, node.answers, node.is_known, node.is_fenced)
+            found = (node.takes_jobs, node.answers, node.is_known, node.is_fenced)
             takes_jobs, is_off = word in USABLE and TAKES_JOBS[suffix], word == "powered_down" or suffix == "~"
             assert found == (takes_jobs, suffix != "*", True, is_off), node.state
 
@@ -85,7 +85,7 @@ def test_a_state_with_each_suffix_says_whether_a_node_takes_jobs_and_answers(suf
 @pytest.mark.parametrize(("text", "expected"), COMPOUND.items())
 def test_states_in_several_words_are_read_word_by_word(text: str, expected: tuple[bool, bool]) -> None:
     node = SlurmNode("", {}, text, "none")
-    assert (node.in_service, node.answers) == expected
+    assert (node.takes_jobs, node.answers) == expected
 
 
 @pytest.mark.parametrize("text", ["unknown", "UNKNOWN*", "unk*"])
@@ -104,5 +104,5 @@ def test_only_a_node_that_is_down_is_vouched_for_by_its_reason(state: str, reaso
 
 @given(st.text(), st.text())
 def test_no_words_are_too_odd_to_be_read(gres: str, state: str) -> None:
-    assert all(len(name) < 1000 for name in types_of(gres).values())
-    assert state_of(state)[0] == state_of(state.strip())[0]
+    assert all(len(name) < 1000 for name in gpu_types(gres).values())
+    assert parse_node_state(state)[0] == parse_node_state(state.strip())[0]

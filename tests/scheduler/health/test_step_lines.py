@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.reporting import Steps
-from longshore.scheduler.backends.local.folders import MAX_NEW_BYTES, read_news
+from longshore.scheduler.backends.local.folders import MAX_NEW_BYTES, read_new_lines
 from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch, saved_in, steps_in
 
 GOOD = b"train 17 1732294800.125 0.5 -1.5e-3\n"
@@ -59,7 +59,7 @@ def test_a_file_that_grows_is_read_line_by_line_and_each_line_once(lines: list[b
             with (Path(path) / "steps-0").open("ab") as file:
                 file.write(content[written : written + size])
             written += size
-            news, offset = read_news(folder, "steps-0", offset)
+            news, offset = read_new_lines(folder, "steps-0", offset)
             assert news == b"" or news.endswith(b"\n")
             read += news
         os.close(folder)
@@ -74,14 +74,14 @@ def folder(tmp_path: Path) -> int:
 def test_of_much_only_the_last_is_read_and_it_begins_with_a_whole_line(tmp_path: Path, folder: int) -> None:
     lines = [f"{at} 5.0 - /ckpt/{at}\n".encode() for at in range(10_000)]
     (tmp_path / "saved-0").write_bytes(b"".join(lines))
-    news, offset = read_news(folder, "saved-0", 0)
+    news, offset = read_new_lines(folder, "saved-0", 0)
     assert (len(news) <= MAX_NEW_BYTES, offset) == (True, len(b"".join(lines)))
     assert b"".join(lines).endswith(b"\n" + news)
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path, folder: int) -> None:
     (tmp_path / "steps-0").write_bytes(GOOD)
-    assert read_news(folder, "steps-0", 10 * len(GOOD)) == (GOOD, len(GOOD))
+    assert read_new_lines(folder, "steps-0", 10 * len(GOOD)) == (GOOD, len(GOOD))
 
 
 def test_what_is_no_file_is_refused_and_what_is_not_there_is_empty(tmp_path: Path, folder: int) -> None:
@@ -90,8 +90,8 @@ def test_what_is_no_file_is_refused_and_what_is_not_there_is_empty(tmp_path: Pat
     os.mkfifo(tmp_path / "steps-1")
     for rank in (0, 1):
         with pytest.raises(OSError, match=f"steps-{rank}"):
-            read_news(folder, f"steps-{rank}", 0)
-    assert read_news(folder, "steps-2", 0) == (b"", 0)
+            read_new_lines(folder, f"steps-{rank}", 0)
+    assert read_new_lines(folder, "steps-2", 0) == (b"", 0)
 
 
 def test_what_a_program_writes_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
