@@ -242,7 +242,7 @@ class HeldGpus:
     since_s: float
     estimate_s: float  # of the whole run
 
-    def left_s(self, now_s: float) -> float:
+    def remaining_s(self, now_s: float) -> float:
         """Return how much longer it is expected to run."""
         return max(self.estimate_s - (now_s - self.since_s), MIN_LEFT_S)
 
@@ -272,7 +272,7 @@ class Ledger:
             self.assumed[uid] = holding
 
     def drop_assumption(self, uid: str) -> None:
-        """Assume a pod to wait: kube-scheduler requests its ranking."""
+        """Assume nothing of a pod any more: it waits, or the Kubernetes API shows where it is."""
         self.assumed.pop(uid, None)
 
     def drop_expired(self, now_s: float) -> None:
@@ -281,17 +281,17 @@ class Ledger:
         most_s = UNSEEN_S if self.is_watched else MAX_ASSUMED_S
         self.assumed = {uid: each for uid, each in self.assumed.items() if now_s - each.since_s < most_s}
 
-    def drop_contradicted(self, rooms: Mapping[str, int], gpus: int) -> None:
+    def drop_contradicted(self, usable_gpus: Mapping[str, int], gpus: int) -> None:
         """Drop the oldest assumptions on nodes where kube-scheduler finds room for a number of GPUs and we do not.
 
         Args:
-            rooms: GPUs of each node that was offered, less those that it has lost.
+            usable_gpus: GPUs of each node that was offered, less those that it has lost.
             gpus: What fits on each of them.
         """
         held = self.held_gpus()
-        short = {node for node, room in rooms.items() if room - held.get(node, 0) < gpus}
+        short = {node for node, room in usable_gpus.items() if room - held.get(node, 0) < gpus}
         for uid, holding in list(self.assumed.items()) if short else ():
-            if holding.node in short and rooms[holding.node] - held[holding.node] < gpus:
+            if holding.node in short and usable_gpus[holding.node] - held[holding.node] < gpus:
                 held[holding.node] -= holding.gpus
                 del self.assumed[uid]
 
@@ -302,7 +302,7 @@ class Ledger:
             held[holding.node] = held.get(holding.node, 0) + holding.gpus
         return held
 
-    def members(self, group: str) -> list[HeldGpus]:
+    def gang_holdings(self, group: str) -> list[HeldGpus]:
         """Return where pods of a gang are."""
         return [holding for holding in (*self.known.values(), *self.assumed.values()) if holding.group == group]
 

@@ -77,7 +77,7 @@ class Mirror:
 
     def _start_pod(self, uid: str, held: HeldGpus, now_s: float) -> None:
         node = self.number[held.node]
-        self._submit_job(JobRequest(uid, held.gpus, held.left_s(now_s), now_s))
+        self._submit_job(JobRequest(uid, held.gpus, held.remaining_s(now_s), now_s))
         self.cluster.due()
         self.cluster.carry_out(uid, self._free_gpu_indices(node)[: held.gpus])
         self._held[uid] = held
@@ -309,7 +309,7 @@ class Ranker:
         """Return where a pod of a gang goes first: as planned for the gang, else beside those that are placed."""
         if request.group is None:
             return ()
-        mates = self.ledger.members(request.group)
+        mates = self.ledger.gang_holdings(request.group)
         missing = request.members - len(mates)
         if missing > 1 and request.group not in self.ledger.plans:
             self._plan_gang(mirror, request, missing, fitting)

@@ -104,7 +104,7 @@ class AttemptFolders:
             raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
         return self._attempts / name
 
-    def names_with(self, file: str) -> list[str]:
+    def attempts_with(self, file: str) -> list[str]:
         """Return the names of all attempts whose folder has a file, or may have it but cannot be read.
 
         None of the folders is opened.
@@ -274,7 +274,7 @@ def launched_attempts(folders: AttemptFolders) -> dict[str, tuple[Attempt, Place
         BackendError: If one of them cannot be read.
     """
     found: dict[str, tuple[Attempt, Placement]] = {}
-    for name in folders.names_with(SPEC_FILE):
+    for name in folders.attempts_with(SPEC_FILE):
         with as_backend_error(name):
             try:
                 spec = _read_own_spec(folders, name)

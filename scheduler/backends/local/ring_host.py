@@ -164,7 +164,7 @@ class RingHost:
         ring = Path(self._path) / RING
         seats = self._spec.seats
         make_ring(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
-        async with RingLauncher(ring, on_exit=self._on_exit, on_declared=self._on_declared) as self._launcher:
+        async with RingLauncher(ring, on_exit=self._on_exit, on_declared=self._on_declared_gone) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             await self._launcher.start_coordinator()
@@ -280,7 +280,7 @@ class RingHost:
         else:
             self._leave_rank(rank)
 
-    def _on_declared(self, member: int, reason: str) -> None:
+    def _on_declared_gone(self, member: int, reason: str) -> None:
         """Count the rank of a member that was declared gone as unused, however long its process takes to end."""
         if reason != WORN_OUT and 0 <= member < len(self._ranks) and member not in self._launcher.exits:
             self._unused.add(self._ranks[member])

@@ -353,7 +353,7 @@ class RayBackend(SharedFolderBackend):
 
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or before it starts."""
-        with self._request_stop(name, reason) as folder:
+        with self._store_stop_request(name, reason) as folder:
             if folder is not None:
                 revoke_unclaimed(folder, name, CANCELLED)
 

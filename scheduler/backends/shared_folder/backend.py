@@ -164,7 +164,7 @@ class SharedFolderBackend(Backend):
         return None
 
     @contextmanager
-    def _request_stop(self, name: str, reason: str) -> Iterator[int | None]:
+    def _store_stop_request(self, name: str, reason: str) -> Iterator[int | None]:
         """Store the request that an attempt stops, and open its folder if it was launched and may run."""
         self._folders.path(name)
         with as_backend_error(name), self._folders.open_or_create(name) as folder:

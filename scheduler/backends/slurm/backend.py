@@ -180,7 +180,7 @@ class SlurmBackend(SharedFolderBackend):
             if folder is not None:
                 self._held.cancel(folder, name)
                 return
-        with self._request_stop(name, reason) as folder:
+        with self._store_stop_request(name, reason) as folder:
             if folder is not None and (revoke_unclaimed(folder, name, CANCELLED) or is_late_to_stop(folder)):
                 self._cleanup.kill(name)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, NoReturn
 
 from pydantic import Field
 
@@ -201,7 +201,7 @@ class HeldAttempts:
         write_first(folder, AttemptJob.file_name, own.model_dump_json().encode())
         return own
 
-    def _requeue(self, attempt: Attempt, job: HeldJob) -> None:
+    def _requeue(self, attempt: Attempt, job: HeldJob) -> NoReturn:
         """Requeue a job that is over; this always raises an error, as the job is not held at once."""
         if job.state in _DONE:
             raise RefusedError(f"{attempt.name}: Slurm reports job {job.number} as {job.state}")
@@ -277,9 +277,9 @@ class HeldAttempts:
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
         # Of what runs, only a misplaced attempt is known to have ended.
         is_misplaced = is_there(folder, EndedMarker.file_name)
-        self._do_unless_recent(name, partial(self._stop, name, is_misplaced=is_misplaced))
+        self._do_unless_recent(name, partial(self._stop_attempt, name, is_misplaced=is_misplaced))
 
-    def _stop(self, name: str, *, is_misplaced: bool) -> None:
+    def _stop_attempt(self, name: str, *, is_misplaced: bool) -> None:
         self._read_jobs()
         job = self._jobs.get(_job_id_of(name))
         if job is None or job.is_held or job.is_over:
@@ -368,7 +368,7 @@ def _parse_job(line: str, now_s: float) -> HeldJob | None:
     try:
         is_held = state == "PENDING" and int(priority) == 0
         exit_status, restarted = int(status), int(restarts)
-        is_early = _is_early(eligible, now_s)
+        is_early = _begins_later(eligible, now_s)
     except ValueError as error:
         raise BackendError(f"Slurm reports {line!r}, which cannot be read: {error}") from error
     external = ExternalJob(
@@ -378,7 +378,7 @@ def _parse_job(line: str, now_s: float) -> HeldJob | None:
     return HeldJob(external.job, number, mark, state, is_held, is_early, exit_status, restarted, external)
 
 
-def _is_early(eligible: str, now_s: float) -> bool:
+def _begins_later(eligible: str, now_s: float) -> bool:
     """Return whether a job's begin time is still to come."""
     return eligible[:1].isdigit() and datetime.fromisoformat(eligible).timestamp() > now_s
 

@@ -166,7 +166,7 @@ def test_a_coordinator_that_hangs_is_killed_and_started_again(tmp_path: Path, mo
 def test_the_rank_of_a_member_that_was_declared_gone_is_unused_before_its_process_has_ended(tmp_path: Path) -> None:
     async def declare(host: RingHost) -> None:
         await all_run(host)
-        host._on_declared(1, "its GPU is broken")
+        host._on_declared_gone(1, "its GPU is broken")
         places = read_places(tmp_path / RING) or []
         assert [(used, left) for _, _, used, left, _, _ in places] == [(True, False), (False, False)]
         (tmp_path / "end").touch()
