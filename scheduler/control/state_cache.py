@@ -331,7 +331,7 @@ class StateCache:
             action: Is done, in a word.
             step: Of that, if it is one that each job takes.
         """
-        return self.errors.isolated(job, now_s, self.change_mark, spoils=spoils, what=action, step=step)
+        return self.errors.isolated(job, now_s, self.change_mark, spoils=spoils, action=action, step=step)
 
     def change_mark(self) -> tuple[int, int]:
         """Return another value once anything has changed."""
