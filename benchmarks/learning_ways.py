@@ -51,9 +51,9 @@ PATENT_WAYS: Mapping[str, Options] = {
 }
 # What the section shows, by the number of GPUs.
 PATENT_ABOUT = {
-    4: "Preset `patent4-ours`, our variant of the patent's method ([training.md](training.md#the-patents-method)): one "
+    4: "Preset `patent4-ours`, our variant of the source's method ([training.md](training.md#the-sources-method)): one "
     "GPU a step, one network over all GPUs, a reward against the best of some random runs, replay `dynamic`. The "
-    "presets without `-ours`, which follow the patent to the letter, are not compared. GPUs differ only in their fault "
+    "presets without `-ours`, which follow the source to the letter, are not compared. GPUs differ only in their fault "
     "rates. In the second table, equal policies share a row, and *best of 5 random runs* is the shortest run of each "
     "workload in hindsight. On four GPUs a job mostly takes what is free: trained policies are level with the best "
     "heuristics, which are 0.2 % ahead of a random choice.",
@@ -80,7 +80,7 @@ SECTIONS = (
     Section(
         "Replay",
         "With replay, updates also learn from earlier rounds ([training.md](training.md#replay)). All policies pick "
-        "node by node and may not wait. `dynamic` is the patent's replay. `geppo` and `vtrace` correct for the age of "
+        "node by node and may not wait. `dynamic` is the source's replay. `geppo` and `vtrace` correct for the age of "
         "the samples.",
         {
             "PPO, no replay": NODE,
@@ -115,7 +115,7 @@ SECTIONS = (
     ),
     Section(
         "Networks",
-        "`set` is one small network that scores every node, so it serves clusters of any size. `mlp` is the patent's "
+        "`set` is one small network that scores every node, so it serves clusters of any size. `mlp` is the source's "
         "five layers over all nodes at once. Both pick node by node and may not wait. `mlp` was still improving at its "
         "last validations.",
         {"set": NODE, "mlp": ("--algo ppo --network mlp",)},
