@@ -127,13 +127,13 @@ def _prioritize(ranker: Ranker, body: bytes) -> tuple[object, str]:
     return prioritize_reply(offer.hosts, ranking.order), ranking.outcome
 
 
-def _or_default(advise: Callable[[], Result], otherwise: Result) -> Result:
+def _or_default(advise: Callable[[], Result], default: Result) -> Result:
     """Return advice, or a default if it fails: a bug is logged and must not fail the pod."""
     try:
         return advise()
     except Exception:
         log.exception("no advice")
-        return otherwise
+        return default
 
 
 def _add_pages(app: FastAPI, watch: ObjectWatch | None, counts: RequestCounts) -> None:

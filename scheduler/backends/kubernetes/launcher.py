@@ -91,13 +91,13 @@ class Launcher:
             self._pipes[out] = [rank, 0]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    def _become_rank(self, local_rank: int, into: int) -> None:
+    def _become_rank(self, local_rank: int, output: int) -> None:
         """Turn this process, just forked, into a rank."""
         try:
             os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            os.dup2(into, 1)
-            os.dup2(into, 2)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())

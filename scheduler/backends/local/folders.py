@@ -64,13 +64,13 @@ FIRST_BYTES = 2 << 10  # the first time: a scheduler that starts with many jobs 
 
 
 @contextmanager
-def opened_folder(place: str, inside: int | None = None) -> Iterator[int]:
+def opened_folder(path: str, inside: int | None = None) -> Iterator[int]:
     """Open a folder, of which `open_folder` returns the descriptor, and close it at the end.
 
     Raises:
         OSError: If it cannot be opened.
     """
-    folder = open_folder(place, inside=inside)
+    folder = open_folder(path, inside=inside)
     try:
         yield folder
     finally:
@@ -418,11 +418,16 @@ def rank_ends(marker: EndsMarker | ExitMarker | None) -> tuple[RankEnd, ...]:
 
 
 def read_rank_log(
-    folders: AttemptFolders, name: str, rank: int, offset: int, max_bytes: int, places: Callable[[int], Iterable[str]]
+    folders: AttemptFolders,
+    name: str,
+    rank: int,
+    offset: int,
+    max_bytes: int,
+    log_folders: Callable[[int], Iterable[str]],
 ) -> tuple[bytes, int]:
     """Return at most `max_bytes` of a rank's output from an offset on, and the offset after them.
 
-    `places` returns which folders inside that of the attempt, whose descriptor it gets, may hold the log.
+    `log_folders` returns which folders inside that of the attempt, whose descriptor it gets, may hold the log.
 
     Raises:
         NoLogError: If there is no such rank, or the job has put something else in the place of its log.
@@ -437,8 +442,8 @@ def read_rank_log(
     with as_backend_error(name), folders.open(name) as folder:
         if folder is None:
             raise NoLogError(f"no attempt {name}")
-        for place in places(folder):
-            with opened_folder(place, folder) as own:
+        for path in log_folders(folder):
+            with opened_folder(path, folder) as own:
                 if is_there(own, log_name(rank)):
                     return _read_log_file(own, rank, offset, max_bytes)
         if rank >= _count_ranks(folder):

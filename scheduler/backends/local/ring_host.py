@@ -82,7 +82,7 @@ class _ProcessFacts(NamedTuple):
     outputs: frozenset[tuple[int, int] | None]
 
 
-def kill_members(every: Sequence[MemberTraces], others: SparedProcesses) -> list[bool]:
+def kill_members(ranks: Sequence[MemberTraces], others: SparedProcesses) -> list[bool]:
     """Kill what is left of members of some ranks, and return for each rank whether nothing of it was found.
 
     The user of a process does not matter: a program may run as another user than the one that started it, and an
@@ -92,7 +92,7 @@ def kill_members(every: Sequence[MemberTraces], others: SparedProcesses) -> list
     all_seen = [_read_process(process) for process in living()]
     is_clear = not any(_is_unknown_orphan(seen, others) for seen in all_seen)
     pids = {seen.process.pid for seen in all_seen}
-    found = [_member_processes(traces, others, all_seen, pids) for traces in every]
+    found = [_member_processes(traces, others, all_seen, pids) for traces in ranks]
     for process in {process for left in found for process in left}:
         kill(process)
     return [is_clear and not left for left in found]

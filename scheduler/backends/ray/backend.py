@@ -195,12 +195,12 @@ class LauncherJob:
         return time.time() - self._alive.stat().st_mtime > _HUNG_S
 
 
-def _validated(model: type[_AnswerT], answer: object, what: str) -> _AnswerT:
+def _validated(model: type[_AnswerT], answer: object, subject: str) -> _AnswerT:
     try:
         return model.model_validate(answer)
     except ValidationError as error:
         first = error.errors()[0]
-        raise BackendError(f"Ray reports its {what} in an unknown format: {first['loc']}: {first['msg']}") from error
+        raise BackendError(f"Ray reports its {subject} in an unknown format: {first['loc']}: {first['msg']}") from error
 
 
 class _Node(_RayModel):
