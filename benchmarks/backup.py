@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from longshore.ring.coordinator_server import make_ring
+from longshore.ring.coordinator_server import make_ring_folder
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.ring_client import RingClient, current_report
 from longshore.ring.wire import MemberOffer
@@ -56,7 +56,7 @@ class Trial:
 
     async def run(self, steps: int, *, is_slow: bool, recovers: bool = False) -> Ran:
         """Run it to its end; a member may be slow from some step on, and may recover once another one has its seat."""
-        make_ring(self._folder, SEATS, spares=self._spares, backups=self._backups)
+        make_ring_folder(self._folder, SEATS, spares=self._spares, backups=self._backups)
         async with asyncio.timeout(LIMIT_S), RingLauncher(self._folder, self._warm) as launcher:
             await launcher.start_coordinator()
             await launcher.connect()
@@ -68,7 +68,7 @@ class Trial:
             if recovers:
                 await self._back_up(launcher, steps)
                 (self._folder / f"slow-{SLOW}").unlink()
-            end = await launcher.ended()
+            end = await launcher.wait_for_end()
         if end.outcome != "done":
             raise RuntimeError(f"the ring is lost: {end.reason}")
         return self._read()

@@ -10,7 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-from longshore.ring.member_client import AbortedError, FinishedError, MemberClient, RelievedError, from_environment
+from longshore.ring.member_client import (
+    AbortedError,
+    FinishedError,
+    MemberClient,
+    RelievedError,
+    client_from_environment,
+)
 from longshore.ring.wire import MemberReady
 
 COMPUTE_S, SLOW = 0.1, 8.0
@@ -40,23 +46,23 @@ def compute(control: MemberClient) -> float:
 
 def run_steps(control: MemberClient) -> None:
     """Take part in a generation until it is over."""
-    form = control.layout()
-    control.ready(MemberReady(control.member, form.generation, form.generation * 100_000))
+    form = control.wait_for_layout()
+    control.report_ready(MemberReady(control.member, form.generation, form.generation * 100_000))
     is_first = True
     while not (HOME / f"end-{JOB}").exists():
         control.pulse.compute_s = control.pulse.step_s = compute(control)
         control.begin_apply()
         control.end_apply(control.step + 1)
         if is_first:
-            control.first_step()
+            control.report_first_step()
         is_first = False
-    control.done()
+    control.wait_until_done()
 
 
 def main() -> None:
     """Be a member until the ring is done."""
     lock = take_gpu()
-    control = from_environment("", 0)
+    control = client_from_environment("", 0)
     control.pulse.until = 1 << 40
     control.start()
     while True:
@@ -66,7 +72,7 @@ def main() -> None:
             continue
         except RelievedError:
             try:
-                while not control.trial_step(compute(control), 1.0):
+                while not control.report_trial_step(compute(control), 1.0):
                     pass
             except FinishedError:
                 break

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longshore.ring import wire
-from longshore.ring.coordinator_server import make_ring
+from longshore.ring.coordinator_server import make_ring_folder
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.wire import from_json, greet
 
@@ -90,7 +90,7 @@ class Trial:
 
     async def run(self, number: signal.Signals | None) -> Recovered:
         """Run it to its end; the last member is sent a signal on the way."""
-        make_ring(self._folder, self._seats, self._host)
+        make_ring_folder(self._folder, self._seats, self._host)
         async with (
             asyncio.timeout(LIMIT_S),
             RingLauncher(self._folder, self._warm, self._exited) as launcher,
@@ -103,7 +103,7 @@ class Trial:
             for member in range(self._seats + (self._spare == "warm")):
                 launcher.start(self._start(member))
             at_s = 0.0 if number is None else await self._harm(number)
-            await launcher.ended()
+            await launcher.wait_for_end()
             if self._cold.exits or self._spare == "cold":
                 await self._cold.ended()
             return self._read(at_s)
@@ -124,7 +124,7 @@ class Trial:
         member = self._seats - 1
         while not any(step >= KILLED_AT for _, step, _ in self._steps(member)):
             await asyncio.sleep(0.005)
-        pid = self._launcher.running[member]
+        pid = self._launcher.running_pids[member]
         at_s = time.time()
         os.kill(pid, number)
         if number is signal.SIGSTOP:
@@ -135,7 +135,7 @@ class Trial:
         return at_s
 
     async def _report(self) -> wire.RingReport:
-        host, _, port = self._launcher.address().rpartition(":")
+        host, _, port = self._launcher.coordinator_address().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MAX_LINE_BYTES)
         secret = json.loads((self._folder / "ring.json").read_text())["secret"]
         await greet(reader, writer, secret, wire.Hello("status"))

@@ -11,12 +11,12 @@ from types import FrameType
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _log_end(number: int) -> None:
+def _log_signal(number: int) -> None:
     os.write(2, f"longshore.ring: {signal.Signals(number).name}: all members are ended\n".encode())
 
 
-def _end_at_once(number: int, _frame: FrameType | None) -> None:
-    _log_end(number)
+def _exit_at_once(number: int, _frame: FrameType | None) -> None:
+    _log_signal(number)
     os._exit(128 + number)
 
 
@@ -24,7 +24,7 @@ if __name__ == "__main__":
     # Python's own answer to Ctrl-C is a traceback. From here on a signal ends this process with one line, also while
     # the rest is imported.
     for _number in END_SIGNALS:
-        signal.signal(_number, _end_at_once)
+        signal.signal(_number, _exit_at_once)
 
     from ..cluster.files.paths import end_if_gone
 
@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from .coordinator_server import make_ring
+from .coordinator_server import make_ring_folder
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, RESTART_STATUS, UNKNOWN_STATUS
 
@@ -46,7 +46,7 @@ RESTART_PAUSE_S = 1.0  # before a member is started for one that requested a res
 TERM_GRACE_S = 30.0  # for members that handle SIGTERM to end
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(
         prog="python -m longshore.ring",
@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a ring and return the exit status."""
-    options = parse(arguments)
+    options = parse_options(arguments)
     if options.folder is not None:
         try:
             options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -95,18 +95,18 @@ class RingRun:
     async def run(self) -> int:
         """Start all processes, and wait for the end."""
         options = self._options
-        make_ring(self._folder, options.seats, spares=options.spares, backups=options.backups)
-        async with RingLauncher(self._folder, on_exit=self._exited) as self._launcher:
-            self._on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end)
+        make_ring_folder(self._folder, options.seats, spares=options.spares, backups=options.backups)
+        async with RingLauncher(self._folder, on_exit=self._member_exited) as self._launcher:
+            self._on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end_members)
             if self._signals:
-                self._end()
+                self._end_members()
             await self._launcher.start_coordinator()
             await self._launcher.connect()
             if not options.no_warm:
-                await self._launcher.start_warm(_with_own_python(options.command))
+                await self._launcher.start_warm(_with_this_python(options.command))
             for local_rank in range(options.seats + options.spares):
-                self._start(local_rank)
-            end = await self._launcher.ended()
+                self._start_member(local_rank)
+            end = await self._launcher.wait_for_end()
             self._on_signal = lambda: None
         if self._signals:
             return 128 + self._signals[0]
@@ -116,47 +116,47 @@ class RingRun:
         ended = [status for number, status in self._launcher.exits.items() if number not in self._launcher.declared]
         return next((_shell_status(status) for status in ended if status), 0)
 
-    def _start(self, local_rank: int) -> None:
+    def _start_member(self, local_rank: int) -> None:
         number, self._next = self._next, self._next + 1
         self._local_ranks[number] = local_rank
         ranks = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(self._options.seats + self._options.spares)}
         log = self._folder / f"member-{number}.log" if self._options.folder is not None else None
-        command = _with_own_python(self._options.command)
+        command = _with_this_python(self._options.command)
         self._launcher.start(MemberStart(number, command, os.environ | ranks, Path.cwd(), log, os.uname().nodename))
 
-    def _exited(self, start: MemberStart, status: int) -> None:
+    def _member_exited(self, start: MemberStart, status: int) -> None:
         """Start another member for one that died."""
         if status == 0 or self._signals or self._launcher.is_over:
             return
         local_rank = self._local_ranks[start.member]
         if self._launcher.needs_restart(start.member, status):
-            self._start(local_rank)
+            self._start_member(local_rank)
             return
         sys.stderr.write(f"longshore.ring: member {start.member} {self._launcher.describe_exit(start.member)}\n")
         if self._restarts:
             self._restarts -= 1
             if status == RESTART_STATUS:
-                asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._start_another, local_rank)
+                asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._start_replacement, local_rank)
             else:
-                self._start(local_rank)
+                self._start_member(local_rank)
 
-    def _start_another(self, local_rank: int) -> None:
+    def _start_replacement(self, local_rank: int) -> None:
         if not self._signals and not self._launcher.is_over:
-            self._start(local_rank)
+            self._start_member(local_rank)
 
     def _receive_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
         if len(self._signals) == 1:
-            _log_end(number)
+            _log_signal(number)
         self._on_signal()
 
-    def _end(self) -> None:
+    def _end_members(self) -> None:
         """End all members: those that have not ended in time are killed, and all at once by the second signal."""
-        self._launcher.end(signal.SIGTERM if len(self._signals) == 1 else signal.SIGKILL)
-        asyncio.get_running_loop().call_later(TERM_GRACE_S, self._launcher.end, signal.SIGKILL)
+        self._launcher.end_members(signal.SIGTERM if len(self._signals) == 1 else signal.SIGKILL)
+        asyncio.get_running_loop().call_later(TERM_GRACE_S, self._launcher.end_members, signal.SIGKILL)
 
 
-def _with_own_python(command: Sequence[str]) -> tuple[str, ...]:
+def _with_this_python(command: Sequence[str]) -> tuple[str, ...]:
     """Return a command; one that begins with `python` means the interpreter that runs this one."""
     program, *rest = command
     return (sys.executable if program in ("python", "python3") else program, *rest)

@@ -23,12 +23,12 @@ from .membership import (
     Phase,
     RecoveryTimer,
     RingLimits,
-    mismatched_until,
     returning_members,
-    silent,
-    unstopped,
+    silent_members,
+    unstopped_members,
+    until_mismatch,
     waiting_members,
-    worn_out,
+    worn_out_member,
 )
 from .wire import describe_exit
 
@@ -47,7 +47,7 @@ class Coordinator:
        or if the scheduler sends `Retire` (`_declare_gone`). Members that live but cannot exchange send
        `ExchangeFailed`.
     2. Stop. The generation rises, and each seated member gets `Abort` (`_begin_recovery`). It answers `Stopped`, and
-       `AwaitsLayout` once its main thread waits for the next layout (`_all_stopped`).
+       `AwaitsLayout` once its main thread waits for the next layout (`_have_all_stopped`).
     3. Choose. Spares take empty seats (`_fill_seats`). Without a spare the scheduler gets a `SeatRequest`
        (`_request_members`), and the ring waits for the member of a `MemberOffer` or of `MemberStarting`
        (`AwaitedMembers`). If none connects, the ring shrinks: others compute the shards of the empty seat. A member
@@ -58,7 +58,7 @@ class Coordinator:
     6. First step. Once all are ready, each gets `Resume` (`_resume`), and sends `FirstStep` when it is done.
 
     What happens before the layout is sent joins the recovery; what happens later begins another one. A ring also grows,
-    gets a backup, and restarts worn-out processes by these steps (`_check_running`).
+    gets a backup, and restarts worn-out processes by these steps (`_advance_running_ring`).
 
     The caller writes `state` to a file, whenever it has changed, before it sends what is in `outbox`.
 
@@ -90,9 +90,9 @@ class Coordinator:
         self.state = state or CoordinatorState([NO_MEMBER] * seats, generation=1)
         self._begin_timer(START, now_s)
         if state is not None:
-            self._continue_from_file()
+            self._await_returning_members()
 
-    def _continue_from_file(self) -> None:
+    def _await_returning_members(self) -> None:
         """Wait for the members of an earlier coordinator; those that do not return were lost meanwhile."""
         last_message_s = self.now_s + self.limits.meet_s - self.limits.silence_s
         self.members.update(returning_members(self.state, last_message_s))
@@ -100,7 +100,7 @@ class Coordinator:
             self._awaited.until_s = self.now_s + self.limits.patience_s  # schedulers and launchers repeat their offers
             self._begin_recovery("the coordinator was restarted")
 
-    def seated(self) -> list[int]:
+    def seated_numbers(self) -> list[int]:
         """Return the members that have a seat, by seat."""
         return [member for member in self.state.holders if member != NO_MEMBER]
 
@@ -115,13 +115,13 @@ class Coordinator:
             spares=sorted(self.members.keys() - set(state.holders) - set(relieved)),
             step=max((member.step for member in self._seated_members()), default=0),
             gone=dict(state.gone),
-            recoveries=[timer.seconds() for timer in self.recoveries],
+            recoveries=[timer.phase_durations() for timer in self.recoveries],
             relieved=relieved,
-            hints=self._hints.present(),
+            hints=self._hints.current(),
         )
 
     def _seated_members(self) -> list[MemberState]:
-        return [self.members[number] for number in self.seated()]
+        return [self.members[number] for number in self.seated_numbers()]
 
     def _send(self, to: int, message: wire.Message) -> None:
         self.outbox.append((to, message))
@@ -133,7 +133,7 @@ class Coordinator:
         state = self.state
         if number < 0 or str(number) in state.gone or (state.phase.is_over and reason != NOT_NEEDED):
             return
-        had_seat = state.lose(number, reason)
+        had_seat = state.remove_member(number, reason)
         self._send(number, wire.Evicted(reason, restart=reason == WORN_OUT))
         self._send(LAUNCHERS, wire.MemberGone(number, reason))
         self.members.pop(number, None)
@@ -146,7 +146,7 @@ class Coordinator:
             self._begin_recovery(why, sign_s)
             return
         self.log_lines.append(why)
-        self.recoveries[-1].explain(why if had_seat else "")
+        self.recoveries[-1].set_gone_reason(why if had_seat else "")
 
     def _begin_recovery(self, reason: str, sign_s: float | None = None) -> None:
         """Raise the generation and stop all seated members.
@@ -155,7 +155,7 @@ class Coordinator:
             reason: For the log.
             sign_s: When the first sign of the fault was seen; now by default.
         """
-        self.state.begin()
+        self.state.begin_generation()
         self._awaited.is_refused, self._futile = False, self._futile + 1
         self._begin_timer(reason, self.now_s if sign_s is None else sign_s)
         for member in self._seated_members():
@@ -177,7 +177,7 @@ class Coordinator:
     def _advance(self) -> None:
         """Take the ring as far as its members allow."""
         while not self.state.phase.is_over and (
-            self._check_running() if self.state.phase is Phase.RUNNING else self._recover()
+            self._advance_running_ring() if self.state.phase is Phase.RUNNING else self._recover()
         ):
             pass
         self._request_members()
@@ -188,12 +188,12 @@ class Coordinator:
             if not all(member.ready for member in self._seated_members()):
                 return self._begin_again_if_stalled()
             return self._resume()
-        may_come = self._fill_seats()
-        if self._end_if_lost(may_come=may_come) or not self._all_stopped():
+        awaits_member = self._fill_seats()
+        if self._end_if_lost(awaits_member=awaits_member) or not self._have_all_stopped():
             return False
         if self._replace_accused():
             return True
-        if may_come or not all(member.awaits_layout for member in self._seated_members()):
+        if awaits_member or not all(member.awaits_layout for member in self._seated_members()):
             return False
         self._send_layout()
         return True
@@ -201,21 +201,21 @@ class Coordinator:
     def _fill_seats(self) -> bool:
         """Give empty seats to waiting members; return whether to wait for another one."""
         since_s = self.now_s - self._began_s
-        fill_seats(self.state, self.members, gathers=since_s <= self.limits.gather_s)
+        fill_seats(self.state, self.members, is_gathering=since_s <= self.limits.gather_s)
         for member in self._seated_members():
             if member.is_trying and member.aborted_s is None:  # it waits for a seat, but may be computing
                 self._abort(member)
-        return NO_MEMBER in self.state.holders and self._awaited.may_come(self.state, self.now_s, since_s)
+        return NO_MEMBER in self.state.holders and self._awaited.should_wait(self.state, self.now_s, since_s)
 
-    def _end_if_lost(self, *, may_come: bool) -> bool:
+    def _end_if_lost(self, *, awaits_member: bool) -> bool:
         members = self._seated_members()
         if self.state.has_run and all(member.fresh for member in members):
-            self._end_ring(Phase.LOST, self.state.with_last_gone("no member with the ring's state is left"))
-        elif not members and not may_come:
-            self._end_ring(Phase.LOST, self.state.with_last_gone("no member connected"))
+            self._end_ring(Phase.LOST, self.state.with_last_gone_reason("no member with the ring's state is left"))
+        elif not members and not awaits_member:
+            self._end_ring(Phase.LOST, self.state.with_last_gone_reason("no member connected"))
         return self.state.phase is Phase.LOST
 
-    def _all_stopped(self) -> bool:
+    def _have_all_stopped(self) -> bool:
         members, timer = self._seated_members(), self.recoveries[-1]
         if not members or not all(member.stopped for member in members):
             return False
@@ -225,14 +225,14 @@ class Coordinator:
 
     def _replace_accused(self) -> bool:
         """Replace the member that exchanges failed with most often, if they failed too often."""
-        worst = self._accusations.worst(self.seated(), self.now_s)
+        worst = self._accusations.worst_member(self.seated_numbers(), self.now_s)
         if worst is not None:
             self._declare_gone(*worst)
         return worst is not None
 
     def _send_layout(self) -> None:
         members, timer = self._seated_members(), self.recoveries[-1]
-        self.state.form(self._backups.ratios)
+        self.state.begin_forming(self._backups.ratios)
         timer.formed_s = self._moved_s = self.now_s
         timer.members = len(members)
         self._layout = layout_of(self.state, self.members)
@@ -252,19 +252,19 @@ class Coordinator:
             self._begin_recovery(f"members became ready at steps {steps}")
             return True
         self.recoveries[-1].ready_s = self._moved_s = self.now_s
-        self.state.run(self.recoveries[-1].cost_s())
+        self.state.begin_running(self.recoveries[-1].cost_s())
         for member in members:
             self._send(member.number, wire.Resume(self.state.generation))
         return True
 
     # The ring runs
 
-    def _check_running(self) -> bool:
+    def _advance_running_ring(self) -> bool:
         """End the ring if it is done, or begin a recovery if its members should change; return whether they do."""
         members = self._seated_members()
         if all(member.done for member in members):
             return self._end_ring(Phase.DONE, "all members are done")
-        if why := mismatched_until(members, self.now_s - self._moved_s):
+        if why := until_mismatch(members, self.now_s - self._moved_s):
             return self._end_ring(Phase.LOST, why)
         if all(member.waiting for member in members) and self.now_s - self._moved_s > self.limits.stall_s:
             self._begin_recovery(f"no progress for {self.limits.stall_s:.0f} s while all wait for each other")
@@ -276,7 +276,7 @@ class Coordinator:
             return True
         if self._change_seats():
             return True
-        if (number := worn_out(members, self.limits)) is not None:
+        if (number := worn_out_member(members, self.limits)) is not None:
             self._awaited.until_s = self.now_s + self.limits.patience_s
             self._declare_gone(number, WORN_OUT)
             return True
@@ -284,7 +284,7 @@ class Coordinator:
 
     def _change_seats(self) -> bool:
         """Let a backup compute in place of a slow member, or give the member its seat back; return whether it did."""
-        change = self._backups.change(self.state, self.members, self.now_s)
+        change = self._backups.change_seats(self.state, self.members, self.now_s)
         if change is None:
             return False
         if change.gone != NO_MEMBER:
@@ -295,9 +295,10 @@ class Coordinator:
 
     def _end_ring(self, phase: Phase, reason: str) -> bool:
         """End the ring; return False, as nothing follows."""
-        for number in self._awaited.started() if phase is Phase.DONE else ():  # no coordinator is left to answer them
+        # No coordinator is left to answer them.
+        for number in self._awaited.started_members() if phase is Phase.DONE else ():
             self._declare_gone(number, NOT_NEEDED)
-        self.state.enter(phase, reason)
+        self.state.enter_phase(phase, reason)
         self.log_lines.append(f"{phase}: {reason}")
         for number in self.members:
             last: wire.Message = wire.Finish(self.state.generation) if phase is Phase.DONE else wire.Evicted(reason)
@@ -307,7 +308,7 @@ class Coordinator:
 
     def _request_members(self) -> None:
         """Send the scheduler a seat request if empty seats, slow or relieved members have changed."""
-        state, slow = self.state, self._backups.in_need(self.state, self.members)
+        state, slow = self.state, self._backups.slow_without_backup(self.state, self.members)
         now = (state.generation, *state.holders), tuple(slow), tuple(state.relieved)
         if not state.has_run or state.phase.is_over or now == self._requested:
             return
@@ -325,11 +326,11 @@ class Coordinator:
         if state.phase is Phase.DONE and str(number) not in state.gone:
             self._send(number, wire.Finish(state.generation))
             return True
-        if reason := refusal_of(hello, state, self.members):
+        if reason := refusal_reason(hello, state, self.members):
             self._send(number, wire.Evicted(reason))
             return False
         member = self.members.setdefault(number, MemberState(number, hello.token, now_s))
-        self._awaited.connected(number, now_s)
+        self._awaited.remove_connected(number, now_s)
         self._disconnected_s.pop(number, None)
         member.connected, member.last_message_s = True, now_s
         member.store, member.node, member.step = hello.store, hello.node, hello.step
@@ -370,7 +371,8 @@ class Coordinator:
             return
         member.last_message_s = now_s
         if isinstance(message, wire.Heartbeat):
-            self._heartbeat(member, message)  # its consequences wait for the next tick: there are many heartbeats
+            # Its consequences wait for the next tick: there are many heartbeats.
+            self._receive_heartbeat(member, message)
         if isinstance(message, wire.Heartbeat) or self.state.phase.is_over:
             return
         is_present = getattr(message, "generation", None) == self.state.generation and self.state.has_seat(number)
@@ -385,37 +387,37 @@ class Coordinator:
         elif isinstance(message, wire.SaveRequest):
             self._send(number, wire.SaveReply(message.generation, message.step, is_present))
         elif is_present:
-            self._present_message(member, message)
+            self._receive_current_message(member, message)
         self._advance()
 
-    def _present_message(self, member: MemberState, message: wire.Message) -> None:
+    def _receive_current_message(self, member: MemberState, message: wire.Message) -> None:
         """Take a message of the present generation from a seated member."""
         phase = self.state.phase
         if isinstance(message, wire.Stopped | wire.AwaitsLayout) and phase is Phase.STOPPING:
             member.stopped, member.step = True, message.step
             member.awaits_layout = isinstance(message, wire.AwaitsLayout) or message.awaits_layout
         elif isinstance(message, wire.MemberReady):
-            self._member_ready(member, message)
+            self._receive_ready(member, message)
         elif isinstance(message, wire.FirstStep) and phase is Phase.RUNNING:
-            self._stepped(member, message.step)
+            self._record_step(member, message.step)
         elif isinstance(message, wire.MemberDone) and phase is Phase.RUNNING:
             member.done = True
-            self._stepped(member, message.step)
+            self._record_step(member, message.step)
         elif isinstance(message, wire.ExchangeFailed) and phase in (Phase.FORMING, Phase.RUNNING):
             self._begin_recovery(f"member {member.number}: {message.evidence}"[:300])
 
-    def _heartbeat(self, member: MemberState, beat: wire.Heartbeat) -> None:
+    def _receive_heartbeat(self, member: MemberState, beat: wire.Heartbeat) -> None:
         self._send(member.number, wire.LeaseRenewal(beat.number))
-        if self.state.has_seat(member.number) and member.moves(beat.moved, is_waiting=beat.waiting):
+        if self.state.has_seat(member.number) and member.shows_progress(beat.moved, is_waiting=beat.waiting):
             self._moved_s = self.now_s
         is_present = beat.generation == self.state.generation and self.state.phase is Phase.RUNNING
         # Any other heartbeat repeats the times of a step that is over.
         counts = is_present and self.state.has_seat(member.number)
-        member.heartbeat(beat, shards_at(self.state, member.number) if counts else 0)
+        member.record_heartbeat(beat, shard_count(self.state, member.number) if counts else 0)
         if counts and beat.step > member.step:
-            self._stepped(member, beat.step)
+            self._record_step(member, beat.step)
 
-    def _member_ready(self, member: MemberState, ready: wire.MemberReady) -> None:
+    def _receive_ready(self, member: MemberState, ready: wire.MemberReady) -> None:
         if self.state.phase is Phase.RUNNING:  # it missed the message
             self._send(member.number, wire.Resume(self.state.generation))
         elif self.state.phase is Phase.FORMING:
@@ -424,7 +426,7 @@ class Coordinator:
             self._moved_s = self.now_s
             self.recoveries[-1].copy_s = max(self.recoveries[-1].copy_s, ready.copy_s)
 
-    def _stepped(self, member: MemberState, step: int) -> None:
+    def _record_step(self, member: MemberState, step: int) -> None:
         member.ran, member.step = True, max(member.step, step)
         self._futile = 0
         timer, seats = self.recoveries[-1], len(self.state.holders)
@@ -445,7 +447,7 @@ class Coordinator:
             return
         self._awaited.drop(NO_MEMBER)  # a member that was offered without a number
         if isinstance(message, wire.MemberStarting) and self._is_new(message.member):
-            self._awaited.starting(message.member, now_s)
+            self._awaited.add_starting(message.member, now_s)
         elif isinstance(message, wire.MemberExited):
             self._declare_gone(message.member, f"its process {describe_exit(message.status, message.error)}")
         self._advance()
@@ -464,7 +466,7 @@ class Coordinator:
         """A scheduler offers a member, has none to offer, or retires one."""
         self.now_s = now_s
         if isinstance(message, wire.MemberOffer) and self._is_new(message.member):
-            self._awaited.offered(message.member, now_s)
+            self._awaited.add_offered(message.member, now_s)
         elif isinstance(message, wire.NoMemberOffer):
             self._awaited.is_refused = True
         elif isinstance(message, wire.Retire):
@@ -479,17 +481,17 @@ class Coordinator:
         gap_s, self._ticked_s, self.now_s = now_s - self._ticked_s, now_s, now_s
         if gap_s > self.limits.silence_s / 5:  # this process stood still, and could receive nothing
             for member in self.members.values():
-                member.forgive(gap_s, now_s)
-            self._awaited.delay(gap_s)
+                member.exclude_gap(gap_s, now_s)
+            self._awaited.exclude_gap(gap_s)
         if self.state.phase.is_over:
             return
-        unconnected, runs_s = self._awaited.unconnected(now_s), self.recoveries[-1].runs_s(now_s)
-        for line in self._hints.update(self.members.values(), unconnected, self._seated_members(), runs_s, now_s):
+        unconnected, running_s = self._awaited.long_unconnected(now_s), self.recoveries[-1].running_s(now_s)
+        for line in self._hints.update(self.members.values(), unconnected, self._seated_members(), running_s, now_s):
             self.log_lines.append(line)
             self._send(SCHEDULERS, wire.ScriptHint(line.partition(": ")[2]))
-        suspects = list(silent(self.members.values(), self.limits, now_s))
+        suspects = list(silent_members(self.members.values(), self.limits, now_s))
         if self.state.phase is Phase.STOPPING:
-            suspects += unstopped(self._seated_members(), self.limits, now_s)
+            suspects += unstopped_members(self._seated_members(), self.limits, now_s)
         for number, reason in suspects:
             self._declare_gone(number, reason)
         for number in self._awaited.overdue(now_s, has_run=self.state.has_run):
@@ -513,16 +515,16 @@ class AwaitedMembers:
         self.has_scheduler = self.is_refused = False  # a scheduler is connected; it has no member to offer
         self.until_s = -math.inf  # until then the ring waits though no member was offered
 
-    def offered(self, number: int, now_s: float) -> None:
+    def add_offered(self, number: int, now_s: float) -> None:
         """A member is offered; NO_MEMBER is one whose launcher will give it a number."""
         self._awaited[number] = now_s + self._limits.coming_s
 
-    def starting(self, number: int, now_s: float) -> None:
+    def add_starting(self, number: int, now_s: float) -> None:
         """A launcher starts a member; it repeats that whenever it connects."""
-        self.offered(number, now_s)
+        self.add_offered(number, now_s)
         self._started.setdefault(number, now_s)
 
-    def connected(self, number: int, now_s: float) -> None:
+    def remove_connected(self, number: int, now_s: float) -> None:
         """A member has connected."""
         if number in self._started:
             self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[number])
@@ -534,11 +536,11 @@ class AwaitedMembers:
         self._awaited.pop(number, None)
         self._started.pop(number, None)
 
-    def delay(self, seconds: float) -> None:
+    def exclude_gap(self, gap_s: float) -> None:
         """Do not count a time in which no message could be received."""
-        self._started = {number: at_s + seconds for number, at_s in self._started.items()}
+        self._started = {number: at_s + gap_s for number, at_s in self._started.items()}
 
-    def may_come(self, state: CoordinatorState, now_s: float, since_s: float) -> bool:
+    def should_wait(self, state: CoordinatorState, now_s: float, since_s: float) -> bool:
         """Return whether to wait for a member that takes an empty seat.
 
         Args:
@@ -549,20 +551,20 @@ class AwaitedMembers:
         if now_s < self.until_s or any(until_s > now_s for until_s in self._awaited.values()):
             return True
         if not state.has_run:
-            gathers = since_s <= self._limits.gather_s
+            is_gathering = since_s <= self._limits.gather_s
             empty = [seat for seat, holder in enumerate(state.holders) if holder == NO_MEMBER]
-            if any(_own_may_come(state, seat, gathers=gathers) for seat in empty):
+            if any(_first_holder_may_connect(state, seat, is_gathering=is_gathering) for seat in empty):
                 return True
         return self.has_scheduler and not self.is_refused and since_s <= self._limits.patience_s
 
-    def started(self) -> list[int]:
+    def started_members(self) -> list[int]:
         """Return members that were started and have not connected."""
         return list(self._started)
 
-    def unconnected(self, now_s: float) -> list[int]:
+    def long_unconnected(self, now_s: float) -> list[int]:
         """Return members that were started and have not connected, once that takes long enough for a hint."""
         is_time = any(now_s - at_s > self._limits.hint_s for at_s in self._started.values())
-        return self.started() if is_time else []
+        return self.started_members() if is_time else []
 
     def overdue(self, now_s: float, *, has_run: bool) -> list[int]:
         """Return members that were started so long ago that they hang.
@@ -575,7 +577,7 @@ class AwaitedMembers:
         return [number for number, at_s in self._started.items() if now_s - at_s > limit_s]
 
 
-def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, gathers: bool) -> None:
+def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, is_gathering: bool) -> None:
     """Give empty seats to members that are connected and have none.
 
     At the start, member k has seat k as long as it may connect; later the spare of the smallest number is first.
@@ -583,7 +585,7 @@ def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, g
     Args:
         state: Holds the seats.
         members: All that are not gone.
-        gathers: Whether members of the ring's start may still connect.
+        is_gathering: Whether members of the ring's start may still connect.
     """
     holders = state.holders
     if NO_MEMBER not in holders:
@@ -594,22 +596,22 @@ def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, g
             taker = spares[0] if spares else NO_MEMBER
         elif seat in spares:
             taker = seat
-        elif _own_may_come(state, seat, gathers=gathers):
+        elif _first_holder_may_connect(state, seat, is_gathering=is_gathering):
             taker = NO_MEMBER
         else:  # a member that has no seat of its own number to wait for
             own = (number for number in spares if number >= len(holders) or holders[number] != NO_MEMBER)
             taker = next(own, NO_MEMBER)
         if taker != NO_MEMBER:
             spares.remove(taker)
-            state.take_seat(seat, taker, members[taker].token)
+            state.give_seat(seat, taker, members[taker].token)
 
 
-def _own_may_come(state: CoordinatorState, seat: int, *, gathers: bool) -> bool:
+def _first_holder_may_connect(state: CoordinatorState, seat: int, *, is_gathering: bool) -> bool:
     """Return whether the member of a seat's number may still connect and take it."""
-    return gathers and not state.has_seat(seat) and str(seat) not in state.gone
+    return is_gathering and not state.has_seat(seat) and str(seat) not in state.gone
 
 
-def refusal_of(hello: wire.Hello, state: CoordinatorState, members: Mapping[int, MemberState]) -> str:
+def refusal_reason(hello: wire.Hello, state: CoordinatorState, members: Mapping[int, MemberState]) -> str:
     """Return why a process is no member of the ring, "" if it is one."""
     member = members.get(hello.member)
     if hello.member < 0:
@@ -625,7 +627,7 @@ def refusal_of(hello: wire.Hello, state: CoordinatorState, members: Mapping[int,
 
 def layout_of(state: CoordinatorState, members: Mapping[int, MemberState]) -> wire.RingLayout:
     """Return the layout of a generation: the source of the state is a member with the greatest step."""
-    holders, shards = state.holders, shards_of(state)
+    holders, shards = state.holders, shards_by_seat(state)
     seated = [members[holders[seat]] for seat in shards]
     assignments = [
         wire.SeatAssignment(seat, member.number, shards[seat], member.store)
@@ -639,7 +641,7 @@ def layout_of(state: CoordinatorState, members: Mapping[int, MemberState]) -> wi
     return wire.RingLayout(state.generation, len(holders), assignments, source.number, receivers, source.store)
 
 
-def shards_of(state: CoordinatorState) -> dict[int, list[int]]:
+def shards_by_seat(state: CoordinatorState) -> dict[int, list[int]]:
     """Return the shards of each filled seat: its own, and some of empty seats, so that all are done the soonest."""
     holders = state.holders
     ratios = {seat: state.slow.get(str(holder), 1.0) for seat, holder in enumerate(holders) if holder != NO_MEMBER}
@@ -649,9 +651,9 @@ def shards_of(state: CoordinatorState) -> dict[int, list[int]]:
     return shards
 
 
-def shards_at(state: CoordinatorState, member: int) -> int:
+def shard_count(state: CoordinatorState, member: int) -> int:
     """Return how many shards a member computes; 1 for one without a seat, which computes none."""
-    return len(shards_of(state)[state.holders.index(member)]) if member in state.holders else 1
+    return len(shards_by_seat(state)[state.holders.index(member)]) if member in state.holders else 1
 
 
 def seat_request(
@@ -670,19 +672,19 @@ def seat_request(
     seats = [state.holders.index(number) for number in slow]
     return wire.SeatRequest(
         generation=state.generation,
-        empty=[wire.EmptySeat(seat, *_neighbours(state.holders, seat)) for seat in empty if order],
+        empty=[wire.EmptySeat(seat, *_living_neighbours(state.holders, seat)) for seat in empty if order],
         order=order,
         step_s=max((sum(member.step_s) / len(member.step_s) for member in seated if member.step_s), default=0.0),
         compute_s={
             str(member.number): sum(member.compute_s) / len(member.compute_s) for member in seated if member.compute_s
         },
         nodes={str(member.number): member.node for member in seated},
-        slow=[wire.SlowSeat(state.holders[seat], seat, *_neighbours(state.holders, seat)) for seat in seats],
+        slow=[wire.SlowSeat(state.holders[seat], seat, *_living_neighbours(state.holders, seat)) for seat in seats],
         relieved=list(map(int, state.relieved)),
     )
 
 
-def _neighbours(holders: Sequence[int], seat: int) -> tuple[int, int]:
+def _living_neighbours(holders: Sequence[int], seat: int) -> tuple[int, int]:
     """Return the living members before and after a seat; its own holder where there is no other."""
     around = [holders[(seat + far) % len(holders)] for far in range(1, len(holders) + 1)]
     living = [member for member in around if member not in (NO_MEMBER, holders[seat])] or [holders[seat]]

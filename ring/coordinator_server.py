@@ -1,8 +1,10 @@
 """The process that owns a ring's generation, `python -m longshore.ring.coordinator_server FOLDER`, and the folder.
 
-It connects `Coordinator` (coordinator.py) to sockets and to the state file. It needs only the folder (`make_ring`), and
-may be killed at any moment: after a restart it reads its file and listens on the same port, and members reconnect. It
-ends with status 0 once the ring is done, and with LOST_STATUS once no member is left. Files in the folder of a ring:
+It connects `Coordinator` (coordinator.py) to sockets and to the state file. It needs only the ring's folder, and may be
+killed at any moment: after a restart it reads its file and listens on the same port, and members reconnect. It ends
+with status 0 once the ring is done, and with LOST_STATUS once no member is left.
+
+Files in the folder of a ring (`make_ring_folder`):
 
 ring.json        the secret and the limits, written by the process that makes the ring; only its user can read it
 state.json       written by the coordinator before it sends any message that depends on it; has its port
@@ -44,9 +46,9 @@ from .wire import (
     as_json,
     decode,
     encode,
+    make_welcome,
     new_challenge,
     proves_secret,
-    welcome,
 )
 
 RING, STATE, RECOVERIES = "ring.json", "state.json", "recoveries.json"
@@ -77,7 +79,7 @@ class RingSettings:
     backups: int = 0  # slow members that may have backups at the same time
 
 
-def make_ring(
+def make_ring_folder(
     folder: Path, seats: int, host: str = "127.0.0.1", limits: RingLimits | None = None, *,
     spares: int = 0, backups: int = 0,
 ) -> RingSettings:  # fmt: skip
@@ -169,15 +171,15 @@ class CoordinatorServer:
         port = server.sockets[0].getsockname()[1]
         if port != self._port:
             self._port, self._written = port, -1
-        self._act()
+        self._write_and_send()
         while not self._coordinator.state.phase.is_over or self._writing is not None:
-            await self._pause()
+            await self._sleep_one_tick()
             self._coordinator.tick(time.monotonic())
-            self._act()
+            self._write_and_send()
         await self._linger()
         return self._coordinator.state.phase
 
-    async def _pause(self) -> None:
+    async def _sleep_one_tick(self) -> None:
         await asyncio.sleep(TICK_S)
         if self._writing is not None and self._writing.done():
             self._writing.result()  # raises: a task without a failure has removed itself
@@ -187,7 +189,11 @@ class CoordinatorServer:
         for left in reversed(range(50)):
             try:
                 server = await asyncio.start_server(
-                    self._serve, self._settings.host, self._port, limit=MAX_HELLO_BYTES, backlog=ACCEPTED_AT_ONCE
+                    self._serve_connection,
+                    self._settings.host,
+                    self._port,
+                    limit=MAX_HELLO_BYTES,
+                    backlog=ACCEPTED_AT_ONCE,
                 )
             except OSError:
                 if not self._port or not left:
@@ -203,7 +209,7 @@ class CoordinatorServer:
         """Wait until the processes that are connected, or reconnect, have received the end and left."""
         until_s, least_s = time.monotonic() + LINGER_S, time.monotonic() + LINGER_S / 3
         while time.monotonic() < (until_s if self._members or self._launchers else least_s):
-            await self._pause()
+            await self._sleep_one_tick()
 
     def _log_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log each kind of error in a connection once: any process can open one."""
@@ -216,19 +222,19 @@ class CoordinatorServer:
 
     # Decisions are written first, then sent
 
-    def _act(self) -> None:
+    def _write_and_send(self) -> None:
         """Write and send what the coordinator has decided."""
         coordinator, changes = self._coordinator, self._coordinator.state.changes
         outbox, coordinator.outbox = coordinator.outbox, []
         for to, message in outbox:
             if isinstance(message, LeaseRenewal):
-                for writer in self._writers(to):
+                for writer in self._writers_to(to):
                     _send(writer, message)
             else:
                 self._queue.append((changes, to, message))
         if self._written < changes and self._writing is None:
-            self._writing = asyncio.create_task(self._write())
-        self._flush()
+            self._writing = asyncio.create_task(self._write_state())
+        self._send_written_messages()
         lines, coordinator.log_lines = coordinator.log_lines, []
         if lines and not self._is_ending:
             _log(*lines)
@@ -236,7 +242,7 @@ class CoordinatorServer:
             if self._writing_recoveries is None or self._writing_recoveries.done():
                 self._writing_recoveries = asyncio.create_task(self._write_recoveries())
 
-    async def _write(self) -> None:
+    async def _write_state(self) -> None:
         """Write the state until the file holds it; a disk that fails is tried again for a minute."""
         failing_s = None
         while self._written < self._coordinator.state.changes:
@@ -252,7 +258,7 @@ class CoordinatorServer:
                 await asyncio.sleep(REWRITE_S)
                 continue
             failing_s, self._written, self._content = None, content["changes"], content
-            self._flush()
+            self._send_written_messages()
         self._writing = None
 
     def _report(self) -> RingReport:
@@ -265,26 +271,26 @@ class CoordinatorServer:
         """Write the recoveries for people; nothing depends on that file."""
         while self._has_recoveries:
             self._has_recoveries = False
-            content = [as_json(timer.seconds()) for timer in self._coordinator.recoveries]
+            content = [as_json(timer.phase_durations()) for timer in self._coordinator.recoveries]
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(write_file, self._folder, RECOVERIES, content)
 
-    async def _until_written(self) -> None:
+    async def _wait_until_written(self) -> None:
         """Wait until the file holds all changes."""
         while self._written < self._coordinator.state.changes:
             await asyncio.sleep(0.01)
 
-    def _flush(self) -> None:
+    def _send_written_messages(self) -> None:
         """Send the messages whose state is written."""
         last, line = None, b""
         while self._queue and self._queue[0][0] <= self._written:
             _, to, message = self._queue.popleft()
             if message is not last:  # A layout that goes to a thousand members is encoded once.
                 last, line = message, encode(message)
-            for writer in self._writers(to):
+            for writer in self._writers_to(to):
                 _send(writer, message, line)
 
-    def _writers(self, to: int) -> list[Writer]:
+    def _writers_to(self, to: int) -> list[Writer]:
         if to == LAUNCHERS:
             return list(self._launchers)
         if to == SCHEDULERS:
@@ -293,7 +299,7 @@ class CoordinatorServer:
 
     # Connections
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         """Serve one connection; whatever is received, also an endless line, ends at most this connection."""
         self._ungreeted[writer] = None
         if len(self._ungreeted) > MAX_UNGREETED:
@@ -308,7 +314,7 @@ class CoordinatorServer:
                     hello = decode(await reader.readline())
                 if isinstance(hello, Hello) and proves_secret(self._settings.secret, challenge, hello):
                     self._ungreeted.pop(writer, None)
-                    _send(writer, welcome(self._settings.secret, challenge, hello))
+                    _send(writer, make_welcome(self._settings.secret, challenge, hello))
                     await self._serve_role(with_short_texts(hello), reader, writer)
         finally:
             self._ungreeted.pop(writer, None)
@@ -322,7 +328,7 @@ class CoordinatorServer:
         elif hello.role == "scheduler":
             await self._serve_scheduler(reader, writer)
         elif hello.role == "status":
-            await self._until_written()
+            await self._wait_until_written()
             _send(writer, self._report())
             await writer.drain()
 
@@ -330,23 +336,23 @@ class CoordinatorServer:
         before = self._members.get(hello.member)
         self._members[hello.member] = writer
         if not self._coordinator.member_connected(hello, time.monotonic()):
-            await self._refuse(hello.member, before, writer)
+            await self._refuse_member(hello.member, before, writer)
             return
         if before is not None:
             before.close()
-        self._act()
+        self._write_and_send()
         try:
-            async for message in _messages(reader):
+            async for message in _read_messages(reader):
                 if self._members.get(hello.member) is not writer or getattr(message, "member", -1) != hello.member:
                     return
                 self._coordinator.member_message(hello.member, message, time.monotonic())
-                self._act()
+                self._write_and_send()
         finally:
             if self._members.get(hello.member) is writer:
                 del self._members[hello.member]
                 self._coordinator.member_disconnected(hello.member, time.monotonic())
 
-    async def _refuse(self, number: int, before: Writer | None, writer: Writer) -> None:
+    async def _refuse_member(self, number: int, before: Writer | None, writer: Writer) -> None:
         """Send `Evicted` to a process that is no member, but not to the process that is the member of its number."""
         coordinator = self._coordinator
         refusals = [sent for sent in coordinator.outbox if sent[0] == number and isinstance(sent[1], Evicted)]
@@ -355,8 +361,8 @@ class CoordinatorServer:
             del self._members[number]
         else:
             self._members[number] = before
-        self._act()
-        await self._until_written()
+        self._write_and_send()
+        await self._wait_until_written()
         for _, message in refusals:
             _send(writer, message)
 
@@ -368,30 +374,30 @@ class CoordinatorServer:
             _send(writer, RingEnd(str(written["phase"]), written["outcome"]))
         self._launchers.add(writer)
         try:
-            async for message in _messages(reader):
+            async for message in _read_messages(reader):
                 if isinstance(message, Terminating):
                     self._report()
                     self._is_ending = True
                 self._coordinator.launcher_message(message, time.monotonic())
-                self._act()
+                self._write_and_send()
         finally:
             self._launchers.discard(writer)
 
     async def _serve_scheduler(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self._schedulers.add(writer)
         self._coordinator.scheduler_connected(time.monotonic())
-        self._act()
+        self._write_and_send()
         try:
-            async for message in _messages(reader):
+            async for message in _read_messages(reader):
                 self._coordinator.scheduler_message(message, time.monotonic())
-                self._act()
+                self._write_and_send()
         finally:
             self._schedulers.discard(writer)
             if not self._schedulers:
                 self._coordinator.scheduler_disconnected()
 
 
-async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
+async def _read_messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
     """Yield the messages of a connection until it ends.
 
     Raises:

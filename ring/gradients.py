@@ -48,23 +48,23 @@ class GradientPiece:
 
     Args:
         parameters: Of one kind, in an order that is the same on all processes.
-        tables: Identities of parameters with sparse gradients: they have no room in the flat tensor.
+        sparse_ids: Identities of parameters with sparse gradients: they have no room in the flat tensor.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], tables: Collection[int]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], sparse_ids: Collection[int]) -> None:
         self.parameters = parameters
-        self._dtype, self._device = _kind(parameters[0])
-        self._is_table = [id(parameter) in tables for parameter in parameters]
-        kinds = zip(parameters, self._is_table, strict=True)
-        self._sizes = [0 if is_table else _numbers(parameter) for parameter, is_table in kinds]
+        self._dtype, self._device = _flat_dtype_and_device(parameters[0])
+        self._is_sparse = [id(parameter) in sparse_ids for parameter in parameters]
+        kinds = zip(parameters, self._is_sparse, strict=True)
+        self._sizes = [0 if is_sparse else _real_numbers(parameter) for parameter, is_sparse in kinds]
         # Nearly all models take the short way: 1,000 parameters would take milliseconds more on the other one.
-        self._is_usual = not any(self._is_table) and all(
-            parameter.dtype is _dtype(parameter) is self._dtype for parameter in parameters
+        self._is_usual = not any(self._is_sparse) and all(
+            parameter.dtype is _gradient_dtype(parameter) is self._dtype for parameter in parameters
         )
         count = len(parameters)
         self._flags = torch.tensor([1.0] * count + [0.0] * count, dtype=self._dtype, device=self._device)
 
-    def gathered(self, extra: Sequence[Tensor] = (), wide: Mapping[int, Tensor] = MappingProxyType({})) -> Gathered:
+    def gather(self, extra: Sequence[Tensor] = (), wide: Mapping[int, Tensor] = MappingProxyType({})) -> Gathered:
         """Return the gradients as they are now.
 
         Args:
@@ -79,18 +79,18 @@ class GradientPiece:
         apart, parts, is_dense = dict[int, Tensor](), list[Tensor](), list[float]()
         for at, parameter in enumerate(self.parameters):
             found = wide.get(id(parameter), gradients[at])
-            gradient = None if found is None else _carried(found)
+            gradient = None if found is None else _as_sent(found)
             is_dense.append(float(gradient is not None and gradient.layout is torch.strided))
-            if gradient is not None and (self._is_table[at] or not is_dense[at]):
+            if gradient is not None and (self._is_sparse[at] or not is_dense[at]):
                 apart[at], gradient = gradient, None
             if gradient is None:
                 parts.append(torch.zeros(self._sizes[at], dtype=self._dtype, device=self._device))
             else:
-                parts.append(_flat(gradient, self._dtype))
+                parts.append(_flat_real(gradient, self._dtype))
         flags = torch.tensor([*is_dense, *(float(at in apart) for at in range(len(is_dense)))])
         return Gathered(torch.cat([*parts, flags.to(self._flags), *along]), apart)
 
-    def averaged(self, mean: Tensor, own: Gathered, exchange: GradientExchange, parts: int) -> Averaged:
+    def finish_average(self, mean: Tensor, own: Gathered, exchange: GradientExchange, parts: int) -> Averaged:
         """Return the gradients in a mean, and exchange those that are not in it.
 
         Args:
@@ -102,25 +102,25 @@ class GradientPiece:
         pieces = torch.split(mean, [*self._sizes, len(self._flags), len(mean) - sum(self._sizes) - len(self._flags)])
         if self._is_usual and torch.equal(pieces[-2] > 0, self._flags > 0):
             each = zip(self.parameters, pieces[:-2], strict=True)
-            usual = [flat.view_as(to) if to.is_contiguous() else _shaped(flat, to) for to, flat in each]
+            usual = [flat.view_as(to) if to.is_contiguous() else _shaped_like(flat, to) for to, flat in each]
             return Averaged(usual, pieces[-1])
         is_dense, is_apart = (pieces[-2].reshape(2, -1) > 0).tolist()
         found: list[Tensor | None] = []
         for at, parameter in enumerate(self.parameters):
-            inside = pieces[at] if is_dense[at] and not self._is_table[at] else None
+            inside = pieces[at] if is_dense[at] and not self._is_sparse[at] else None
             if is_apart[at] and not is_dense[at]:
                 found.append(_mean_of_sparse(parameter, own.apart.get(at), exchange, parts))
                 continue
             if is_apart[at]:
-                apart = _mean_of_apart(parameter, own.apart.get(at), exchange, parts)
+                apart = _mean_of_sparse_and_dense(parameter, own.apart.get(at), exchange, parts)
                 inside = apart if inside is None else inside + apart
-            found.append(None if inside is None else _shaped(inside, parameter))
+            found.append(None if inside is None else _shaped_like(inside, parameter))
         return Averaged(found, pieces[-1])
 
     def _is_dense(self, gradient: Tensor | None) -> bool:
         return gradient is not None and gradient.dtype is self._dtype and gradient.layout is torch.strided
 
-    def put(self, gradients: Sequence[Tensor | None]) -> None:
+    def assign(self, gradients: Sequence[Tensor | None]) -> None:
         """Make tensors the gradients of the parameters."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -135,7 +135,7 @@ class Gradients:
     """
 
     def __init__(self, pieces: Sequence[GradientPiece], wide: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        self._kept = [(piece, piece.gathered(wide=wide)) for piece in pieces]
+        self._kept = [(piece, piece.gather(wide=wide)) for piece in pieces]
         self._means: list[Sequence[Tensor | None]] = []
 
     def average(self, exchange: GradientExchange, parts: int) -> None:
@@ -152,16 +152,16 @@ class Gradients:
         for piece, own in self._kept:
             mean = own.flat / parts
             exchange.sum(mean)
-            means.append(piece.averaged(mean, own, exchange, parts).gradients)
+            means.append(piece.finish_average(mean, own, exchange, parts).gradients)
         self._means = means
 
-    def put(self) -> None:
+    def assign_means(self) -> None:
         """Make the means the gradients of the parameters; one that no process had a gradient for has none."""
         for (piece, _), gradients in zip(self._kept, self._means, strict=True):
-            piece.put(gradients)
+            piece.assign(gradients)
 
 
-def average_now(
+def average_in_place(
     pieces: Sequence[GradientPiece], exchange: GradientExchange, parts: int, extra: Sequence[Tensor] = ()
 ) -> Tensor:
     """Replace gradients by their means, without a copy of what this process computed.
@@ -177,11 +177,11 @@ def average_now(
     """
     found = torch.zeros(0)
     for at, piece in enumerate(pieces):
-        own = piece.gathered(() if at else extra)
+        own = piece.gather(() if at else extra)
         mean = own.flat.div_(parts)
         exchange.sum(mean)
-        averaged = piece.averaged(mean, own, exchange, parts)
-        piece.put(averaged.gradients)
+        averaged = piece.finish_average(mean, own, exchange, parts)
+        piece.assign(averaged.gradients)
         found = found if at else averaged.extra
     return found
 
@@ -197,14 +197,14 @@ class WideSums:
     def __init__(self, parameters: Sequence[Tensor], is_shared: Callable[[], bool]) -> None:
         self._sums: dict[int, Tensor] = {}
         self._is_shared = is_shared
-        self._waiting = [each for each in parameters if each.dtype is not _wide(each)]  # for their first gradient
-        self.begin()
+        self._waiting = [each for each in parameters if each.dtype is not _sum_dtype(each)]  # for their first gradient
+        self.watch_trained()
 
-    def begin(self) -> None:
+    def watch_trained(self) -> None:
         """Add up the gradients of parameters that are trained by now: layers may be thawed after the first step."""
         for parameter in self._waiting:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._add_gradient)  # type: ignore[no-untyped-call]
         self._waiting = [parameter for parameter in self._waiting if not parameter.requires_grad]
 
     def take(self) -> dict[int, Tensor]:
@@ -212,30 +212,31 @@ class WideSums:
         found, self._sums = self._sums, {}
         return found
 
-    def _add(self, parameter: Tensor) -> None:
+    def _add_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None and self._is_shared():
-            gradient = parameter.grad.to(_wide(parameter))
+            gradient = parameter.grad.to(_sum_dtype(parameter))
             before = self._sums.get(id(parameter))
             self._sums[id(parameter)] = gradient if before is None else before + gradient
             parameter.grad = None
 
 
 def pieces_of(
-    parameters: Sequence[Tensor], tables: Collection[int] = (), max_bytes: float = inf
+    parameters: Sequence[Tensor], sparse_ids: Collection[int] = (), max_bytes: float = inf
 ) -> list[GradientPiece]:
     """Return parameters as pieces, in their order.
 
     Args:
         parameters: Those that are trained, the same on all processes.
-        tables: Identities of those with sparse gradients.
+        sparse_ids: Identities of those with sparse gradients.
         max_bytes: Of a piece of several; then only neighbours are in one.
     """
     return [
-        GradientPiece(it, tables) for it in (_by_kind(parameters) if max_bytes == inf else _runs(parameters, max_bytes))
+        GradientPiece(it, sparse_ids)
+        for it in (_grouped_by_dtype(parameters) if max_bytes == inf else _consecutive_groups(parameters, max_bytes))
     ]
 
 
-def tables_of(model: nn.Module) -> frozenset[int]:
+def sparse_weight_ids(model: nn.Module) -> frozenset[int]:
     """Return the identities of weights whose modules give sparse gradients, such as `nn.Embedding(sparse=True)`."""
     found = ((module, getattr(module, "weight", None)) for module in model.modules())
     return frozenset(
@@ -263,38 +264,40 @@ def check_parameters(model: nn.Module) -> None:
             raise InputError(f"the parameter {name} is {kind}, whose gradients are not exchanged", "make it dense")
 
 
-def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+def _flat_dtype_and_device(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
     """Return the type in which the real numbers of a parameter's gradients are summed, and their device."""
     real = parameter.dtype.to_real()
     return real if real.itemsize >= 4 else torch.float32, parameter.device
 
 
-def _dtype(parameter: Tensor) -> torch.dtype:
+def _gradient_dtype(parameter: Tensor) -> torch.dtype:
     """Return the type of a parameter's gradients; before PyTorch 2.10 that is its own."""
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
-def _wide(parameter: Tensor) -> torch.dtype:
+def _sum_dtype(parameter: Tensor) -> torch.dtype:
     """Return the type in which the gradients of a parameter are added up."""
-    dtype, _ = _kind(parameter)
+    dtype, _ = _flat_dtype_and_device(parameter)
     return dtype.to_complex() if parameter.is_complex() else dtype
 
 
-def _numbers(parameter: Tensor) -> int:
+def _real_numbers(parameter: Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def _by_kind(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+def _grouped_by_dtype(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
-        found.setdefault(_kind(parameter), []).append(parameter)
+        found.setdefault(_flat_dtype_and_device(parameter), []).append(parameter)
     return list(found.values())
 
 
-def _runs(parameters: Sequence[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
+def _consecutive_groups(parameters: Sequence[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
     found, size = list[Tensor](), 0
     for parameter in parameters:
-        if found and (_kind(parameter) != _kind(found[0]) or size + parameter.nbytes > max_bytes):
+        if found and (
+            _flat_dtype_and_device(parameter) != _flat_dtype_and_device(found[0]) or size + parameter.nbytes > max_bytes
+        ):
             yield found
             found, size = [], 0
         found.append(parameter)
@@ -303,64 +306,64 @@ def _runs(parameters: Sequence[Tensor], max_bytes: float) -> Iterator[list[Tenso
         yield found
 
 
-def _carried(gradient: Tensor) -> Tensor:
+def _as_sent(gradient: Tensor) -> Tensor:
     """Return a gradient as it is sent: dense, or sparse by rows."""
     if gradient.layout is torch.strided or (gradient.layout is torch.sparse_coo and gradient.sparse_dim() == 1):
         return gradient
     return gradient.to_dense()
 
 
-def _flat(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+def _flat_real(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the real numbers of a gradient as one vector, whatever its strides are."""
     numbers = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     flat = numbers.reshape(-1)
     return flat if flat.dtype is dtype else flat.to(dtype)  # `to` takes microseconds even where nothing changes
 
 
-def _shaped(numbers: Tensor, parameter: Tensor) -> Tensor:
+def _shaped_like(numbers: Tensor, parameter: Tensor) -> Tensor:
     """Return real numbers as a gradient of a parameter, in its strides: fused optimizers use the memory alone."""
     if parameter.is_complex():
         shaped = torch.view_as_complex(numbers.reshape(*parameter.shape, 2).clone())
     else:
         shaped = numbers.view(parameter.shape)
-    dtype = _dtype(parameter)
+    dtype = _gradient_dtype(parameter)
     shaped = shaped if shaped.dtype is dtype else shaped.to(dtype)
     if parameter.is_contiguous():
         return shaped
     return torch.empty_like(parameter, dtype=shaped.dtype, requires_grad=False).copy_(shaped)
 
 
-def _mean_of_apart(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
+def _mean_of_sparse_and_dense(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
     """Return the mean of sparse gradients where other processes have dense ones, as real numbers."""
-    dtype, device = _kind(parameter)
+    dtype, device = _flat_dtype_and_device(parameter)
     if own is None:
-        mean = torch.zeros(_numbers(parameter), dtype=dtype, device=device)
+        mean = torch.zeros(_real_numbers(parameter), dtype=dtype, device=device)
     else:
-        mean = _flat(own if own.layout is torch.strided else own.to_dense(), dtype) / parts
-    _sum(mean, exchange)
+        mean = _flat_real(own if own.layout is torch.strided else own.to_dense(), dtype) / parts
+    _sum_unless_empty(mean, exchange)
     return mean
 
 
 def _mean_of_sparse(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
     """Return the mean of sparse gradients: the rows of all processes, added up where several have one."""
-    wide, device = _wide(parameter), parameter.device
+    wide, device = _sum_dtype(parameter), parameter.device
     rows = None if own is None else own.coalesce()
     counts = torch.zeros(exchange.size, dtype=torch.int64, device=device)
     counts[exchange.rank] = 0 if rows is None else rows.values().shape[0]
-    _sum(counts, exchange)
+    _sum_unless_empty(counts, exchange)
     before, count = int(counts[: exchange.rank].sum()), int(counts[exchange.rank])
     indices = torch.zeros((1, int(counts.sum())), dtype=torch.int64, device=device)
     values = torch.zeros((indices.shape[1], *parameter.shape[1:]), dtype=wide, device=device)
     if rows is not None:
         indices[:, before : before + count] = rows.indices()
         values[before : before + count] = rows.values().to(wide) / parts
-    _sum(indices, exchange)
-    _sum(torch.view_as_real(values) if values.is_complex() else values, exchange)
+    _sum_unless_empty(indices, exchange)
+    _sum_unless_empty(torch.view_as_real(values) if values.is_complex() else values, exchange)
     whole = torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False).coalesce()
-    return whole.to(_dtype(parameter))
+    return whole.to(_gradient_dtype(parameter))
 
 
-def _sum(tensor: Tensor, exchange: GradientExchange) -> None:
+def _sum_unless_empty(tensor: Tensor, exchange: GradientExchange) -> None:
     """Sum a tensor in place, if it has any number: not every library accepts an empty one."""
     if tensor.numel():
         exchange.sum(tensor.view(-1))

@@ -95,7 +95,7 @@ def offer_store(host: str) -> tuple[TCPStore, str]:
     return store, f"{host}:{port}"
 
 
-def own_address(address: str) -> str:
+def own_address_towards(address: str) -> str:
     """Return the address of this machine towards another one, HOST:PORT: there that one reaches it."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -121,19 +121,19 @@ class GlooGroup:
     def __init__(self, layout: RingLayout, name: str, rank: int, host: str, client: MemberClient) -> None:
         self._client = client
         self.rank, self.size = rank, len(layout.assignments)
-        before = _sockets()
+        before = _own_endpoints()
         self._epolls = set[int]()
-        self._group: Any = None if self.size == 1 else self._meet(layout, name, rank, host)
-        self.endpoints = sorted(_sockets() - before)[:512]
+        self._group: Any = None if self.size == 1 else self._connect_members(layout, name, rank, host)
+        self.endpoints = sorted(_own_endpoints() - before)[:512]
 
-    def _meet(self, layout: RingLayout, name: str, rank: int, host: str) -> ProcessGroupGloo:
+    def _connect_members(self, layout: RingLayout, name: str, rank: int, host: str) -> ProcessGroupGloo:
         def make() -> ProcessGroupGloo:
             _check_all_reachable(layout, rank)
-            device, self._epolls = _device(host)
-            return _gloo(layout, name, rank, device)
+            device, self._epolls = _create_device(host)
+            return _create_gloo_group(layout, name, rank, device)
 
         try:
-            return _connected(make, self._client)
+            return _make_in_thread(make, self._client)
         except BaseException:
             _ABANDONED.update(self._epolls)
             raise
@@ -146,7 +146,7 @@ class GlooGroup:
             options = dist.AllreduceOptions()
             options.timeout = NO_TIMEOUT
             host = piece.cpu()  # itself, if it is on the CPU
-            self._finish(self._group.allreduce([host], options))
+            self._wait_for_work(self._group.allreduce([host], options))
             if host is not piece:
                 piece.copy_(host)
 
@@ -160,7 +160,7 @@ class GlooGroup:
             return lambda: None
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = root, 0, NO_TIMEOUT
-        return partial(self._finish, self._group.broadcast([tensor], options))
+        return partial(self._wait_for_work, self._group.broadcast([tensor], options))
 
     def close(self) -> None:
         """Let gloo poll this group's sockets once for each event; it can release nothing.
@@ -172,11 +172,11 @@ class GlooGroup:
         for epoll in _ABANDONED:  # of former groups, too: where gloo still wrote, it has undone this since
             use_edge_triggers(epoll)
 
-    def _finish(self, work: dist.Work) -> None:
+    def _wait_for_work(self, work: dist.Work) -> None:
         pulse = self._client.pulse
         pulse.waiting = True
         try:
-            poll(work.is_completed, self._client)
+            poll_until(work.is_completed, self._client)
         except BaseException:
             keep_for_ever(work)
             raise
@@ -189,7 +189,7 @@ class GlooGroup:
             raise LinkError(str(error)) from error
 
 
-def _connected(make: Callable[[], Connected], client: MemberClient) -> Connected:
+def _make_in_thread(make: Callable[[], Connected], client: MemberClient) -> Connected:
     """Return what a function makes that connects all members. It may never return if one of them dies meanwhile.
 
     Raises:
@@ -207,21 +207,21 @@ def _connected(make: Callable[[], Connected], client: MemberClient) -> Connected
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    poll(lambda: bool(made), client)
+    poll_until(lambda: bool(made), client)
     thread.join()
     if isinstance(made[0], Exception):
         raise LinkError(str(made[0])) from made[0]
     return made[0]
 
 
-def _device(host: str) -> tuple[Any, set[int]]:
+def _create_device(host: str) -> tuple[Any, set[int]]:
     """Return a device of gloo, and the epoll descriptors of its thread."""
-    before = _epolls()
+    before = _epoll_descriptors()
     device = ProcessGroupGloo.create_device(hostname=host)
-    return device, _epolls() - before
+    return device, _epoll_descriptors() - before
 
 
-def _gloo(layout: RingLayout, name: str, rank: int, device: Any) -> ProcessGroupGloo:
+def _create_gloo_group(layout: RingLayout, name: str, rank: int, device: Any) -> ProcessGroupGloo:
     store_host, _, port = layout.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
     store = TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
@@ -249,7 +249,7 @@ def _check_all_reachable(layout: RingLayout, rank: int) -> None:
             raise LinkError(f"member {other.member} at [{host}]:{port} cannot be reached: {error}") from error
 
 
-def poll(is_over: Callable[[], bool], client: MemberClient) -> None:
+def poll_until(is_over: Callable[[], bool], client: MemberClient) -> None:
     """Wait until a condition holds.
 
     Raises:
@@ -257,7 +257,7 @@ def poll(is_over: Callable[[], bool], client: MemberClient) -> None:
     """
     polls = 0
     while not is_over():
-        client.check()
+        client.wait_for_lease()
         time.sleep(_POLL_PAUSES_S[min(polls // _POLLS_EACH, len(_POLL_PAUSES_S) - 1)])
         polls += 1
 
@@ -267,9 +267,9 @@ def keep_for_ever(kept: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _epolls() -> set[int]:
+def _epoll_descriptors() -> set[int]:
     numbers = map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208
-    return {number for number in numbers if _opened(number) == "anon_inode:[eventpoll]"}
+    return {number for number in numbers if _descriptor_target(number) == "anon_inode:[eventpoll]"}
 
 
 class _Event(ctypes.Structure):
@@ -279,7 +279,7 @@ class _Event(ctypes.Structure):
     _fields_ = (("events", ctypes.c_uint32), ("kept", ctypes.c_uint64))
 
 
-def _opened(number: int) -> str:
+def _descriptor_target(number: int) -> str:
     """Return the target of a descriptor, "" if it was closed."""
     with suppress(OSError):
         return os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
@@ -300,17 +300,17 @@ def use_edge_triggers(epoll: int) -> None:
     except OSError:  # not every system has that: the thread continues as it did
         return
     for number, events, kept in _WATCHED.findall(description):
-        if _opened(int(number)).startswith("socket:"):
+        if _descriptor_target(int(number)).startswith("socket:"):
             event = _Event(int(events, 16) | select.EPOLLET, int(kept, 16))
             _libc.epoll_ctl(epoll, _EPOLL_CTL_MOD, int(number), ctypes.byref(event))  # fails if gloo has closed it
 
 
-def _sockets() -> set[str]:
+def _own_endpoints() -> set[str]:
     """Return this process's own ends of its TCP connections, HOST:PORT, as errors may name them."""
     found: set[str] = set()
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         with suppress(OSError):
-            if not _opened(number).startswith("socket:"):
+            if not _descriptor_target(number).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(number)) as end:
                 if end.family in (socket.AF_INET, socket.AF_INET6):
@@ -345,7 +345,7 @@ def check_nccl(device: torch.device) -> None:
         raise InputError(f"NCCL needs a model on a GPU, and this one is on {device}", 'omit `collectives="nccl"`')
 
 
-def connect(layout: RingLayout, rank: int, device: torch.device) -> Communicator:
+def connect_nccl(layout: RingLayout, rank: int, device: torch.device) -> Communicator:
     """Return PyTorch's NCCL group of the members of a generation, once all have connected."""
     # PyTorch's own watchdog would end the process where an exchange fails.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -383,7 +383,7 @@ class NcclGroup:
         self.endpoints = host_group.endpoints  # of gloo's sockets; those of NCCL are unknown
         self.broadcast, self.begin_broadcast = host_group.broadcast, host_group.begin_broadcast  # through host memory
         self._is_closed = False
-        self._group = _connected(make, client)
+        self._group = _make_in_thread(make, client)
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members, each of which has the same bits then."""
@@ -396,7 +396,7 @@ class NcclGroup:
         pulse.waiting = True
         try:
             work = self._group.allreduce([tensor], options)
-            poll(work.is_completed, self._client)
+            poll_until(work.is_completed, self._client)
             _check_exchange(work)
         except RuntimeError as error:
             self.close()

@@ -30,7 +30,7 @@ from typing import Self
 from ..cluster.files.processes import ending_with, last_error
 from .coordinator import WORN_OUT
 from .coordinator_server import STATE, RingSettings, read_settings
-from .warm import connect_warm, fork, python_arguments
+from .warm import connect_warm, fork_member, python_arguments
 from .wire import (
     ADDRESS,
     GONE_STATUS,
@@ -63,7 +63,7 @@ ISOLATED = ("-I", "-S", "-X", "utf8")  # for a program that needs the standard l
 
 
 async def start_tool(
-    module: str, *arguments: str, flags: Sequence[str] = (), outlives: bool = False
+    module: str, *arguments: str, flags: Sequence[str] = (), outlives_parent: bool = False
 ) -> asyncio.subprocess.Process:
     """Start a program of Longshore.
 
@@ -71,7 +71,7 @@ async def start_tool(
         module: That has its `main`.
         arguments: Of the program.
         flags: For the interpreter.
-        outlives: Whether it lives on when this process is killed.
+        outlives_parent: Whether it lives on when this process is killed.
 
     Raises:
         OSError: If it cannot be started.
@@ -80,7 +80,7 @@ async def start_tool(
     return await asyncio.create_subprocess_exec(
         sys.executable, *flags, "-c", RUN_MODULE, str(IMPORT_FOLDER), module, *arguments,
         stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=None if outlives else ending_with(os.getpid()),
+        preexec_fn=None if outlives_parent else ending_with(os.getpid()),
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ class CoordinatorProcess:
                 raise OSError(f"the ring's coordinator does not begin; its status is {self._process.returncode}")
             await asyncio.sleep(0.01)
 
-    async def keep(self) -> RingEnd:
+    async def keep_running(self) -> RingEnd:
         """Restart it whenever it ends before the ring does, and return how the ring ended.
 
         The ring is lost if the coordinator ends at once each time, or cannot be started or killed.
@@ -122,7 +122,7 @@ class CoordinatorProcess:
         restarts = 0
         while self._process is not None:
             began_s = _now_s()
-            status = await self._end_of(self._process)
+            status = await self._wait_for_end(self._process)
             if status is None:
                 return RingEnd("lost", "the coordinator does not answer, and cannot be killed")
             restarts = 0 if _now_s() - began_s > LIVED_S else restarts + 1
@@ -140,14 +140,14 @@ class CoordinatorProcess:
         if self._process is not None:
             await end_tool(self._process)
 
-    async def _end_of(self, process: asyncio.subprocess.Process) -> int | None:
+    async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int | None:
         """Wait for its end, and kill it if it does not answer; return its status, None if it survives that."""
         silent_s, probed_s = 0.0, _now_s()
         while process.returncode is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), COORDINATOR_PROBE_S)
                 break
-            answers = await self._answers()
+            answers = await self._is_answering()
             now_s = _now_s()
             # If this process stood still, it could not receive an answer: that does not count.
             silent_s, probed_s = 0.0 if answers else silent_s + min(now_s - probed_s, 2 * COORDINATOR_PROBE_S), now_s
@@ -159,7 +159,7 @@ class CoordinatorProcess:
                 return None
         return process.returncode
 
-    async def _answers(self) -> bool:
+    async def _is_answering(self) -> bool:
         try:
             async with asyncio.timeout(COORDINATOR_PROBE_S):
                 port = int(json.loads((self._folder / STATE).read_bytes())["port"])
@@ -245,7 +245,7 @@ class RingLauncher:
         self._ends_by = 0  # signal that ends all members, once they are to end
 
     @property
-    def running(self) -> dict[int, int]:
+    def running_pids(self) -> dict[int, int]:
         """Pid of each member that runs."""
         return dict(self._running)
 
@@ -260,7 +260,7 @@ class RingLauncher:
         return None if self._coordinator is None else self._coordinator.pid
 
     @property
-    def tools(self) -> set[int]:
+    def tool_pids(self) -> set[int]:
         """Pids of the coordinator and of the warm process, if this launcher started them."""
         warm = None if self._warm_process is None else self._warm_process.pid
         return {pid for pid in (self.coordinator_pid, warm) if pid is not None}
@@ -269,7 +269,7 @@ class RingLauncher:
         """Start the coordinator, and restart it whenever it is killed, until the ring is over."""
         self._coordinator = CoordinatorProcess(self.folder, self._settings)
         await self._coordinator.start()
-        self._keep(self._watch_coordinator(self._coordinator))
+        self._run_in_background(self._watch_coordinator(self._coordinator))
 
     async def start_warm(self, command: tuple[str, ...]) -> None:
         """Start a warm process, if a command runs Python; members that run it are forked from it once it is ready."""
@@ -278,13 +278,14 @@ class RingLauncher:
             return
         path = self.folder / "warm.sock"
         more = [_WARM_IMPORTS[name] for name in arguments[1:2] if arguments[0] == "-m" and name in _WARM_IMPORTS]
-        self._warm_process = await start_tool(_WARM, str(path), *more, outlives=True)  # It ends its members first.
+        # It ends its members first.
+        self._warm_process = await start_tool(_WARM, str(path), *more, outlives_parent=True)
         self._warm = path
 
     async def connect(self) -> None:
         """Connect to the coordinator, and again whenever it was restarted."""
         ready = asyncio.Event()
-        self._keep(self._follow(ready))
+        self._run_in_background(self._stay_connected(ready))
         await ready.wait()
 
     def start(self, start: MemberStart) -> None:
@@ -293,7 +294,7 @@ class RingLauncher:
             return
         self._starting.add(start.member)
         self._send(MemberStarting(start.member))
-        self._keep(self._run(start))
+        self._run_in_background(self._run_member(start))
 
     def needs_restart(self, member: int, status: int) -> bool:
         """Return whether the ring needs another process in place of one that ended.
@@ -310,9 +311,9 @@ class RingLauncher:
             return False
         return why == WORN_OUT or (status == RESTART_STATUS and member in holders)
 
-    async def _run(self, start: MemberStart) -> None:
+    async def _run_member(self, start: MemberStart) -> None:
         try:
-            exited = await self._begin(start)
+            exited = await self._start_process(start)
         except Exception as error:  # Whatever it is: the ring has to know that the member does not run.
             if not self._ends_by:
                 _log(f"member {start.member} cannot be started: {error}")
@@ -321,16 +322,19 @@ class RingLauncher:
             if start.member in self.declared:  # while it was started
                 self._kill_member(start.member)
             if self._ends_by:
-                self.signal(self._ends_by)
+                self.signal_members(self._ends_by)
             self._member_exited(start, await exited)
 
-    async def _begin(self, start: MemberStart) -> Coroutine[None, None, int]:
+    async def _start_process(self, start: MemberStart) -> Coroutine[None, None, int]:
         """Start a process; return a coroutine that waits for its exit status."""
         if start.member in self.declared:
             raise OSError(f"it was declared gone: {self.declared[start.member]}")
         own = {
-            ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(start.member), NODE: start.node
-        }  # fmt: skip
+            ADDRESS: self.coordinator_address(),
+            SECRET: self._settings.secret,
+            MEMBER: str(start.member),
+            NODE: start.node,
+        }
         environment, log = {**start.environment, **own}, start.log
         if log is not None:
             self._log_sizes[start.member] = log.stat().st_size if log.is_file() else 0
@@ -347,41 +351,41 @@ class RingLauncher:
                 os.close(output)
         return exited
 
-    async def ended(self) -> RingEnd:
+    async def wait_for_end(self) -> RingEnd:
         """Wait until the ring is over and all members have exited; those of a lost ring are killed."""
         end = await self._end
         until_s = _now_s() + LOST_GRACE_S
         while self._starting:
             if end.outcome != "done" and _now_s() > until_s:
-                self.signal(signal.SIGKILL)
+                self.signal_members(signal.SIGKILL)
             await asyncio.sleep(MEMBER_POLL_S)
         return end
 
-    def end(self, number: int) -> None:
+    def end_members(self, signal_number: int) -> None:
         """End all members by a signal, also those that are being started, and start no more.
 
         The coordinator does not count that as a fault.
         """
         if not self._ends_by:
-            self._keep(self._end_when_empty())
-        self._ends_by = number
+            self._run_in_background(self._end_once_all_exited())
+        self._ends_by = signal_number
         self._send(Terminating())
-        self.signal(number)
+        self.signal_members(signal_number)
 
-    async def _end_when_empty(self) -> None:
+    async def _end_once_all_exited(self) -> None:
         while self._starting:
             await asyncio.sleep(MEMBER_POLL_S)
         if not self._end.done():
             self._end.set_result(RingEnd("lost", "its launcher ended it"))
 
-    def signal(self, number: int) -> None:
+    def signal_members(self, signal_number: int) -> None:
         """Send a signal to all members and their groups."""
         for pid in self._running.values():
-            if not _kill(pid, number):  # a process that was forked just now does not lead its group yet
+            if not _signal_group(pid, signal_number):  # a process that was forked just now does not lead its group yet
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+                    os.kill(pid, signal_number)
 
-    def address(self) -> str:
+    def coordinator_address(self) -> str:
         """Return HOST:PORT of the coordinator.
 
         Raises:
@@ -398,7 +402,7 @@ class RingLauncher:
         """End all that was started."""
         for task in self._tasks:
             task.cancel()
-        self.signal(signal.SIGKILL)
+        self.signal_members(signal.SIGKILL)
         if self._coordinator is not None:
             await self._coordinator.close()
         if self._warm_process is not None:
@@ -410,14 +414,14 @@ class RingLauncher:
 
     async def _watch_coordinator(self, coordinator: CoordinatorProcess) -> None:
         try:
-            end = await coordinator.keep()
+            end = await coordinator.keep_running()
         except Exception as error:  # Without this task, nothing would report the ring's end.
             end = RingEnd("lost", f"the coordinator cannot be kept running: {error}")
         await asyncio.sleep(RESTART_S)  # Its last messages may be on their way.
         if not self._end.done():
             self._end.set_result(end)
 
-    async def _follow(self, ready: asyncio.Event) -> None:
+    async def _stay_connected(self, ready: asyncio.Event) -> None:
         while not self._end.done():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 await self._listen(ready)
@@ -426,7 +430,7 @@ class RingLauncher:
         ready.set()
 
     async def _listen(self, ready: asyncio.Event) -> None:
-        host, _, port = self.address().rpartition(":")
+        host, _, port = self.coordinator_address().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
         try:
             async with asyncio.timeout(GREETING_S):
@@ -453,13 +457,13 @@ class RingLauncher:
             # A member that lives may receive the same and end by itself, with its own status.
             asyncio.get_running_loop().call_later(EVICTION_S, self._kill_member, message.member)
             if self.on_declared is not None:
-                _call(self.on_declared, message.member, message.reason)
+                _call_safely(self.on_declared, message.member, message.reason)
         elif isinstance(message, RingEnd) and not self._end.done():
             self._end.set_result(message)
 
     def _kill_member(self, number: int) -> None:
         if number in self._running:
-            _kill(self._running[number], signal.SIGKILL)
+            _signal_group(self._running[number], signal.SIGKILL)
 
     def _send(self, message: Message) -> None:
         if self._writer is not None:
@@ -485,7 +489,7 @@ class RingLauncher:
         if connection is None:
             return None
         request = {"arguments": arguments, "environment": dict(environment), "folder": str(start.folder)}
-        forked = await fork(connection, request, output)
+        forked = await fork_member(connection, request, output)
         if forked is None:
             return None
         pid, exited = forked
@@ -505,14 +509,14 @@ class RingLauncher:
     def _member_exited(self, start: MemberStart, status: int) -> None:
         pid = self._running.pop(start.member, None)
         if pid is not None:
-            _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        self.exits[start.member], self._errors[start.member] = status, self._error_of(start, status)
+            _signal_group(pid, signal.SIGKILL)  # what it left behind in its group
+        self.exits[start.member], self._errors[start.member] = status, self._logged_error(start, status)
         self._starting.discard(start.member)
         if self.on_exit is not None:  # First: the coordinator is to learn of a replacement before the exit.
-            _call(self.on_exit, start, status)
+            _call_safely(self.on_exit, start, status)
         self._send(MemberExited(start.member, status, self._errors[start.member]))
 
-    def _error_of(self, start: MemberStart, status: int) -> str:
+    def _logged_error(self, start: MemberStart, status: int) -> str:
         """Return the error in a member's log; "" of one that ended as it should."""
         if start.log is None or start.member not in self._log_sizes or status in (0, GONE_STATUS, RESTART_STATUS):
             return ""
@@ -522,13 +526,13 @@ class RingLauncher:
         """Return how a member ended, for people."""
         return describe_exit(self.exits[member], self._errors[member])
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
+    def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _call(callback: Callable[..., object], *arguments: object) -> None:
+def _call_safely(callback: Callable[..., object], *arguments: object) -> None:
     """Call a user of a launcher; its failure must not stop the launcher."""
     try:
         callback(*arguments)
@@ -536,11 +540,11 @@ def _call(callback: Callable[..., object], *arguments: object) -> None:
         traceback.print_exc()
 
 
-def _kill(pid: int, number: int) -> bool:
+def _signal_group(pid: int, signal_number: int) -> bool:
     """Send a signal to a process group, and return whether it still exists."""
     with contextlib.suppress(PermissionError):
         try:
-            os.killpg(pid, number)
+            os.killpg(pid, signal_number)
         except ProcessLookupError:
             return False
     return True

@@ -14,16 +14,25 @@ import torch
 
 from ..cluster.files.errors import InputError
 from ..reporting import Steps
-from .gradients import GradientPiece, Gradients, WideSums, check_parameters, pieces_of, tables_of
-from .groups import GlooGroup, LinkError, NcclGroup, RingGroup, check_nccl, connect, offer_store, own_address
-from .member_client import AbortedError, FinishedError, MemberClient, RelievedError, from_environment
+from .gradients import GradientPiece, Gradients, WideSums, check_parameters, pieces_of, sparse_weight_ids
+from .groups import (
+    GlooGroup,
+    LinkError,
+    NcclGroup,
+    RingGroup,
+    check_nccl,
+    connect_nccl,
+    offer_store,
+    own_address_towards,
+)
+from .member_client import AbortedError, FinishedError, MemberClient, RelievedError, client_from_environment
 from .state import (
     HasState,
     NewestCheckpoint,
-    find_newest,
+    find_newest_checkpoint,
     load_model,
     model_state,
-    plain,
+    plain_state,
     random_state,
     receive_state,
     send_state,
@@ -38,7 +47,7 @@ MAX_REPORT_STEPS = 1024
 TRIAL_S = 1.0  # between two trial steps of a relieved member, and at least as long as one takes
 
 
-def report_interval(step_s: float) -> int:
+def steps_between_reports(step_s: float) -> int:
     """Return the steps between two reports: a power of 2, so that members of unequal speed report the same ones."""
     steps = 1
     while 0.0 < steps * step_s < STEP_REPORT_S and steps < MAX_REPORT_STEPS:
@@ -92,7 +101,7 @@ class Ring:
         self._steps = Steps()
         self._is_first, self._is_relieved = True, False
         try:
-            self._join()
+            self._recover()
         except FinishedError:
             sys.exit(0)
 
@@ -139,9 +148,9 @@ class Ring:
                     self._begin_step()
                     yield min(self._client.step, until - 1)
                 try:
-                    self._client.done()
+                    self._client.wait_until_done()
                 except AbortedError:
-                    self._join()
+                    self._recover()
         except FinishedError:
             return
 
@@ -164,19 +173,19 @@ class Ring:
         self._loss = loss.detach() if loss is not None and hasattr(loss, "detach") else loss
         if self._is_relieved:
             return self._end_trial_step()
-        number, gradients = self._client.step, self._formation.gradients()
+        number, gradients = self._client.step, self._formation.take_gradients()
         while True:
             try:
                 self._formation.average(gradients)
             except EXCHANGE_ERRORS as error:
                 shards = self.shards
-                self._join(error)
+                self._recover(error)
                 if self._is_relieved or self._client.step != number or self.shards != shards:
                     self._loss = None  # of a step that was not taken
                     self._optimizer.zero_grad(set_to_none=True)
                     return False
                 continue
-            gradients.put()
+            gradients.assign_means()
             if before is not None:
                 before()
             self._optimizer.step()
@@ -231,9 +240,9 @@ class Ring:
         else:
             self._client.leave(f"{kind.__name__}: {error}" if kind else "its script left the ring")
 
-    def _join(self, error: Exception | None = None) -> None:
+    def _recover(self, error: Exception | None = None) -> None:
         try:
-            self._formation.join(error)
+            self._formation.recover(error)
             self._is_relieved = False
         except RelievedError:
             self._is_relieved = True
@@ -244,8 +253,8 @@ class Ring:
         """Drop a step that was computed to measure this member, and wait a while for a seat."""
         self._optimizer.zero_grad(set_to_none=True)
         try:
-            if self._client.trial_step(self._computed_s / len(self.shards), max(TRIAL_S, self._computed_s)):
-                self._join()
+            if self._client.report_trial_step(self._computed_s / len(self.shards), max(TRIAL_S, self._computed_s)):
+                self._recover()
         except FinishedError:
             sys.exit(0)
         return False
@@ -254,7 +263,7 @@ class Ring:
         now_s = time.monotonic()
         pulse = self._client.pulse
         pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
-        if self._client.step % report_interval(pulse.step_s) == 0 and not self._is_relieved:
+        if self._client.step % steps_between_reports(pulse.step_s) == 0 and not self._is_relieved:
             computed_s = self._computed_s if self._began_s else None
             self._steps.begin(self._client.step, computed_s=computed_s, loss=self._loss)
         self._began_s = now_s
@@ -265,11 +274,11 @@ class Ring:
         if self._is_first:
             self._is_first = False
             self._formation.check_state()  # it has the optimizer's state by now
-            self._client.first_step()
+            self._client.report_first_step()
 
 
 class Formation:
-    """A member's group, seat and state; `join` takes part in a recovery.
+    """A member's group, seat and state; `recover` takes part in a recovery.
 
     Args:
         model: Whose parameters and buffers are the ring's.
@@ -285,7 +294,7 @@ class Formation:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoints: Path | None, collectives: str
     ) -> None:
         check_parameters(model)
-        self._model, self._optimizer, self._tables = model, optimizer, tables_of(model)
+        self._model, self._optimizer, self._sparse_ids = model, optimizer, sparse_weight_ids(model)
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._over_nccl = collectives == "nccl"
         if self._over_nccl:
@@ -300,15 +309,15 @@ class Formation:
         self._made = list[RingGroup]()  # in this generation
         self.seat, self.seats, self.rank = -1, 0, -1
         self.shards: list[int] = []
-        self._newest = None if checkpoints is None else find_newest(checkpoints)
+        self._newest = None if checkpoints is None else find_newest_checkpoint(checkpoints)
         self._problem: InputError | None = None  # of it; a member that receives the ring's state does not need it
-        step = 0 if self._newest is None else self._load(self._newest)
-        self._host = own_address(os.environ[ADDRESS])
+        step = 0 if self._newest is None else self._load_checkpoint(self._newest)
+        self._host = own_address_towards(os.environ[ADDRESS])
         self._store, store = offer_store(self._host)
-        self.client: MemberClient = from_environment(store, step)
+        self.client: MemberClient = client_from_environment(store, step)
         self.client.start()
 
-    def _load(self, newest: NewestCheckpoint) -> int:
+    def _load_checkpoint(self, newest: NewestCheckpoint) -> int:
         """Load a checkpoint, and return its step; 0 if it cannot be loaded."""
         try:
             state = newest.read()
@@ -316,19 +325,19 @@ class Formation:
                 self._load_state(state)
                 return int(state["step"])
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                raise newest.problem("the newest checkpoint is of another model") from error
+                raise newest.error_about("the newest checkpoint is of another model") from error
         except InputError as error:
             self._problem = error
             return 0
 
-    def join(self, error: Exception | None = None) -> None:
+    def recover(self, error: Exception | None = None) -> None:
         """Take part in recoveries until one succeeds. Steps are those of `Coordinator` (coordinator.py).
 
         1. Detect: report an exchange that failed.
         2. Stop: give up the group of the last generation.
         3. Choose: wait for the layout, which has this member's seat.
-        4. Form the group (`_form`).
-        5. Copy the ring's state, as source or receiver (`_copy`), and report that this member is ready.
+        4. Form the group (`_make_group`).
+        5. Copy the ring's state, as source or receiver (`_copy_state`), and report that this member is ready.
 
         Args:
             error: That ended the last exchange.
@@ -341,20 +350,20 @@ class Formation:
         while True:
             try:
                 if isinstance(error, LinkError):
-                    self.client.exchange_failed(error.peer, str(error))
+                    self.client.report_failed_exchange(error.peer, str(error))
                 while self._made:
                     self._made.pop().close()
-                self._form(self.client.layout())
+                self._form_and_copy(self.client.wait_for_layout())
                 return
             except EXCHANGE_ERRORS as failed:
                 error = failed
 
-    def gradients(self) -> Gradients:
+    def take_gradients(self) -> Gradients:
         """Return the gradients of the step in progress, as this member computed them."""
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         identities = [id(parameter) for parameter in trained]
         if identities != self._trained:  # a script may freeze and thaw layers on its way
-            self._trained, self._pieces = identities, pieces_of(trained, self._tables)
+            self._trained, self._pieces = identities, pieces_of(trained, self._sparse_ids)
         return Gradients(self._pieces, self._wide.take())
 
     def average(self, gradients: Gradients) -> None:
@@ -377,7 +386,7 @@ class Formation:
     def begin_step(self) -> None:
         """Keep the state of random numbers: a step that is computed again has the same ones."""
         self._wide.take()  # of a step that was dropped
-        self._wide.begin()
+        self._wide.watch_trained()
         if self._random is not None:
             set_random_state(self._random)
         self._random = random_state()
@@ -393,7 +402,7 @@ class Formation:
         Raises:
             InputError: If not.
         """
-        plain(self.state())
+        plain_state(self.state())
 
     def state(self) -> dict[str, Any]:
         """Return the state that a joining member receives."""
@@ -405,16 +414,18 @@ class Formation:
             "kept": {**self._unclaimed, **{name: part.state_dict() for name, part in self._kept.items()}},
         }
 
-    def _form(self, layout: RingLayout) -> None:
+    def _form_and_copy(self, layout: RingLayout) -> None:
         client = self.client
         members = [assignment.member for assignment in layout.assignments]
         rank = members.index(client.member)
         group = self._make_group(layout, rank)
         self._groups += len(members) > 1
         formed_s = time.monotonic()
-        self._copy(layout, group)
+        self._copy_state(layout, group)
         copy_s = time.monotonic() - formed_s
-        client.ready(MemberReady(client.member, layout.generation, client.step, self._groups, group.endpoints, copy_s))
+        client.report_ready(
+            MemberReady(client.member, layout.generation, client.step, self._groups, group.endpoints, copy_s)
+        )
         self._group, self.rank, self.seats = group, rank, layout.seats
         self.seat, self.shards = layout.assignments[rank].seat, layout.assignments[rank].shards
 
@@ -422,10 +433,10 @@ class Formation:
         # One by one: if the second cannot be made, the first is still closed.
         self._made.append(GlooGroup(layout, "ring", rank, self._host, self.client))
         if self._over_nccl and len(layout.assignments) > 1:
-            self._made.append(NcclGroup(self._made[0], partial(connect, layout, rank, self._device), self.client))
+            self._made.append(NcclGroup(self._made[0], partial(connect_nccl, layout, rank, self._device), self.client))
         return self._made[-1]
 
-    def _copy(self, layout: RingLayout, group: RingGroup) -> None:
+    def _copy_state(self, layout: RingLayout, group: RingGroup) -> None:
         """Send or receive the ring's state if the layout requires it."""
         own, receivers = self.client.member, layout.receivers
         copying = [

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from . import wire
-from .wire import HEARTBEAT_S, SILENCE_S, answer, check_welcome
+from .wire import HEARTBEAT_S, SILENCE_S, answer_challenge, check_welcome
 
 RECONNECT_S = 0.05
 GREETING_TIMEOUT_S = 5.0  # for the coordinator to prove the secret
@@ -68,7 +68,7 @@ class Connection:
 
         Args:
             wait_s: How long to wait for a message.
-            greet: Answers a challenge, by `hello`.
+            greet: Answers a challenge, by `send_hello`.
         """
         connection = self._socket
         if connection is None:
@@ -81,14 +81,14 @@ class Connection:
             data = connection.recv(1 << 16)
             messages = self._buffer.feed(data)
             while messages and not self._is_welcome:
-                self._take_greeting(messages.pop(0), greet)
+                self._receive_greeting(messages.pop(0), greet)
         except (OSError, ValueError):
             return None
         return messages if data else None
 
-    def hello(self, challenge: wire.Challenge, hello: wire.Hello) -> None:
+    def send_hello(self, challenge: wire.Challenge, hello: wire.Hello) -> None:
         """Answer a challenge. Messages that are sent from here on follow the answer."""
-        hello = answer(self._secret, challenge, hello)
+        hello = answer_challenge(self._secret, challenge, hello)
         self.send(hello)
         self._challenge, self._hello = challenge, hello
 
@@ -106,7 +106,7 @@ class Connection:
         if connection is not None:
             connection.close()
 
-    def _take_greeting(self, message: wire.Message, greet: Callable[[wire.Challenge], None]) -> None:
+    def _receive_greeting(self, message: wire.Message, greet: Callable[[wire.Challenge], None]) -> None:
         """Answer the challenge, and accept nothing else before the welcome.
 
         Raises:
@@ -226,20 +226,20 @@ class MemberClient:
         """Whether the group of this member is of an earlier generation."""
         return self.generation != self._group_generation
 
-    def check(self) -> None:
+    def wait_for_lease(self) -> None:
         """Wait while this process has no lease; raise if the ring is formed again.
 
         Raises:
             AbortedError: If so.
         """
-        if not self._is_leased():
+        if not self._has_lease():
             with self._changed:
-                while not self._is_leased() and not self.is_aborted:
+                while not self._has_lease() and not self.is_aborted:
                     self._changed.wait(RESEND_S)
         if self.is_aborted:
             raise AbortedError
 
-    def layout(self) -> wire.RingLayout:
+    def wait_for_layout(self) -> wire.RingLayout:
         """Wait for the layout of the newest generation.
 
         Raises:
@@ -273,7 +273,7 @@ class MemberClient:
             raise FinishedError
         return None
 
-    def trial_step(self, compute_s: float, pause_s: float) -> bool:
+    def report_trial_step(self, compute_s: float, pause_s: float) -> bool:
         """Report how long this relieved member computed a shard; return whether it has a seat again within a pause.
 
         Raises:
@@ -286,7 +286,7 @@ class MemberClient:
                 self._changed.wait(left_s)
             return not self.is_relieved
 
-    def ready(self, ready: wire.MemberReady) -> None:
+    def report_ready(self, ready: wire.MemberReady) -> None:
         """Report that this member has group and state, and wait until all have.
 
         Raises:
@@ -304,7 +304,7 @@ class MemberClient:
             if self._resumed < ready.generation:
                 raise AbortedError
 
-    def exchange_failed(self, peer: str, evidence: str) -> None:
+    def report_failed_exchange(self, peer: str, evidence: str) -> None:
         """Report a failed exchange, and wait until the ring is formed again.
 
         Raises:
@@ -326,7 +326,7 @@ class MemberClient:
             AbortedError: If the ring is formed again: the step is not applied.
         """
         with self._changed:
-            self.check()
+            self.wait_for_lease()
             self._applying = True
 
     def end_apply(self, step: int) -> None:
@@ -336,11 +336,11 @@ class MemberClient:
             if self.is_aborted:
                 self._send(wire.Stopped(self.member, self.generation, self.step, awaits_layout=False))
 
-    def first_step(self) -> None:
+    def report_first_step(self) -> None:
         """Report that the first step of a generation is done."""
         self._send(wire.FirstStep(self.member, self._group_generation, self.step))
 
-    def done(self) -> None:
+    def wait_until_done(self) -> None:
         """Wait until all members are done.
 
         Raises:
@@ -355,7 +355,7 @@ class MemberClient:
                 self._changed.wait(RESEND_S)
         raise FinishedError
 
-    def may_save(self) -> bool:
+    def request_save(self) -> bool:
         """Return whether a checkpoint of this step may be named: only that of a seated member may."""
         with self._changed:
             while True:
@@ -391,19 +391,19 @@ class MemberClient:
                 continue
             if time.monotonic() >= beat_s:
                 beat_s = time.monotonic() + HEARTBEAT_S
-                self._beat()
-            self._receive_all(max(0.0, min(beat_s - time.monotonic(), HEARTBEAT_S)))
+                self._send_heartbeat()
+            self._receive_messages(max(0.0, min(beat_s - time.monotonic(), HEARTBEAT_S)))
 
-    def _greet(self, challenge: wire.Challenge) -> None:
+    def _send_greeting(self, challenge: wire.Challenge) -> None:
         with self._changed:  # messages of the main thread about this state follow it
             token, generation, step, fresh = self._token, self._group_generation, self.step, self._fresh
             hello = wire.Hello("member", self.member, token, generation, step, fresh, self._store, self._node)
-            self._connection.hello(challenge, hello)
+            self._connection.send_hello(challenge, hello)
             if self._awaits_layout:
                 self._send(wire.AwaitsLayout(self.member, self.generation, self.step))
-        self._beat()
+        self._send_heartbeat()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         self._number += 1
         self._sent_s[self._number] = time.monotonic()
         pulse = self.pulse
@@ -414,8 +414,8 @@ class MemberClient:
             )
         )  # fmt: skip
 
-    def _receive_all(self, wait_s: float) -> None:
-        messages = self._connection.receive(wait_s, self._greet)
+    def _receive_messages(self, wait_s: float) -> None:
+        messages = self._connection.receive(wait_s, self._send_greeting)
         if messages is None:
             with self._changed:
                 self._connection.close()
@@ -431,7 +431,7 @@ class MemberClient:
             end_process(wire.RESTART_STATUS if message.restart else wire.GONE_STATUS, message.reason)
         with self._changed:
             if isinstance(message, wire.Abort) and message.generation >= self.generation:
-                self._abort(message.generation)
+                self._receive_abort(message.generation)
             elif isinstance(message, wire.RingLayout) and message.generation >= self.generation:
                 self.generation, self._layout, self.is_relieved = message.generation, message, False
             elif isinstance(message, wire.Relieved) and message.generation >= self.generation:
@@ -445,7 +445,7 @@ class MemberClient:
                 self._finished = True
             self._changed.notify_all()
 
-    def _abort(self, generation: int) -> None:
+    def _receive_abort(self, generation: int) -> None:
         self.is_relieved = False  # only seated members are aborted
         if generation > self.generation:
             self.generation, self._layout = generation, None
@@ -465,7 +465,7 @@ class MemberClient:
             self._silence.end()
             self._changed.notify_all()
 
-    def _is_leased(self) -> bool:
+    def _has_lease(self) -> bool:
         return time.monotonic() - self._leased_s <= SILENCE_S or self._finished or self._closed
 
     def _check_silence(self) -> None:
@@ -475,7 +475,7 @@ class MemberClient:
             end_process(wire.GONE_STATUS, f"the coordinator was silent for {silent_s:.0f} s")
 
 
-def from_environment(store: str, step: int) -> MemberClient:
+def client_from_environment(store: str, step: int) -> MemberClient:
     """Return the connection of the member that this process was started as.
 
     Args:

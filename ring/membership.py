@@ -61,12 +61,12 @@ class CoordinatorState:
         """Return whether a member has a seat."""
         return str(number) in self.tokens and str(number) not in self.relieved
 
-    def take_seat(self, seat: int, number: int, token: str) -> None:
+    def give_seat(self, seat: int, number: int, token: str) -> None:
         """Give a seat to a member."""
         self.changes += 1
         self.holders[seat], self.tokens[str(number)] = number, token
 
-    def lose(self, number: int, reason: str) -> bool:
+    def remove_member(self, number: int, reason: str) -> bool:
         """Count a member as gone for good; return whether it had a seat."""
         self.changes += 1
         self.gone[str(number)] = reason
@@ -92,27 +92,27 @@ class CoordinatorState:
         del self.tokens[str(number)]
         return self.relieved.pop(str(number))
 
-    def with_last_gone(self, problem: str) -> str:
+    def with_last_gone_reason(self, problem: str) -> str:
         """Return a problem with the reason of the member that was declared gone last."""
         last = next(reversed(self.gone), None)
         return problem if last is None else f"{problem}; the last: member {last}: {self.gone[last]}"
 
-    def begin(self) -> None:
+    def begin_generation(self) -> None:
         """Begin a generation."""
         self.changes += 1
         self.generation, self.phase = self.generation + 1, Phase.STOPPING
 
-    def form(self, slow: Mapping[int, float]) -> None:
+    def begin_forming(self, slow: Mapping[int, float]) -> None:
         """Begin to form the ring with the seated members; how slow some of them are decides on the shards."""
-        self.enter(Phase.FORMING)
+        self.enter_phase(Phase.FORMING)
         self.slow = {str(member): slow[member] for member in self.holders if member in slow}
 
-    def run(self, cost_s: float) -> None:
+    def begin_running(self, cost_s: float) -> None:
         """Let the ring run, and keep how long it took to form it and copy its state; 0 if nothing was copied."""
-        self.enter(Phase.RUNNING)
+        self.enter_phase(Phase.RUNNING)
         self.cost_s = max(self.cost_s, cost_s)
 
-    def enter(self, phase: Phase, outcome: str = "") -> None:
+    def enter_phase(self, phase: Phase, outcome: str = "") -> None:
         """Change the phase."""
         self.changes += 1
         self.phase, self.outcome = phase, outcome
@@ -152,7 +152,7 @@ class MemberState:
         self.stopped = self.awaits_layout = self.ready = self.ran = self.done = self.waiting = False
         self.aborted_s = None
 
-    def forgive(self, gap_s: float, now_s: float) -> None:
+    def exclude_gap(self, gap_s: float, now_s: float) -> None:
         """Do not count a time in which no message could be received."""
         self.last_message_s = min(self.last_message_s + gap_s, max(now_s, self.last_message_s))
         self.aborted_s = None if self.aborted_s is None else min(self.aborted_s + gap_s, now_s)
@@ -163,7 +163,7 @@ class MemberState:
         self.compute_s.clear()
         self.step_s.clear()
 
-    def heartbeat(self, beat: Heartbeat, shards: int) -> None:
+    def record_heartbeat(self, beat: Heartbeat, shards: int) -> None:
         """Keep what a heartbeat reports.
 
         Args:
@@ -175,7 +175,7 @@ class MemberState:
             self.step_s.append(beat.step_s)
         self.moved, self.waiting, self.until = beat.moved, beat.waiting, beat.until
 
-    def moves(self, moved: int, *, is_waiting: bool) -> bool:
+    def shows_progress(self, moved: int, *, is_waiting: bool) -> bool:
         """Return whether a heartbeat shows progress: an exchange has ended, or the member waits for none."""
         return not self.done and (moved != self.moved or not is_waiting)
 
@@ -212,18 +212,18 @@ class RecoveryTimer:
     members: int = 0
 
     def __str__(self) -> str:
-        took = self.seconds()
+        took = self.phase_durations()
         return (
             f"seconds to detect {took.detect_s:.3f}, stop {took.stop_s:.3f}, choose {took.choose_s:.3f}, "
             f"form {took.form_s:.3f}, copy {took.copy_s:.3f}, first step {took.first_step_s:.3f}"
         )
 
-    def explain(self, why: str) -> None:
+    def set_gone_reason(self, why: str) -> None:
         """Set the reason to a member that is gone, if so far only what others noticed of it is known."""
         if why and " is gone: " not in self.reason and self.reason != START:
             self.reason = why
 
-    def runs_s(self, now_s: float) -> float:
+    def running_s(self, now_s: float) -> float:
         """Return for how long the ring has run in this generation, 0 before."""
         return now_s - self.ready_s if self.ready_s >= 0.0 else 0.0
 
@@ -231,7 +231,7 @@ class RecoveryTimer:
         """Return how long it took to form the ring and copy its state, 0 if nothing was copied."""
         return self.ready_s - self.formed_s if self.copy_s > 0.0 else 0.0
 
-    def seconds(self) -> Recovery:
+    def phase_durations(self) -> Recovery:
         """Return how long each phase took, -1 for one that has not ended."""
 
         def between(start_s: float, end_s: float) -> float:
@@ -277,7 +277,7 @@ FAILURE_COUNTS_S: Final = 600.0  # for which a failure of a pair counts
 MISMATCHED_UNTIL_S: Final = 5.0  # that members wait for one that is done
 
 
-def silent(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
+def silent_members(members: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
     """Yield members that have sent no message for too long, and the reason to declare each gone.
 
     If that is more than half of them, the coordinator's own link is probably cut. Then none is silent before all of
@@ -296,7 +296,7 @@ def most_are_quiet(members: Collection[MemberState], limits: RingLimits, now_s: 
     return 2 * sum(now_s - member.last_message_s > quiet_s for member in members) > len(members)
 
 
-def unstopped(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
+def unstopped_members(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -> Iterator[tuple[int, str]]:
     """Yield members that do not stop after `Abort`, or whose script does not end its step, each with the reason."""
     for member in seated:
         if member.aborted_s is None or member.awaits_layout:
@@ -308,7 +308,7 @@ def unstopped(seated: Iterable[MemberState], limits: RingLimits, now_s: float) -
             yield member.number, f"its script did not end its step within {limits.arrive_s:.0f} s"
 
 
-def mismatched_until(seated: Collection[MemberState], quiet_s: float) -> str:
+def until_mismatch(seated: Collection[MemberState], quiet_s: float) -> str:
     """Return why a ring can never be done, "" if it can: some members are done, and others wait for them.
 
     A member that waits for the last step of all is a step behind, and does not count.
@@ -329,7 +329,7 @@ def mismatched_until(seated: Collection[MemberState], quiet_s: float) -> str:
     )
 
 
-def worn_out(seated: Collection[MemberState], limits: RingLimits) -> int | None:
+def worn_out_member(seated: Collection[MemberState], limits: RingLimits) -> int | None:
     """Return the member whose process has formed the most groups that it may, and needs a restart; None if none has."""
     found = [member for member in seated if member.groups >= limits.groups and not member.done]
     return max(found, key=lambda member: member.groups).number if found and len(seated) > 1 else None
@@ -342,13 +342,13 @@ class Hints:
         self._limits = limits
         self._present: dict[str, str] = {}  # hints by their kind
 
-    def present(self) -> list[str]:
+    def current(self) -> list[str]:
         """Return the hints that were logged and still hold."""
         return list(self._present.values())
 
     def update(
         self, members: Collection[MemberState], unconnected: Collection[int], seated: Iterable[MemberState],
-        runs_s: float, now_s: float,
+        running_s: float, now_s: float,
     ) -> list[str]:  # fmt: skip
         """Return lines for the log, of hints that did not hold before.
 
@@ -356,7 +356,7 @@ class Hints:
             members: All that are connected.
             unconnected: Those that were started long ago and have not connected.
             seated: Members on seats.
-            runs_s: For how long the ring has run since it was formed.
+            running_s: For how long the ring has run since it was formed.
             now_s: The time.
         """
         found, limit_s = {}, self._limits.hint_s
@@ -364,13 +364,14 @@ class Hints:
             found["alarm"] = "most members are silent: this coordinator is probably cut off"
         if unconnected:
             found["hint"] = (
-                f"{_named(unconnected)} sent nothing for {limit_s:.0f} s: does the script reach `with Ring(...)`? "
+                f"{_members_text(unconnected)} sent nothing for {limit_s:.0f} s: "
+                "does the script reach `with Ring(...)`? "
                 f"A member that never connects is ended, at the start after {self._limits.gather_s:.0f} s"
             )
-        elif idle := [member.number for member in seated if runs_s > limit_s and not member.ran]:
+        elif idle := [member.number for member in seated if running_s > limit_s and not member.ran]:
             found["hint"] = (
-                f"{_named(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does the "
-                "script call `ring.step()`?"
+                f"{_members_text(idle)} ended no step for {limit_s:.0f} s, and the GPUs are held all the same: does "
+                "the script call `ring.step()`?"
             )
         new = [f"{kind}: {hint}" for kind, hint in found.items() if kind not in self._present]
         # A hint stays as it was logged: the members that it concerns change gradually.
@@ -378,7 +379,7 @@ class Hints:
         return new
 
 
-def _named(members: Collection[int]) -> str:
+def _members_text(members: Collection[int]) -> str:
     shown = ", ".join(map(str, sorted(members)[:8])) + (", ..." if len(members) > 8 else "")
     return f"member{'s' if len(members) > 1 else ''} {shown}"
 
@@ -396,16 +397,16 @@ class Accusations:
         peer = failure.peer
         accused = next((other.number for other in others if peer and peer in (other.store, *other.endpoints)), None)
         if accused is not None:
-            self.add(failure.member, accused, failure.generation, now_s)
+            self.add_pair(failure.member, accused, failure.generation, now_s)
 
-    def add(self, one: int, other: int, generation: int, now_s: float) -> None:
+    def add_pair(self, one: int, other: int, generation: int, now_s: float) -> None:
         """Count a failure; of a pair, each generation has at most one."""
         pair = frozenset((one, other))
         if generation > self._noted.get(pair, 0):
             self._noted[pair] = generation
             self._pairs.append((now_s, pair))
 
-    def worst(self, order: Sequence[int], now_s: float) -> tuple[int, str] | None:
+    def worst_member(self, order: Sequence[int], now_s: float) -> tuple[int, str] | None:
         """Return the member to replace, and why: of the worst pair the one with more failures. None if none is so bad.
 
         Args:
@@ -461,9 +462,9 @@ def median(ordered: Sequence[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2.0
 
 
-def _median_without(ordered: Sequence[float], one: float) -> float:
+def _median_without(ordered: Sequence[float], left_out: float) -> float:
     """Return the median of sorted numbers without one of them."""
-    at, others = bisect_left(ordered, one), len(ordered) - 1
+    at, others = bisect_left(ordered, left_out), len(ordered) - 1
     low, high = (others - 1) // 2, others // 2
     return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2.0
 
@@ -519,12 +520,12 @@ class Backups:
         others_s = median(sorted(usual_s.values())) if usual_s else 0.0
         if others_s * left > cost_s:  # else the ring is done sooner
             self._well = [
-                number for number in map(int, state.relieved) if self._is_well(members[number], others_s, step)
+                number for number in map(int, state.relieved) if self._is_fast_again(members[number], others_s, step)
             ]
-        if self.slow or NO_MEMBER in state.holders or len(members) <= self._needed(state):
+        if self.slow or NO_MEMBER in state.holders or len(members) <= self._needed_members(state):
             self._idle_since_s = now_s
 
-    def change(
+    def change_seats(
         self, state: CoordinatorState, members: Mapping[int, MemberState], now_s: float
     ) -> SeatChange | None:  # fmt: skip
         """Change who has which seat in a ring that runs, if that is due; return the change."""
@@ -536,44 +537,44 @@ class Backups:
         spares = waiting_members(state, members)
         for slow in self.slow:
             if spares and state.has_seat(slow.number):
-                return _relieve(state, members, slow, spares[0])
+                return _relieve_member(state, members, slow, spares[0])
         if spares and now_s - self._idle_since_s > self._limits.coming_s:
             self._idle_since_s = now_s
             return SeatChange("no backup is needed any more", begins=False, gone=spares[-1])
         return None
 
-    def in_need(self, state: CoordinatorState, members: Mapping[int, MemberState]) -> list[int]:
+    def slow_without_backup(self, state: CoordinatorState, members: Mapping[int, MemberState]) -> list[int]:
         """Return slow seated members that need a backup, while no member waits that could be it."""
         slow = [slow.number for slow in self.slow if state.has_seat(slow.number)]
         return [] if not slow or waiting_members(state, members) else slow
 
     def _reinstate(self, state: CoordinatorState, members: Mapping[int, MemberState], number: int) -> SeatChange:
-        stays = len(members) < self._needed(state)
+        stays = len(members) < self._needed_members(state)
         seat = state.reinstate(number)
         backup, member = state.holders[seat], members[number]
         member.compute_s.clear()
         if backup == NO_MEMBER or stays:
             return SeatChange(f"member {number} is fast again, and waits for a seat", begins=False)
-        state.take_seat(seat, number, member.token)
+        state.give_seat(seat, number, member.token)
         reason = f"member {number} is fast again and has its seat back; its backup, member {backup}, is not needed"
         return SeatChange(reason, begins=True, gone=backup)
 
-    def _needed(self, state: CoordinatorState) -> int:
+    def _needed_members(self, state: CoordinatorState) -> int:
         """Return how many members the ring needs, the relieved ones included."""
         return len(state.holders) + self._spares + len(state.relieved)
 
-    def _is_well(self, member: MemberState, others_s: float, step: int) -> bool:
+    def _is_fast_again(self, member: MemberState, others_s: float, step: int) -> bool:
         last = list(member.compute_s)[-self._limits.well_steps :]
         member.relieved_step = step if member.relieved_step < 0 else member.relieved_step
         held = step - member.relieved_step >= self._limits.hold_steps
         return held and len(last) >= self._limits.well_steps and max(last) <= WELL_RATIO * others_s
 
 
-def _relieve(
+def _relieve_member(
     state: CoordinatorState, members: Mapping[int, MemberState], slow: SlowMember, backup: int
 ) -> SeatChange:  # fmt: skip
     step = max(members[number].step for number in state.holders if number != NO_MEMBER)
-    state.take_seat(state.relieve(slow.number), backup, members[backup].token)
+    state.give_seat(state.relieve(slow.number), backup, members[backup].token)
     members[slow.number].relieve(step)
     reason = (
         f"member {backup} takes the seat of member {slow.number}, which computes for {slow.compute_s:.3g} s in each "

@@ -47,20 +47,20 @@ MADE_UP_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, Recur
 
 def current_report(folder: Path) -> RingReport | None:
     """Return the report of a ring; None if there is no ring in the folder, or its coordinator does not answer."""
-    reply = _exchange(folder, "status", [])
+    reply = _send_and_receive(folder, "status", [])
     return reply if isinstance(reply, RingReport) else None
 
 
 def last_report(folder: Path) -> RingReport | None:
     """Return the report that the coordinator wrote last; None if there is none."""
     try:
-        report: RingReport = from_json(_read(folder, STATE, MAX_STATE_BYTES)["report"], RingReport)
+        report: RingReport = from_json(_read_json(folder, STATE, MAX_STATE_BYTES)["report"], RingReport)
     except MADE_UP_ERRORS:
         return None
     return report
 
 
-def retire(folder: Path, members: Mapping[int, str]) -> bool:
+def retire_members(folder: Path, members: Mapping[int, str]) -> bool:
     """Let members leave a ring, each with the reason; return whether the ring continues without them, or is done.
 
     A second call for the same members changes nothing.
@@ -78,7 +78,7 @@ def retire(folder: Path, members: Mapping[int, str]) -> bool:
             if not left:
                 return any(member not in members for member in (*report.order, *report.spares) if member >= 0)
             retirements: list[Message] = [Retire(member, reason) for member, reason in left.items()]
-            _exchange(folder, "scheduler", retirements, awaits_reply=False)
+            _send_and_receive(folder, "scheduler", retirements, awaits_reply=False)
         time.sleep(0.02)
     raise TimeoutError(f"the coordinator of {folder} does not answer")
 
@@ -101,7 +101,9 @@ class RingClient:
         self._closed = threading.Event()
         self._hints: list[str] = []
         self._seen_ns = 0
-        self._thread = threading.Thread(target=self._run, name=f"client of {folder.parent.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_listening, name=f"client of {folder.parent.name}", daemon=True
+        )
         self._thread.start()
 
     def hints(self) -> list[str]:
@@ -129,7 +131,7 @@ class RingClient:
                 connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(ANSWER_TIMEOUT_S)
 
-    def _run(self) -> None:
+    def _keep_listening(self) -> None:
         while not self._closed.is_set():
             try:
                 self._listen()
@@ -140,7 +142,9 @@ class RingClient:
 
     def _listen(self) -> None:
         """Receive messages until the connection ends."""
-        connection, buffer, received = _connected(self._folder, "scheduler", time.monotonic() + ANSWER_TIMEOUT_S)
+        connection, buffer, received = _connect_and_greet(
+            self._folder, "scheduler", time.monotonic() + ANSWER_TIMEOUT_S
+        )
         with connection:
             self._connection = connection
             for message in received:
@@ -179,7 +183,7 @@ class RingClient:
                 self._wake()
 
 
-def _read(folder: Path, name: str, max_bytes: int) -> Any:
+def _read_json(folder: Path, name: str, max_bytes: int) -> Any:
     opened = open_folder(str(folder))
     try:
         return json.loads(read_whole(opened, name, max_bytes))
@@ -187,7 +191,7 @@ def _read(folder: Path, name: str, max_bytes: int) -> Any:
         os.close(opened)
 
 
-def _connected(folder: Path, role: str, until_s: float) -> tuple[socket.socket, MessageBuffer, list[Message]]:
+def _connect_and_greet(folder: Path, role: str, until_s: float) -> tuple[socket.socket, MessageBuffer, list[Message]]:
     """Return a greeted connection to a ring's coordinator, and what it sent after its welcome.
 
     Raises:
@@ -195,8 +199,8 @@ def _connected(folder: Path, role: str, until_s: float) -> tuple[socket.socket, 
         ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, or if
             the process that answers does not know the ring's secret.
     """
-    secret = str(_read(folder, RING, MAX_SETTINGS_BYTES)["secret"])
-    port = int(_read(folder, STATE, MAX_STATE_BYTES)["port"])
+    secret = str(_read_json(folder, RING, MAX_SETTINGS_BYTES)["secret"])
+    port = int(_read_json(folder, STATE, MAX_STATE_BYTES)["port"])
     connection = socket.create_connection((HOST, port), ANSWER_TIMEOUT_S)
     try:
         return connection, *greet_blocking(connection, secret, Hello(role), until_s)
@@ -205,11 +209,11 @@ def _connected(folder: Path, role: str, until_s: float) -> tuple[socket.socket, 
         raise
 
 
-def _exchange(folder: Path, role: str, messages: list[Message], *, awaits_reply: bool = True) -> Message | None:
+def _send_and_receive(folder: Path, role: str, messages: list[Message], *, awaits_reply: bool = True) -> Message | None:
     """Send messages to a coordinator, and return its first reply within the limit, if one is awaited."""
     until_s = time.monotonic() + ANSWER_TIMEOUT_S
     try:
-        connection, buffer, received = _connected(folder, role, until_s)
+        connection, buffer, received = _connect_and_greet(folder, role, until_s)
         with connection:
             connection.sendall(b"".join(map(encode, messages)))
             if received:

@@ -108,15 +108,15 @@ def send_state(state: Any, group: RingGroup, root: int) -> None:
         AbortedError: If the ring is formed again.
         LinkError: If an exchange fails.
     """
-    values = plain(state)
+    values = plain_state(state)
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     written = io.BytesIO()
     torch.save(tree_map_only(Tensor, partial(torch.empty_like, device="meta"), values), written)
     head = written.getvalue()
     digest = hashlib.sha256(head)
-    group.broadcast(torch.tensor([len(head), sum(_bytes(tensor) for tensor in tensors)]), root)
+    group.broadcast(torch.tensor([len(head), sum(_tensor_bytes(tensor) for tensor in tensors)]), root)
     group.broadcast(torch.frombuffer(bytearray(head), dtype=torch.uint8), root)
-    for piece in _exchanged(_pieces(tensors, COPY_PIECE_BYTES), group, root):
+    for piece in _broadcast_pieces(_byte_pieces(tensors, COPY_PIECE_BYTES), group, root):
         digest.update(piece.numpy().data)
     group.broadcast(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8), root)
 
@@ -139,16 +139,16 @@ def receive_state(group: RingGroup, root: int) -> Any:
     group.broadcast(head, root)
     digest = hashlib.sha256(head.numpy().data)
     stream = torch.empty(left, dtype=torch.uint8)
-    for piece in _exchanged(iter(torch.split(stream, COPY_PIECE_BYTES) if left else ()), group, root):
+    for piece in _broadcast_pieces(iter(torch.split(stream, COPY_PIECE_BYTES) if left else ()), group, root):
         digest.update(piece.numpy().data)
     sent = torch.empty(digest.digest_size, dtype=torch.uint8)
     group.broadcast(sent, root)
     if bytes(sent.numpy()) != digest.digest():
         raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(sent.numpy()).hex()} was sent")
-    return _filled(read_state(io.BytesIO(head.numpy().tobytes())), stream)
+    return _fill_tensors(read_state(io.BytesIO(head.numpy().tobytes())), stream)
 
 
-def _exchanged(pieces: Iterator[Tensor], group: RingGroup, root: int) -> Iterator[Tensor]:
+def _broadcast_pieces(pieces: Iterator[Tensor], group: RingGroup, root: int) -> Iterator[Tensor]:
     """Yield each piece once it has been exchanged, while the next ones are under way: the link is never idle."""
     under_way: deque[tuple[Tensor, Callable[[], None]]] = deque()
     try:
@@ -169,13 +169,13 @@ def _exchanged(pieces: Iterator[Tensor], group: RingGroup, root: int) -> Iterato
         raise
 
 
-def _bytes(tensor: Tensor) -> int:
+def _tensor_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _pieces(tensors: list[Tensor], max_bytes: int) -> Iterator[Tensor]:
+def _byte_pieces(tensors: list[Tensor], max_bytes: int) -> Iterator[Tensor]:
     """Yield the bytes of tensors in pieces of one size, the last one smaller."""
-    left = sum(_bytes(tensor) for tensor in tensors)
+    left = sum(_tensor_bytes(tensor) for tensor in tensors)
     piece, filled = torch.empty(min(left, max_bytes), dtype=torch.uint8), 0
     for tensor in (tensor for tensor in tensors if tensor.numel()):
         flat = tensor.detach().reshape(-1).cpu()
@@ -192,7 +192,7 @@ def _pieces(tensors: list[Tensor], max_bytes: int) -> Iterator[Tensor]:
                 piece, filled = torch.empty(min(left, max_bytes), dtype=torch.uint8), 0
 
 
-def _filled(tree: Any, stream: Tensor) -> Any:
+def _fill_tensors(tree: Any, stream: Tensor) -> Any:
     """Return a tree whose tensors, which have only shapes, are filled from a stream of bytes, in order."""
     at = 0
 
@@ -201,7 +201,7 @@ def _filled(tree: Any, stream: Tensor) -> Any:
         # `empty_like` of a tensor without numbers imports a library of algebra, half a second.
         tensor = torch.empty_strided(empty.shape, empty.stride(), dtype=empty.dtype)
         flat = torch.empty(empty.shape, dtype=empty.dtype).reshape(-1)
-        size = _bytes(flat)
+        size = _tensor_bytes(flat)
         if size:
             flat.view(torch.uint8).copy_(stream[at : at + size])
             tensor.copy_(flat.view(empty.shape))
@@ -214,7 +214,7 @@ def _filled(tree: Any, stream: Tensor) -> Any:
 # Plain values
 
 
-def plain(state: Any, where: str = "state") -> Any:
+def plain_state(state: Any, where: str = "state") -> Any:
     """Return a state with NumPy's numbers as Python's, and subclasses of dicts, lists and the like as these.
 
     Args:
@@ -225,32 +225,36 @@ def plain(state: Any, where: str = "state") -> Any:
         InputError: If it holds anything else, naming the place.
     """
     try:
-        return _plain(state, where)
+        return _plain_value(state, where)
     except RecursionError as error:
         raise InputError(f"{where} holds itself, or is nested too deep", KEEP_PLAIN) from error
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain_value(value: Any, where: str) -> Any:
     if isinstance(value, Tensor):
-        return _tensor(value, where)
+        return _plain_tensor(value, where)
     if isinstance(value, np.ndarray):
-        return _array(value, where)
+        return _plain_array(value, where)
     if isinstance(value, dict):
-        return _dict(value, where)
+        return _plain_dict(value, where)
     if isinstance(value, list | tuple):
         kind = list if isinstance(value, list) else tuple
-        return kind(_plain(part, f"{where}[{at}]") for at, part in enumerate(value))
+        return kind(_plain_value(part, f"{where}[{at}]") for at, part in enumerate(value))
     if isinstance(value, set):
-        return {_key(part, where) for part in value}
-    return _value(value, where)
+        return {_plain_key(part, where) for part in value}
+    return _plain_scalar(value, where)
 
 
-def _key(key: Any, where: str) -> Any:
+def _plain_key(key: Any, where: str) -> Any:
     """Return a key of a dict, or a member of a set."""
-    return tuple(_key(part, where) for part in key) if isinstance(key, tuple) else _value(key, f"a key of {where}")
+    return (
+        tuple(_plain_key(part, where) for part in key)
+        if isinstance(key, tuple)
+        else _plain_scalar(key, f"a key of {where}")
+    )
 
 
-def _value(value: Any, where: str) -> Any:
+def _plain_scalar(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
     if isinstance(value, int | np.integer):
@@ -273,7 +277,7 @@ def _value(value: Any, where: str) -> Any:
     raise InputError(problem, KEEP_PLAIN)
 
 
-def _tensor(tensor: Tensor, where: str) -> Tensor:
+def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
     odd = None if type(tensor) in TENSORS else type(tensor).__name__
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         odd = str(tensor.device if tensor.is_meta else tensor.dtype if tensor.is_quantized else tensor.layout)
@@ -283,22 +287,22 @@ def _tensor(tensor: Tensor, where: str) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-def _array(array: np.ndarray[Any, Any], where: str) -> np.ndarray[Any, Any]:
+def _plain_array(array: np.ndarray[Any, Any], where: str) -> np.ndarray[Any, Any]:
     if type(array) is not np.ndarray or array.dtype.kind not in "biufc":
         problem = f"{where} is a {type(array).__name__} of {array.dtype}, which can neither be saved nor sent to others"
         raise InputError(problem, KEEP_PLAIN)
     return array
 
 
-def _dict(values: Mapping[Any, Any], where: str) -> Any:
-    pairs = [(_key(key, where), _plain(value, f"{where}[{key!r}]")) for key, value in values.items()]
+def _plain_dict(values: Mapping[Any, Any], where: str) -> Any:
+    pairs = [(_plain_key(key, where), _plain_value(value, f"{where}[{key!r}]")) for key, value in values.items()]
     if isinstance(values, Counter):
         return Counter(dict(pairs))
     if not isinstance(values, OrderedDict):
         return dict(pairs)
     found = OrderedDict(pairs)
     if hasattr(values, "_metadata"):  # of a module's state: the versions of its parts
-        vars(found)["_metadata"] = _plain(values._metadata, f"{where}._metadata")
+        vars(found)["_metadata"] = _plain_value(values._metadata, f"{where}._metadata")
     return found
 
 
@@ -318,7 +322,7 @@ def write_state(state: Any, file: IO[bytes]) -> None:
         OSError: If it cannot be written.
         RuntimeError: The same, from PyTorch.
     """
-    torch.save(plain(state), file)
+    torch.save(plain_state(state), file)
 
 
 def read_state(source: Path | IO[bytes]) -> Any:
@@ -361,16 +365,16 @@ def write_checkpoint(folder: Path, client: MemberClient, state: dict[str, Any], 
     except BaseException:
         draft.unlink(missing_ok=True)  # it may fill the disk
         raise
-    if not client.may_save():
+    if not client.request_save():
         draft.unlink(missing_ok=True)
         if client.is_relieved:
             return None
         end_process(GONE_STATUS, "a checkpoint was refused: this process has no seat")
     draft.rename(path)
-    drafts = _files(folder, ".step-*.pt.draft", _RING_DRAFT_NAME)
+    drafts = _sorted_files(folder, ".step-*.pt.draft", _RING_DRAFT_NAME)
     # Of members that were killed while they wrote: no process writes one of an earlier step any more.
-    left = [draft for draft in drafts if _order(draft) < _order(path)]
-    for old in (*_files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)[:-KEPT_RING_CHECKPOINTS], *left):
+    left = [draft for draft in drafts if _name_numbers(draft) < _name_numbers(path)]
+    for old in (*_sorted_files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)[:-KEPT_RING_CHECKPOINTS], *left):
         old.unlink(missing_ok=True)
     return path
 
@@ -384,7 +388,7 @@ class NewestCheckpoint(NamedTuple):
     @property
     def step(self) -> int:
         """Steps that its state has seen, by its name."""
-        return _order(self.path)[0]
+        return _name_numbers(self.path)[0]
 
     def read(self) -> dict[str, Any]:
         """Return its state.
@@ -395,28 +399,28 @@ class NewestCheckpoint(NamedTuple):
         try:
             state: dict[str, Any] = read_state(self.path)
         except OSError as error:
-            raise self.problem(f"the checkpoint cannot be read: {error.strerror or error}") from error
+            raise self.error_about(f"the checkpoint cannot be read: {error.strerror or error}") from error
         except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-            raise self.problem("it is no checkpoint of a ring") from error
+            raise self.error_about("it is no checkpoint of a ring") from error
         return state
 
-    def problem(self, text: str) -> InputError:
+    def error_about(self, text: str) -> InputError:
         """Return an error about it; the fix that it names loses nothing that was written."""
         older = "" if self.before is None else f", or move it elsewhere to continue from {self.before.name}"
         return InputError(text, f"name another folder to begin again{older}", path=self.path)
 
 
-def find_newest(folder: Path) -> NewestCheckpoint | None:
+def find_newest_checkpoint(folder: Path) -> NewestCheckpoint | None:
     """Return the newest checkpoint of a folder, None if there is none."""
-    found = _files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)
+    found = _sorted_files(folder, "step-*.pt", _RING_CHECKPOINT_NAME)
     return NewestCheckpoint(found[-1], found[-2] if len(found) > 1 else None) if found else None
 
 
-def _files(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
+def _sorted_files(folder: Path, pattern: str, name: re.Pattern[str]) -> list[Path]:
     """Return files of a folder by step, generation and member, the newest last."""
-    return sorted((path for path in folder.glob(pattern) if name.fullmatch(path.name)), key=_order)
+    return sorted((path for path in folder.glob(pattern) if name.fullmatch(path.name)), key=_name_numbers)
 
 
-def _order(path: Path) -> list[int]:
+def _name_numbers(path: Path) -> list[int]:
     """Return step, generation and member of a checkpoint or its draft."""
     return [int(part) for part in re.findall(r"\d+", path.name)]

@@ -58,7 +58,7 @@ def main() -> None:
     gc.freeze()
     request = WarmProcess(Path(sys.argv[1])).serve()
     if request is not None:
-        run(request)
+        run_as_member(request)
 
 
 class ForkRequest(NamedTuple):
@@ -101,18 +101,18 @@ class WarmProcess:
         while os.getppid() == self._parent:
             for key, _ in self._selector.select(1.0):
                 if key.fileobj is listener:
-                    if (request := self._accept(listener)) is not None:
+                    if (request := self._accept_and_fork(listener)) is not None:
                         return request
                 elif key.fileobj is woken:
                     woken.recv(4096)
                 else:
-                    self._hung_up(key.fileobj)
+                    self._kill_abandoned_member(key.fileobj)
             self._reap()
         for pid in self._members:
             os.kill(pid, signal.SIGKILL)
         return None
 
-    def _accept(self, listener: socket.socket) -> ForkRequest | None:
+    def _accept_and_fork(self, listener: socket.socket) -> ForkRequest | None:
         """Fork the member of a connection, and return its request there; the connection is closed if that fails."""
         outputs: list[int] = []
         try:
@@ -142,12 +142,12 @@ class WarmProcess:
                 return ForkRequest(**command, output=outputs[0])
             self._members[pid] = connection
             self._selector.register(connection, selectors.EVENT_READ, pid)
-            _send(connection, {"pid": pid})
+            _send_report(connection, {"pid": pid})
         for output in outputs:
             os.close(output)
         return None
 
-    def _hung_up(self, connection: Any) -> None:
+    def _kill_abandoned_member(self, connection: Any) -> None:
         """End the member whose launcher has ended."""
         self._selector.unregister(connection)
         for pid, own in self._members.items():
@@ -161,36 +161,36 @@ class WarmProcess:
                 connection = self._members.pop(pid)
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(connection)
-                _send(connection, {"status": os.waitstatus_to_exitcode(status)})
+                _send_report(connection, {"status": os.waitstatus_to_exitcode(status)})
                 connection.close()
 
 
-def _send(connection: socket.socket, report: dict[str, int]) -> None:
+def _send_report(connection: socket.socket, report: dict[str, int]) -> None:
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(report).encode() + b"\n")
 
 
-def run(request: ForkRequest) -> None:
+def run_as_member(request: ForkRequest) -> None:
     """Become a member: run a script as Python would have been started with it.
 
     Raises:
         BaseException: Errors that the script did not catch; the interpreter shows them, as for any script.
     """
     try:
-        _become(request)
+        _set_up_process(request)
         _run_script(request.arguments)
     except BaseException:
         shown = sys.excepthook  # perhaps the script's own
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            trace = _of_script(trace)
+            trace = _trace_of_script(trace)
             shown(kind, error.with_traceback(trace), trace)
 
         sys.excepthook = show
         raise
 
 
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
+def _trace_of_script(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without its first lines, which are of this module."""
     own, at = {"<string>", __file__, runpy.__file__, "<frozen runpy>"}, trace
     while at is not None and at.tb_frame.f_code.co_filename in own:
@@ -198,7 +198,7 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
     return at
 
 
-def _become(request: ForkRequest) -> None:
+def _set_up_process(request: ForkRequest) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -235,10 +235,10 @@ def _run_script(arguments: list[str]) -> None:
     sys.path.insert(0, str(Path(path).resolve().parent))
     whole = str(Path(path).absolute())
     main.__dict__.update(__file__=whole, __cached__=None, __loader__=SourceFileLoader("__main__", whole))
-    exec(_code_of(path), main.__dict__)
+    exec(_script_code(path), main.__dict__)
 
 
-def _code_of(path: str) -> CodeType:
+def _script_code(path: str) -> CodeType:
     """Return the code of a script, or end this process as Python does where there is none."""
     try:
         with io.open_code(str(Path(path).absolute())) as file:
@@ -291,7 +291,7 @@ async def connect_warm(path: Path, has_ended: Callable[[], bool]) -> socket.sock
     return None
 
 
-async def fork(
+async def fork_member(
     connection: socket.socket, command: Mapping[str, Any], output: int
 ) -> tuple[int, Coroutine[None, None, int]] | None:
     """Let a warm process fork a member; return its pid, and what waits for its end and returns its status.
@@ -313,21 +313,21 @@ async def fork(
     except (OSError, ValueError):
         connection.close()
         return None
-    return pid, _end_of_forked(pid, reader, writer)
+    return pid, _wait_for_forked(pid, reader, writer)
 
 
-async def _end_of_forked(pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+async def _wait_for_forked(pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
     """Wait for the end of a member that a warm process forked, and return its status."""
     try:
         return int(json.loads(await reader.readline())["status"])
     except (OSError, ValueError):
-        await _until_gone(pid)  # The warm process was killed; the member lives on.
+        await _wait_until_gone(pid)  # The warm process was killed; the member lives on.
         return UNKNOWN_STATUS
     finally:
         writer.close()
 
 
-async def _until_gone(pid: int) -> None:
+async def _wait_until_gone(pid: int) -> None:
     """Wait for the end of a process that is no child of this one."""
     handle = -1
     while handle < 0:

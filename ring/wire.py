@@ -429,7 +429,7 @@ def from_json(content: Any, kind: Any) -> Any:
         WireError: If the types are others, or numbers are not of this world.
     """
     if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
+        hints = _field_types(kind)
         if not isinstance(content, dict) or not content.keys() <= hints.keys():
             raise WireError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
         try:
@@ -448,7 +448,7 @@ def from_json(content: Any, kind: Any) -> Any:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
@@ -477,7 +477,7 @@ def new_challenge() -> Challenge:
     return Challenge(secrets.token_hex(NONCE_BYTES))
 
 
-def answer(secret: str, challenge: Challenge, hello: Hello) -> Hello:
+def answer_challenge(secret: str, challenge: Challenge, hello: Hello) -> Hello:
     """Return a hello that proves the secret, and challenges the coordinator to do the same."""
     unproven = replace(hello, nonce=secrets.token_hex(NONCE_BYTES), proof="")
     return replace(unproven, proof=_proof(secret, "hello", challenge.nonce, encode(unproven)))
@@ -489,7 +489,7 @@ def proves_secret(secret: str, challenge: Challenge, hello: Hello) -> bool:
     return hmac.compare_digest(right.encode(), hello.proof.encode("utf-8", "replace"))
 
 
-def welcome(secret: str, challenge: Challenge, hello: Hello) -> Welcome:
+def make_welcome(secret: str, challenge: Challenge, hello: Hello) -> Welcome:
     """Return the answer to a hello, which proves the secret."""
     return Welcome(_proof(secret, "welcome", challenge.nonce, hello.nonce.encode("utf-8", "replace")))
 
@@ -500,7 +500,7 @@ def check_welcome(secret: str, challenge: Challenge, hello: Hello, reply: Messag
     Raises:
         WireError: If the reply is no welcome, or not the right one.
     """
-    right = welcome(secret, challenge, hello).proof
+    right = make_welcome(secret, challenge, hello).proof
     if not isinstance(reply, Welcome) or not hmac.compare_digest(
         right.encode(), reply.proof.encode("utf-8", "replace")
     ):
@@ -525,7 +525,7 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secr
     challenge = decode(await reader.readline())
     if not isinstance(challenge, Challenge):
         raise WireError(f"no challenge: {type(challenge).__name__}")
-    proven = answer(secret, challenge, hello)
+    proven = answer_challenge(secret, challenge, hello)
     writer.write(encode(proven))
     check_welcome(secret, challenge, proven, decode(await reader.readline()))
 
@@ -546,18 +546,18 @@ def greet_blocking(
         WireError: If the other end does not know the secret.
     """
     buffer, received = MessageBuffer(), list[Message]()
-    _receive(connection, buffer, received, until_s)
+    _receive_some(connection, buffer, received, until_s)
     challenge = received.pop(0)
     if not isinstance(challenge, Challenge):
         raise WireError(f"no challenge: {type(challenge).__name__}")
-    proven = answer(secret, challenge, hello)
+    proven = answer_challenge(secret, challenge, hello)
     connection.sendall(encode(proven))
-    _receive(connection, buffer, received, until_s)
+    _receive_some(connection, buffer, received, until_s)
     check_welcome(secret, challenge, proven, received.pop(0))
     return buffer, received
 
 
-def _receive(connection: socket.socket, buffer: MessageBuffer, received: list[Message], until_s: float) -> None:
+def _receive_some(connection: socket.socket, buffer: MessageBuffer, received: list[Message], until_s: float) -> None:
     while not received:
         connection.settimeout(max(until_s - time.monotonic(), 0.001))
         data = connection.recv(1 << 16)

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from longshore.cluster.files.errors import InputError
-from longshore.ring.gradients import Gradients, WideSums, average_now, check_parameters, pieces_of, tables_of
+from longshore.ring.gradients import (
+    Gradients,
+    WideSums,
+    average_in_place,
+    check_parameters,
+    pieces_of,
+    sparse_weight_ids,
+)
 
 MOST = 4
 WAIT_S = 30.0
@@ -136,12 +143,12 @@ def test_means_are_those_of_all_gradients_together(
         tables = {id(parameter) for parameter, _, is_table in model if is_table}
         pieces = pieces_of([it for it, _, _ in model], tables, most_bytes)
         if way == "at once":
-            beside.append(average_now(pieces, member, parts, [torch.tensor([1.0 + member.rank])])[0].item())
+            beside.append(average_in_place(pieces, member, parts, [torch.tensor([1.0 + member.rank])])[0].item())
             return
         kept = Gradients(pieces)
         kept.average(member, parts)  # given up, and done again
         kept.average(member, parts)
-        kept.put()
+        kept.assign_means()
 
     together(size, work)
     for model in models:
@@ -209,9 +216,11 @@ def test_training_together_is_training_alone(size: int, *, sparse: bool, is_know
 
     def work(member: Member) -> None:
         model = models[member.rank]
-        pieces = pieces_of([it for it in model.parameters() if it.requires_grad], tables_of(model) if is_known else ())
+        pieces = pieces_of(
+            [it for it in model.parameters() if it.requires_grad], sparse_weight_ids(model) if is_known else ()
+        )
         share = slice(2 * member.rank, 2 * member.rank + 2)
-        train(model, share, lambda: average_now(pieces, member, member.size))
+        train(model, share, lambda: average_in_place(pieces, member, member.size))
 
     train(whole, slice(None), lambda: None)
     together(size, work)
@@ -236,7 +245,7 @@ def test_half_precision_holds_the_mean_however_the_parts_are_spread(shares: list
                 net(torch.full((1, 1), 20000.0, dtype=torch.float16)).sum().backward()
             gradients = Gradients(pieces_of(parameters), wide.take())
             gradients.average(member, 4)
-            gradients.put()
+            gradients.assign_means()
             assert net.weight.grad is not None
             found += net.weight.grad.flatten().tolist()
             net.zero_grad()
@@ -250,7 +259,7 @@ def test_half_precision_of_layers_that_are_thawed_later_is_added_up_as_wide() ->
     wide = WideSums(list(net.parameters()), lambda: True)
     net.requires_grad_()
     for _ in range(2):  # a second beginning adds nothing twice
-        wide.begin()
+        wide.watch_trained()
     for _ in range(2):
         net(torch.full((1, 1), 40000.0, dtype=torch.float16)).sum().backward()
     assert [it.tolist() for it in wide.take().values()] == [[[80000.0]]]

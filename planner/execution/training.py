@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...cluster.files.errors import InputError
 from ...cluster.model.training_plan import PlanFile
-from ...ring.gradients import Gathered, GradientPiece, average_now, check_parameters, pieces_of, tables_of
+from ...ring.gradients import Gathered, GradientPiece, average_in_place, check_parameters, pieces_of, sparse_weight_ids
 from ..model import Schedule, Seconds
 from ..offload.offloading import Offloading, OffloadOptions, PartMeasured
 from ..sharing import DeviceTurn, PassKind
@@ -46,7 +46,7 @@ def average(pieces: Sequence[GradientPiece], loss: Tensor, members: ReplicaGroup
         members: The group.
     """
     if pieces:
-        return average_now(pieces, members, members.size, [loss.reshape(1)])[0]
+        return average_in_place(pieces, members, members.size, [loss.reshape(1)])[0]
     whole = loss.clone()
     members.sum(whole)
     return whole.div_(members.size)
@@ -99,7 +99,7 @@ class EarlySums:
         for _, work in self._begun:
             work.wait()
         for piece, (own, _) in zip(self._pieces, self._begun, strict=True):
-            piece.put(piece.averaged(own.flat, own, members, members.size).gradients)
+            piece.assign(piece.finish_average(own.flat, own, members, members.size).gradients)
         self._reset()
         return loss.div_(members.size)
 
@@ -118,9 +118,9 @@ class EarlySums:
             self._begin(self._pieces[len(self._begun)])
 
     def _begin(self, piece: GradientPiece) -> None:
-        own = piece.gathered()
+        own = piece.gather()
         own.flat.div_(self._members.size)
-        piece.put([None] * len(piece.parameters))
+        piece.assign([None] * len(piece.parameters))
         work = dist.all_reduce(own.flat, group=self._members.group, async_op=True)
         assert work is not None
         self._begun.append((own, work))
@@ -187,7 +187,7 @@ class StageTrainer:
             for tensor in (*self.module.parameters(), *self.module.buffers()):  # equal, however they were drawn
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
         self._parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self._tables, self._replicas = tables_of(self.module), ReplicaGroup(seat.replicas)
+        self._tables, self._replicas = sparse_weight_ids(self.module), ReplicaGroup(seat.replicas)
         self._pieces = pieces_of(self._parameters, self._tables)
         # A stage may have only frozen layers, and an optimizer needs a parameter.
         nothing = [nn.Parameter(torch.zeros(0))]
@@ -307,7 +307,7 @@ class StageTrainer:
 
     def _sum(self, loss: Tensor) -> Tensor:
         for parameter, members in self._shared:
-            average_now(pieces_of([parameter], self._tables), members, 1)  # divided by 1: a sum
+            average_in_place(pieces_of([parameter], self._tables), members, 1)  # divided by 1: a sum
         if self._early is not None:
             return self._early.finish(loss)
         return average(self._pieces, loss, self._replicas) if self._plan.data > 1 else loss

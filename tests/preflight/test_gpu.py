@@ -80,10 +80,10 @@ def test_sums_over_nccl_end_and_what_comes_after_a_close_is_a_broken_link() -> N
     port, gpu = free_port(), torch.device("cuda", 0)
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     form = RingLayout(1, 1, [SeatAssignment(0, 0, [0])], 0, [], f"127.0.0.1:{port}")
-    control = cast("MemberClient", SimpleNamespace(pulse=Pulse(), check=lambda: None))
+    control = cast("MemberClient", SimpleNamespace(pulse=Pulse(), wait_for_lease=lambda: None))
     exchanges = {"broadcast": lambda *_: None, "begin_broadcast": lambda *_: None}
     host = cast("RingGroup", SimpleNamespace(close=lambda: None, rank=0, size=1, ends=[], **exchanges))
-    group = groups.NcclGroup(host, lambda: groups.connect(form, 0, gpu), control)
+    group = groups.NcclGroup(host, lambda: groups.connect_nccl(form, 0, gpu), control)
     tensor = torch.arange(1 << 20, device=gpu, dtype=torch.float32)
     expected: Any = tensor.clone()
     for _ in range(20):

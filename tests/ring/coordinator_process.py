@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longshore.ring import coordinator_server, wire
-from longshore.ring.coordinator_server import STATE, RingSettings, make_ring
+from longshore.ring.coordinator_server import STATE, RingSettings, make_ring_folder
 from longshore.ring.wire import greet_blocking
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
@@ -137,7 +137,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 @contextlib.contextmanager
 def started(folder: Path, *before: str, linger_s: float = coordinator_server.LINGER_S) -> Iterator[Process]:
     """A coordinator of a ring of three; its command may have something before it."""
-    settings = make_ring(folder, 3)
+    settings = make_ring_folder(folder, 3)
     begin = f"import {coordinator_server.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
     command = [*before, sys.executable, "-c", begin, str(folder)]
     with (folder / "log").open("ab") as log:

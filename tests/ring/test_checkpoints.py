@@ -19,7 +19,7 @@ from hypothesis import given
 from longshore.cluster.files.errors import InputError
 from longshore.ring import wire
 from longshore.ring.member_client import MemberClient
-from longshore.ring.state import find_newest, write_checkpoint
+from longshore.ring.state import find_newest_checkpoint, write_checkpoint
 from tests.states import same, trees
 
 
@@ -30,7 +30,7 @@ class SavePermission:
     step: int
     is_relieved: bool = False
 
-    def may_save(self) -> bool:
+    def request_save(self) -> bool:
         return not self.is_relieved
 
 
@@ -65,7 +65,7 @@ def test_the_newest_checkpoints_are_kept_by_number(tmp_path: Path) -> None:
     for step in (5, 999_999_999, 10**9, 10**10, 10**10 + 1):
         save(tmp_path, step, "g1-m0")
     assert len(list(tmp_path.iterdir())) == 3
-    newest = find_newest(tmp_path)
+    newest = find_newest_checkpoint(tmp_path)
     assert newest is not None
     assert newest.step == newest.read()["step"] == 10**10 + 1
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_draft(
 def test_what_is_saved_is_read_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     folder = tmp_path_factory.mktemp("ring's checkpoints")
     save(folder, 1, "g1-m0", {"it": tree})
-    found = find_newest(folder)
+    found = find_newest_checkpoint(folder)
     assert found is not None
     assert same(found.read()["it"], tree)
 
@@ -151,7 +151,7 @@ def test_what_to_do_about_a_checkpoint_that_cannot_be_read_loses_nothing(
 ) -> None:
     for step in range(copies):
         save(tmp_path, step, "g1-m0").write_bytes(content)
-    newest = find_newest(tmp_path)
+    newest = find_newest_checkpoint(tmp_path)
     assert newest is not None
     with pytest.raises(InputError) as refused:
         newest.read()
@@ -184,5 +184,5 @@ def test_a_ring_that_is_just_formed_again_refuses_no_member_that_has_a_seat(
         threading.Thread(target=receive, args=replies).start()  # the caller has the lock
 
     monkeypatch.setattr(control, "_send", answer)
-    assert control.may_save() is has_seat
+    assert control.request_save() is has_seat
     assert asked == ([1, 2] if has_seat else [1])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, WORN_OUT, Coordinator
-from longshore.ring.membership import MISMATCHED_UNTIL_S, MemberState, Phase, RingLimits, mismatched_until
+from longshore.ring.membership import MISMATCHED_UNTIL_S, MemberState, Phase, RingLimits, until_mismatch
 from tests.ring.obedient_ring import Ring
 
 
@@ -328,6 +328,6 @@ def test_ends_are_unlike_only_if_a_member_waits_in_a_step_that_another_does_not_
     ]
     last = max((step for done, _, step in steps if done), default=4)
     ahead = [number for number, (done, waits, step) in enumerate(steps) if not done and waits and step >= last]
-    found = mismatched_until(members, quiet_s)
+    found = until_mismatch(members, quiet_s)
     assert bool(found) == (bool(ahead) and quiet_s > MISMATCHED_UNTIL_S)
     assert not found or f"member {ahead[0]} " in found

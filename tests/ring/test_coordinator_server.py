@@ -24,7 +24,7 @@ from longshore.ring.coordinator_server import (
     MAX_UNGREETED,
     RECOVERIES,
     STATE,
-    make_ring,
+    make_ring_folder,
     with_short_texts,
     write_file,
 )
@@ -95,7 +95,7 @@ def test_a_file_of_recoveries_that_cannot_be_written_stops_no_process(ring: Proc
 def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_ring(tmp_path, 1)
+    settings = make_ring_folder(tmp_path, 1)
     (tmp_path / STATE / "in the way").mkdir(parents=True)
     monkeypatch.setattr(coordinator_server, "_read_state", lambda folder: ({}, None))
     monkeypatch.setattr(coordinator_server, "WRITE_TIMEOUT_S", 0.0)
@@ -121,7 +121,7 @@ def test_during_a_long_write_members_are_answered_and_receive_nothing_that_depen
         write(folder, name, content)
 
     monkeypatch.setattr(coordinator_server, "write_file", slow)
-    settings = make_ring(tmp_path, 3)
+    settings = make_ring_folder(tmp_path, 3)
     thread = threading.Thread(
         target=lambda: asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings).run())
     )

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.ring_client import current_report
-from longshore.ring.wire import answer, check_welcome, greet_blocking, new_challenge, proves_secret, welcome
+from longshore.ring.wire import (
+    answer_challenge,
+    check_welcome,
+    greet_blocking,
+    make_welcome,
+    new_challenge,
+    proves_secret,
+)
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 
@@ -34,18 +41,18 @@ hellos = st.builds(wire.Hello, role=texts, member=st.integers(-1, 9), token=text
 @given(hellos, texts)
 def test_both_ends_prove_the_secret_to_each_other(hello: wire.Hello, nonce: str) -> None:
     asked = wire.Challenge(nonce)
-    proven = wire.decode(wire.encode(answer(SECRET, asked, hello)))
+    proven = wire.decode(wire.encode(answer_challenge(SECRET, asked, hello)))
     assert isinstance(proven, wire.Hello)
     assert replace(proven, nonce="", proof="") == hello
     assert proves_secret(SECRET, asked, proven)
-    check_welcome(SECRET, asked, proven, welcome(SECRET, asked, proven))
+    check_welcome(SECRET, asked, proven, make_welcome(SECRET, asked, proven))
 
 
 @given(hellos, hellos, texts, texts, texts)
 def test_a_proof_is_of_one_challenge_one_secret_and_one_hello(
     hello: wire.Hello, other: wire.Hello, nonce: str, later: str, secret: str
 ) -> None:
-    asked, proven = wire.Challenge(nonce), answer(SECRET, wire.Challenge(nonce), hello)
+    asked, proven = wire.Challenge(nonce), answer_challenge(SECRET, wire.Challenge(nonce), hello)
     assume(nonce != later and hello != other and secret != SECRET)
     assert not proves_secret(SECRET, wire.Challenge(later), proven)
     assert not proves_secret(secret, asked, proven)
@@ -56,10 +63,13 @@ def test_a_proof_is_of_one_challenge_one_secret_and_one_hello(
 @given(hellos, st.text(max_size=80), st.sampled_from(["proof", "nonce", "secret", "hello's"]))
 def test_a_welcome_is_of_one_hello_and_one_secret(hello: wire.Hello, text: str, what: str) -> None:
     asked = new_challenge()
-    proven, right = answer(SECRET, asked, hello), welcome(SECRET, asked, answer(SECRET, asked, hello))
+    proven, right = (
+        answer_challenge(SECRET, asked, hello),
+        make_welcome(SECRET, asked, answer_challenge(SECRET, asked, hello)),
+    )
     wrong = {
-        "proof": wire.Welcome(text), "nonce": welcome(SECRET, new_challenge(), proven),
-        "secret": welcome(text, asked, proven), "hello's": wire.Welcome(proven.proof),
+        "proof": wire.Welcome(text), "nonce": make_welcome(SECRET, new_challenge(), proven),
+        "secret": make_welcome(text, asked, proven), "hello's": wire.Welcome(proven.proof),
     }[what]  # fmt: skip
     for it in (wrong, right, wire.Evicted("x"), asked):  # The right one is that of another hello: it has another nonce.
         with pytest.raises(wire.WireError):
@@ -138,7 +148,7 @@ def sends(of: Callable[[wire.Challenge, Process], bytes]) -> Hostile:
 
 
 def right(asked: wire.Challenge, process: Process, role: str = "status") -> wire.Hello:
-    return answer(process.settings.secret, asked, wire.Hello(role, 2, "t2"))
+    return answer_challenge(process.settings.secret, asked, wire.Hello(role, 2, "t2"))
 
 
 def with_proof(hello: wire.Hello, change: Callable[[str], str]) -> wire.Hello:
@@ -154,9 +164,9 @@ def drips(connection: socket.socket, asked: wire.Challenge, process: Process) ->
 
 
 HOSTILE: dict[str, Hostile] = {
-    "wrong": sends(lambda asked, process: wire.encode(answer("guessed", asked, wire.Hello("status")))),
+    "wrong": sends(lambda asked, process: wire.encode(answer_challenge("guessed", asked, wire.Hello("status")))),
     "empty": sends(lambda asked, process: wire.encode(wire.Hello("status"))),
-    "the empty secret": sends(lambda asked, process: wire.encode(answer("", asked, wire.Hello("status")))),
+    "the empty secret": sends(lambda asked, process: wire.encode(answer_challenge("", asked, wire.Hello("status")))),
     "long": sends(lambda asked, process: wire.encode(replace(right(asked, process), proof="0" * 1_000_000))),
     "one character more": sends(
         lambda asked, process: wire.encode(with_proof(right(asked, process), lambda it: it + "0"))
@@ -178,7 +188,7 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "the challenge sent back": sends(lambda asked, process: wire.encode(asked)),
     "a welcome": sends(
-        lambda asked, process: wire.encode(welcome(process.settings.secret, asked, right(asked, process)))
+        lambda asked, process: wire.encode(make_welcome(process.settings.secret, asked, right(asked, process)))
     ),
     "truncated": sends(lambda asked, process: wire.encode(right(asked, process))[:-20]),
     "the secret itself": sends(
@@ -222,7 +232,7 @@ def test_each_connection_has_a_challenge_of_its_own(tmp_path: Path) -> None:
 def test_a_hello_counts_once_on_a_connection(ring: Process) -> None:
     """Repeated after the greeting it is only an unexpected message."""
     scheduler = Peer(ring, "scheduler")
-    scheduler.send(answer(ring.settings.secret, new_challenge(), wire.Hello("launcher")))
+    scheduler.send(answer_challenge(ring.settings.secret, new_challenge(), wire.Hello("launcher")))
     scheduler.send(wire.Retire(2, "made up"))
     launcher = Peer(ring, "launcher")
     assert launcher.receive(wire.MemberGone) == wire.MemberGone(2, "made up")
@@ -235,7 +245,7 @@ import sys, time
 from longshore.ring.member_client import MemberClient
 client = MemberClient(sys.argv[1], sys.argv[2], 3, "n", "", 0)
 client.start()
-client.layout()
+client.wait_for_layout()
 """
 
 
@@ -258,9 +268,9 @@ THIEVES: dict[str, Callable[[socket.socket], object]] = {
     "two challenges": lambda it: it.sendall(2 * wire.encode(new_challenge()) + GONE),
     "no proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome("")),
     "the member's own proof": lambda it: false_welcome(it, lambda asked, hello: wire.Welcome(hello.proof)),
-    "a guess": lambda it: false_welcome(it, lambda asked, hello: welcome("guessed", asked, hello)),
+    "a guess": lambda it: false_welcome(it, lambda asked, hello: make_welcome("guessed", asked, hello)),
     "a welcome to another": lambda it: false_welcome(
-        it, lambda asked, hello: welcome(SECRET, asked, replace(hello, nonce="0" * 32))
+        it, lambda asked, hello: make_welcome(SECRET, asked, replace(hello, nonce="0" * 32))
     ),
     "no message": lambda it: it.sendall(b"\n"),
     "a flood": lambda it: it.sendall(b"x" * (3 << 20)),
@@ -292,7 +302,7 @@ def test_a_member_obeys_only_a_coordinator_that_proves_the_secret(kind: str) -> 
             hello = wire.decode(file.readline())
             assert isinstance(hello, wire.Hello)
             assert proves_secret(SECRET, asked, hello)
-            connection.sendall(wire.encode(welcome(SECRET, asked, hello)) + wire.encode(wire.Evicted("true")))
+            connection.sendall(wire.encode(make_welcome(SECRET, asked, hello)) + wire.encode(wire.Evicted("true")))
             assert member.wait(LIMIT_S) == wire.GONE_STATUS
     assert SECRET.encode() not in received
     assert member.stderr is not None

@@ -13,9 +13,9 @@ import pytest
 
 from longshore.ring import warm as warm_process
 from longshore.ring import wire
-from longshore.ring.coordinator_server import STATE, make_ring, read_settings
+from longshore.ring.coordinator_server import STATE, make_ring_folder, read_settings
 from longshore.ring.launcher import MemberStart, RingLauncher
-from longshore.ring.wire import new_challenge, welcome
+from longshore.ring.wire import make_welcome, new_challenge
 from tests.support import processes
 
 from .ring_command import VARIABLES, ring
@@ -31,18 +31,18 @@ def test_a_launcher_receives_messages_after_a_line_that_is_no_message(tmp_path: 
         writer.write(wire.encode(asked))
         hello = wire.decode(await reader.readline())
         assert isinstance(hello, wire.Hello)
-        writer.write(wire.encode(welcome(read_settings(tmp_path).secret, asked, hello)))
+        writer.write(wire.encode(make_welcome(read_settings(tmp_path).secret, asked, hello)))
         writer.write(bad + wire.encode(wire.MemberGone(5, "made up")) + wire.encode(wire.RingEnd("lost", "made up")))
         await reader.read()
         writer.close()
 
     async def run() -> None:
-        make_ring(tmp_path, 1)
+        make_ring_folder(tmp_path, 1)
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         (tmp_path / STATE).write_text(json.dumps({"port": server.sockets[0].getsockname()[1]}))
         async with asyncio.timeout(60), RingLauncher(tmp_path) as launcher:
             await launcher.connect()
-            assert (await launcher.ended()).reason == "made up"
+            assert (await launcher.wait_for_end()).reason == "made up"
             assert launcher.declared == {5: "made up"}
         server.close()
         await asyncio.sleep(0.1)  # until the server's side of the connection is closed too
@@ -53,7 +53,7 @@ def test_a_launcher_receives_messages_after_a_line_that_is_no_message(tmp_path: 
 @pytest.mark.parametrize("moment", ["before it is started", "while it is started"])
 def test_a_member_that_was_declared_gone_does_not_live(tmp_path: Path, moment: str) -> None:
     async def run() -> None:
-        make_ring(tmp_path, 1)
+        make_ring_folder(tmp_path, 1)
         (tmp_path / STATE).write_text('{"port": 1}')
         async with asyncio.timeout(60), RingLauncher(tmp_path) as launcher:
             if moment == "before it is started":
@@ -63,7 +63,7 @@ def test_a_member_that_was_declared_gone_does_not_live(tmp_path: Path, moment: s
             launcher.declared[0] = "made up"
             while 0 not in launcher.exits:
                 await asyncio.sleep(0.02)
-            assert not launcher.running
+            assert not launcher.running_pids
 
     asyncio.run(run())
 
@@ -73,12 +73,12 @@ def test_a_user_of_a_launcher_that_fails_does_not_stop_it(tmp_path: Path) -> Non
         raise OSError("made up")
 
     async def run() -> None:
-        make_ring(tmp_path, 1)
+        make_ring_folder(tmp_path, 1)
         (tmp_path / STATE).write_text('{"port": 1}')
         async with asyncio.timeout(60), RingLauncher(tmp_path, on_exit=fail) as launcher:
             launcher._end.set_result(wire.RingEnd("done", ""))
             launcher.start(MemberStart(0, ("true",), os.environ, tmp_path))
-            await launcher.ended()
+            await launcher.wait_for_end()
             assert launcher.exits == {0: 0}
 
     asyncio.run(run())
@@ -99,7 +99,7 @@ def test_the_coordinator_decides_whether_a_member_restarts(
     tmp_path: Path, status: int, gone: dict[str, str], holders: list[int], restarts: object
 ) -> None:
     async def run() -> bool:
-        make_ring(tmp_path, 1)
+        make_ring_folder(tmp_path, 1)
         (tmp_path / STATE).write_text(json.dumps({"port": 1, "gone": gone, "holders": holders}))
         return RingLauncher(tmp_path).needs_restart(4, status)
 
@@ -121,7 +121,7 @@ def test_a_warm_process_that_cannot_fork_continues(tmp_path: Path, monkeypatch: 
         with socket.socket(socket.AF_UNIX) as member:
             member.connect(str(path))
             socket.send_fds(member, [b"{}\n"], outputs)
-            warm._accept(listener)
+            warm._accept_and_fork(listener)
             assert member.recv(10) == b""
     listener.close()
     warm._selector.close()

@@ -28,7 +28,7 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
 
     async def stop(trial: Trial) -> None:
         await trial.until(lambda: any(line["kind"] == "fault" for line in trial.lines()))
-        processes.see_stopped(trial.elsewhere.running[0])
+        processes.see_stopped(trial.elsewhere.running_pids[0])
         seen.update(standing(trial))
         await trial.seated(2)
         trial.send(0, signal.SIGCONT)
@@ -132,7 +132,7 @@ def test_a_script_that_fails_gives_up_its_seat_at_once(warm: Path, undisturbed: 
 
 
 async def connect(trial: Trial) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = trial.launcher.address().rpartition(":")
+    host, _, port = trial.launcher.coordinator_address().rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 

@@ -27,7 +27,7 @@ class ScriptedClient:
     def __init__(self, over: Callable[[], bool] = lambda: False) -> None:
         self.pulse, self._over = Pulse(), over
 
-    def check(self) -> None:
+    def wait_for_lease(self) -> None:
         if self._over():
             raise AbortedError
 

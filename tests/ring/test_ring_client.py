@@ -13,9 +13,9 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.ring import ring_client
-from longshore.ring.coordinator_server import RING, STATE, make_ring
-from longshore.ring.ring_client import RingClient, current_report, retire
-from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, new_challenge, proves_secret, welcome
+from longshore.ring.coordinator_server import RING, STATE, make_ring_folder
+from longshore.ring.ring_client import RingClient, current_report, retire_members
+from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, make_welcome, new_challenge, proves_secret
 from longshore.scheduler.backends.local.backend import LocalBackend
 
 REPORT = RingReport("running", 1, 2, [0, 1], [], 5, {}, [])
@@ -70,7 +70,7 @@ def listening() -> Iterator[socket.socket]:
 
 def ring_at(folder: Path, listening: socket.socket) -> Path:
     ring = folder / "ring"
-    make_ring(ring, 2)
+    make_ring_folder(ring, 2)
     (ring / STATE).write_text(json.dumps({"port": listening.getsockname()[1]}))
     return ring
 
@@ -85,7 +85,7 @@ def test_what_is_in_the_place_of_a_file_is_never_waited_for(
     (ring / name).unlink()
     HOSTILE[kind](ring / name)
     assert in_time(lambda: current_report(ring)) is None
-    assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
+    assert isinstance(in_time(lambda: retire_members(ring, {0: "a test"})), TimeoutError)
     scheduler = RingClient(ring, lambda: None, ring / "places.json")
     assert in_time(scheduler.close) is None
 
@@ -113,7 +113,7 @@ def welcomes(connection: socket.socket, secret: str) -> None:
     hello = decode(connection.makefile("rb").readline())
     assert isinstance(hello, Hello)
     assert proves_secret(secret, asked, hello)
-    connection.sendall(encode(welcome(secret, asked, hello)) + encode(REPORT))
+    connection.sendall(encode(make_welcome(secret, asked, hello)) + encode(REPORT))
 
 
 def drips(connection: socket.socket) -> None:
@@ -132,7 +132,7 @@ def welcomes_anybody(connection: socket.socket) -> None:
     connection.sendall(encode(asked))
     hello = decode(connection.makefile("rb").readline())
     assert isinstance(hello, Hello)
-    connection.sendall(encode(welcome("guessed", asked, hello)) + encode(REPORT))
+    connection.sendall(encode(make_welcome("guessed", asked, hello)) + encode(REPORT))
 
 
 ANSWERS: dict[str, Callable[[socket.socket], object]] = {
@@ -151,7 +151,7 @@ def test_no_process_that_answers_is_waited_for_long(tmp_path: Path, listening: s
     answering(listening, ANSWERS[kind])
     ring = ring_at(tmp_path, listening)
     assert in_time(lambda: current_report(ring)) is None
-    assert isinstance(in_time(lambda: retire(ring, {0: "a test"})), TimeoutError)
+    assert isinstance(in_time(lambda: retire_members(ring, {0: "a test"})), TimeoutError)
     scheduler = RingClient(ring, lambda: None, ring / "places.json")
     assert in_time(scheduler.close) is None
 
@@ -169,7 +169,7 @@ def test_a_link_in_the_place_of_an_attempts_folder_leads_to_no_other_ring(tmp_pa
     backend = LocalBackend(tmp_path, {"a": 2})
     attempts = tmp_path / "attempts"
     victim, thief = attempts / f"ls-{'0' * 26}-1", attempts / f"ls-{'1' * 26}-1"
-    make_ring(victim / "ring", 2)
+    make_ring_folder(victim / "ring", 2)
     thief.symlink_to(victim)
     for call in (
         lambda: backend.ring_report(thief.name), lambda: backend.ring_places(thief.name),

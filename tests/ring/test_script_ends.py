@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from longshore.ring.warm import connect_warm, fork
+from longshore.ring.warm import connect_warm, fork_member
 from tests.support import processes
 
 WAIT_S = 60.0
@@ -146,7 +146,7 @@ def by_fork(folder: Path, arguments: Sequence[str], warm: Path) -> Ended:
         assert connection is not None
         output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
         what = {"arguments": list(arguments), "environment": dict(os.environ), "folder": str(folder)}
-        forked = await fork(connection, what, output)
+        forked = await fork_member(connection, what, output)
         os.close(output)
         assert forked is not None
         return await asyncio.wait_for(forked[1], WAIT_S)

@@ -67,7 +67,7 @@ def test_a_member_changes_nothing_without_a_lease(monkeypatch: pytest.MonkeyPatc
     member = MemberClient("127.0.0.1:9", "secret", 0, "node", "", 5)
     member.generation = member._group_generation = 1
     clock.now_s += 3600.0
-    member._beat()  # as it continues
+    member._send_heartbeat()  # as it continues
     ended = []
 
     def apply() -> None:
@@ -100,8 +100,8 @@ def test_a_ring_on_a_machine_that_stands_still_continues(
     """In any order of waking up, and at any point."""
 
     async def stand_still(trial: Trial) -> None:
-        members = trial.launcher.running
-        await trial.until(lambda: set(members) == {0, 1, 2, 3} or members.update(trial.launcher.running))
+        members = trial.launcher.running_pids
+        await trial.until(lambda: set(members) == {0, 1, 2, 3} or members.update(trial.launcher.running_pids))
         await trial.until(lambda: stopped(members[2]))
         coordinator = trial.launcher.coordinator_pid
         assert coordinator is not None

@@ -56,7 +56,7 @@ def measure(trial: Trial, report: wire.RingReport, first: dict[str, tuple[int, i
     """Return what all living members and the coordinator hold."""
     found = []
     for member in (*report.order, *report.spares):
-        if (pid := trial.launcher.running.get(member)) is None:
+        if (pid := trial.launcher.running_pids.get(member)) is None:
             continue
         try:
             descriptors, threads = count(pid)
@@ -86,7 +86,7 @@ def test_processes_restart_after_twenty_generations_and_hold_no_more_than_their_
     async def kill(trial: Trial) -> None:
         await trial.reached(2)
         await trial.spare_joined(4)
-        first = {"member": count(trial.launcher.running[4])}
+        first = {"member": count(trial.launcher.running_pids[4])}
         while (report := await trial.report()).generation < GENERATIONS:
             for _ in range(MEASUREMENTS):  # what is under way is soon over; what is leaked stays
                 found = measure(trial, report, first)
@@ -97,7 +97,7 @@ def test_processes_restart_after_twenty_generations_and_hold_no_more_than_their_
             seen.extend(found)
             if not all(it.is_bounded for it in found):
                 return
-            trial.send(max(it for it in report.order if it in trial.launcher.running), signal.SIGKILL)
+            trial.send(max(it for it in report.order if it in trial.launcher.running_pids), signal.SIGKILL)
             before = report.generation
             # Not by the logs: to read them all takes so long on a busy machine that the ring is done before.
             while report.generation == before or report.phase != "running":

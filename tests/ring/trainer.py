@@ -65,9 +65,9 @@ def instrument(ring_step: list[int]) -> None:
     """Add the places at which faults may happen."""
     instrument_exchanges(ring_step)
     layout, first_step, ready, send = (
-        MemberClient.layout,
-        MemberClient.first_step,
-        MemberClient.ready,
+        MemberClient.wait_for_layout,
+        MemberClient.report_first_step,
+        MemberClient.report_ready,
         MemberClient._send,
     )
 
@@ -95,14 +95,14 @@ def instrument(ring_step: list[int]) -> None:
         first_step(control)
         happen("running" if control.generation > 1 else "", control.step - 1)
 
-    MemberClient.layout, MemberClient.first_step = forming, running  # type: ignore[method-assign, assignment]
-    MemberClient.ready, MemberClient._send = getting_ready, sending  # type: ignore[method-assign, assignment]
+    MemberClient.wait_for_layout, MemberClient.report_first_step = forming, running  # type: ignore[method-assign, assignment]
+    MemberClient.report_ready, MemberClient._send = getting_ready, sending  # type: ignore[method-assign, assignment]
 
 
 def instrument_exchanges(ring_step: list[int]) -> None:
     """Add those in exchanges of gradients and in the copy of the state."""
     pieces = Counter[int]()  # by generation
-    finish, average, broadcast = GlooGroup._finish, Gradients.average, GlooGroup.begin_broadcast
+    finish, average, broadcast = GlooGroup._wait_for_work, Gradients.average, GlooGroup.begin_broadcast
 
     def finishing(group: GlooGroup, work: Any) -> None:
         happen("reducing", ring_step[0])
@@ -119,7 +119,7 @@ def instrument_exchanges(ring_step: list[int]) -> None:
             happen("copying", ring_step[0])
         return finish
 
-    GlooGroup._finish, Gradients.average = finishing, averaging  # type: ignore[method-assign, assignment]
+    GlooGroup._wait_for_work, Gradients.average = finishing, averaging  # type: ignore[method-assign, assignment]
     GlooGroup.begin_broadcast = broadcasting  # type: ignore[method-assign, assignment]
     state.COPY_PIECE_BYTES = 1 << 10
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.namespaces import MANAGER, VARIABLE, Network
 from longshore.ring import wire
-from longshore.ring.coordinator_server import make_ring
+from longshore.ring.coordinator_server import make_ring_folder
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.membership import RingLimits
 from longshore.ring.wire import greet
@@ -133,7 +133,7 @@ class Trial:
             await asyncio.sleep(0.02)
 
     async def report(self) -> wire.RingReport:
-        address = self.launcher.address() if self.proxy is None else self.proxy.address()
+        address = self.launcher.coordinator_address() if self.proxy is None else self.proxy.address()
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(LIMIT_S):
             while True:
@@ -149,7 +149,7 @@ class Trial:
         return answer
 
     def send(self, member: int, number: signal.Signals) -> None:
-        pid = (self.launcher.running | self.elsewhere.running)[member]
+        pid = (self.launcher.running_pids | self.elsewhere.running_pids)[member]
         processes.stop(pid) if number == signal.SIGSTOP else os.kill(pid, number)
 
     def kill_coordinator(self) -> None:
@@ -186,7 +186,9 @@ def run_ring(
     """Run a ring to its end."""
 
     async def run() -> Outcome:
-        make_ring(folder, seats, "127.0.0.1" if network is None else MANAGER, limits, spares=spares, backups=backups)
+        make_ring_folder(
+            folder, seats, "127.0.0.1" if network is None else MANAGER, limits, spares=spares, backups=backups
+        )
         variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
         variables["PYTHONPATH"] = PYTHON_PATH
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
@@ -199,15 +201,15 @@ def run_ring(
             launcher.on_exit = trial.exited
             await launcher.start_coordinator()
             if loses is not None:
-                trial.proxy = LossyProxy(launcher.address, loses)
+                trial.proxy = LossyProxy(launcher.coordinator_address, loses)
                 between = await trial.proxy.start()
-                setattr(launcher, "address", lambda: between)  # noqa: B010  # of what the launcher itself has no need
+                setattr(launcher, "coordinator_address", lambda: between)  # noqa: B010  # of what the launcher itself has no need
             await launcher.connect()
             for _ in range(seats + spares):
                 trial.start()
             await during(trial)
-            end = await launcher.ended()
-            await trial.until(lambda: not elsewhere.running)
+            end = await launcher.wait_for_end()
+            await trial.until(lambda: not elsewhere.running_pids)
             if trial.proxy is not None:
                 await trial.proxy.close()
             report = json.loads((folder / "state.json").read_text())

@@ -19,7 +19,7 @@ from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import Identity, boot_id, is_alive, last_error, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
-from ....ring.ring_client import RingClient, current_report, last_report, retire
+from ....ring.ring_client import RingClient, current_report, last_report, retire_members
 from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status, read_reason
@@ -161,7 +161,7 @@ class LocalBackend(Backend):
         ring = self._ring_folder(name)
         members = {member: reason for member, place in enumerate(read_members(ring)) if place in gpus}
         try:
-            return retire(ring, members)
+            return retire_members(ring, members)
         except TimeoutError as error:
             raise BackendError(f"{name}: {error}") from error
 

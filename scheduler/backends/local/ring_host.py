@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from ....cluster.files.durable import open_folder, read_whole
 from ....cluster.files.processes import Process, environment, kill, living
 from ....ring.coordinator import WORN_OUT
-from ....ring.coordinator_server import make_ring, write_file
+from ....ring.coordinator_server import make_ring_folder, write_file
 from ....ring.launcher import MemberStart, RingLauncher
 from ....ring.wire import GONE_STATUS, RESTART_STATUS, UNKNOWN_STATUS, RingEnd
 from .ranks import (
@@ -163,7 +163,7 @@ class RingHost:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
         ring = Path(self._path) / RING
         seats = self._spec.seats
-        make_ring(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
+        make_ring_folder(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
         async with RingLauncher(ring, on_exit=self._on_exit, on_declared=self._on_declared_gone) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
@@ -179,7 +179,7 @@ class RingHost:
                 self._prove_ranks_left: SEARCH_S,
             }  # fmt: skip
             tasks = [asyncio.create_task(self._repeat(pause_s, do)) for do, pause_s in work.items()]
-            end = await self._launcher.ended()
+            end = await self._launcher.wait_for_end()
             for task in tasks:
                 task.cancel()
         return self._exit_status(end)
@@ -203,7 +203,7 @@ class RingHost:
     def _write_places(self) -> None:
         """Report to the scheduler which GPUs the ring has, and which it has left, if that has changed."""
         last = {rank: member for member, rank in enumerate(self._ranks)}
-        running = self._launcher.running
+        running = self._launcher.running_pids
         places = []
         for rank, each in enumerate(self._spec.ranks):
             member = last.get(rank, -1)
@@ -301,7 +301,7 @@ class RingHost:
         self._search_s = min(2 * self._search_s, MAX_SEARCH_S)
         self._search_at_s = time.monotonic() + self._search_s
         others = SparedProcesses(
-            os.getpid(), self._supervisor, self._launcher.tools, set(self._launcher.running.values())
+            os.getpid(), self._supervisor, self._launcher.tool_pids, set(self._launcher.running_pids.values())
         )
         left = kill_members([self._member_traces(each) for each in ranks], others)
         for rank, is_left in zip(ranks, left, strict=True):
@@ -327,7 +327,7 @@ class RingHost:
 
     def _ask_to_end(self, number: int) -> None:
         self._is_ending = True
-        self._launcher.end(number)
+        self._launcher.end_members(number)
 
     def _limit_logs(self) -> None:
         """Keep the logs small."""

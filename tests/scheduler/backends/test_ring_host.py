@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from longshore.ring import launcher
-from longshore.ring.coordinator_server import make_ring, write_file
+from longshore.ring.coordinator_server import make_ring_folder, write_file
 from longshore.ring.launcher import RingLauncher
 from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
@@ -26,7 +26,7 @@ def run_host(
     folder: Path, script: str, during: Callable[[RingHost], Awaitable[object]] | None = None, gather_s: float = 2.0
 ) -> tuple[int, RingHost]:
     """Run a ring of two seats whose members are shells, to its end; they never say a word, and live for `gather_s`."""
-    make_ring(folder / RING, 2, limits=RingLimits(gather_s=gather_s))
+    make_ring_folder(folder / RING, 2, limits=RingLimits(gather_s=gather_s))
     ranks = (RankPlace("n", 0), RankPlace("n", 1))
     variables = {"PATH": os.environ["PATH"]}
     spec = Spec("ls-x-1", "x", 1, ("sh", "-c", script), str(folder), variables, 5.0, None, ranks, 2)
@@ -44,7 +44,7 @@ def run_host(
 
 
 async def all_run(host: RingHost) -> None:
-    while not hasattr(host, "_launcher") or len(host._launcher.running) < 2:
+    while not hasattr(host, "_launcher") or len(host._launcher.running_pids) < 2:
         await asyncio.sleep(0.05)
 
 
@@ -69,7 +69,7 @@ def test_a_write_that_fails_ends_nothing_for_good(
     status, host = run_host(tmp_path, "exit 9")
     assert status == 9
     assert host._launcher.exits
-    assert not host._launcher.running
+    assert not host._launcher.running_pids
 
 
 def leaves_one(host: RingHost) -> Callable[[], bool]:
@@ -142,7 +142,7 @@ def test_a_coordinator_that_can_never_be_started_again_ends_the_ring(
         os.kill(host._launcher.coordinator_pid or 0, signal.SIGKILL)
 
     status, host = run_host(tmp_path, "sleep 1000", kill)
-    assert not host._launcher.running
+    assert not host._launcher.running_pids
     assert status == -signal.SIGKILL
 
 
@@ -187,7 +187,7 @@ def test_the_rank_of_a_member_that_was_declared_gone_is_unused_before_its_proces
 def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int], status: int) -> None:
     async def ended() -> int:
         host = RingHost(Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (), 1), str(tmp_path))
-        make_ring(tmp_path / RING, 1)
+        make_ring_folder(tmp_path / RING, 1)
         host._launcher = RingLauncher(tmp_path / RING)
         host._launcher.exits.update(exits)
         return host._exit_status(RingEnd("lost", "made up"))
