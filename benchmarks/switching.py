@@ -76,20 +76,20 @@ def compare(setup: ClusterSetup, jobs: list[Workload], faults: FaultTrace, draws
         progress(f"draw {draw + 1} of {draws} on {setup.name}")
         piece = later(faults, faults.span_s * 0.9 * draw / draws)
         problem = cluster_problem(setup, jobs, regime, runs=1, seed=evaluation_key(SEED + draw), faults=piece)
-        parts.append(compare_handlings(problem, HEURISTICS[POLICY]).held)
-    held = {
+        parts.append(compare_handlings(problem, HEURISTICS[POLICY]).costs)
+    costs = {
         name: FaultCosts(*map(np.concatenate, zip(*(part[name] for part in parts), strict=True)))
         for name in (RESTART, SWITCH)
     }
-    return handling_comparison(POLICY, held, np.tile(np.arange(len(jobs)), draws))
+    return handling_comparison(POLICY, costs, np.tile(np.arange(len(jobs)), draws))
 
 
 def rows(name: str, found: HandlingComparison, *, most: float | None) -> Iterator[Row]:
     """Yield what is lost with both handlings."""
-    for handling, held in found.held.items():
-        yield Row(f"{name}, {handling}: lost", float(held.lost_gpu_s.mean()) / HOUR_S, "GPU-h/window")
-        yield Row(f"{name}, {handling}: stops", float(held.stops.mean()), "/window")
-    yield Row(f"{name}, switch: rings formed again", float(found.held[SWITCH].switches.mean()), "/window")
+    for handling, costs in found.costs.items():
+        yield Row(f"{name}, {handling}: lost", float(costs.lost_gpu_s.mean()) / HOUR_S, "GPU-h/window")
+        yield Row(f"{name}, {handling}: stops", float(costs.stops.mean()), "/window")
+    yield Row(f"{name}, switch: rings formed again", float(found.costs[SWITCH].switches.mean()), "/window")
     value, low, high = (float(end[0]) for end in found.lost)
     yield Row(f"{name}: lost with switching over lost with restarts", value, "x")
     yield Row(f"{name}: the same, low end of the interval", low, "x")

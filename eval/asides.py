@@ -31,7 +31,7 @@ class HandlingComparison(NamedTuple):
     """Restart against switch under one policy."""
 
     policy: str
-    held: dict[str, FaultCosts]  # by handling
+    costs: dict[str, FaultCosts]  # by handling
     lost: IntervalEstimates  # GPU-time lost with switching over that with restarting, shape (1,)
     jct_percent: IntervalEstimates  # change of the mean JCT by switching, shape (1,)
     units: int  # windows or workloads, which are the evidence; draws of faults for the same jobs are averaged
@@ -43,12 +43,12 @@ def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison:
     All other rules hold for both: checks before starts and detection. Spares are kept with switching only. Intervals
     are by a paired bootstrap over units of the same jobs.
     """
-    held = {}
+    costs = {}
     for handling in (RESTART, SWITCH):
         rules = problem.rules._replace(switching=handling == SWITCH)
         outcome = run_all(problem._replace(rules=rules), [policy])[policy.name]
-        held[handling] = fault_costs(problem, outcome)
-    return handling_comparison(policy.name, held, same_jobs(problem.scenarios))
+        costs[handling] = fault_costs(problem, outcome)
+    return handling_comparison(policy.name, costs, same_jobs(problem.scenarios))
 
 
 def fault_costs(problem: Problem, outcome: Outcome) -> FaultCosts:
@@ -62,20 +62,20 @@ def fault_costs(problem: Problem, outcome: Outcome) -> FaultCosts:
     )
 
 
-def handling_comparison(policy: str, held: dict[str, FaultCosts], unit: NDArray[np.intp]) -> HandlingComparison:
+def handling_comparison(policy: str, costs: dict[str, FaultCosts], unit: NDArray[np.intp]) -> HandlingComparison:
     """Return both handlings compared, given the unit of each scenario, shape (scenarios,)."""
-    switch, restart = held[SWITCH], held[RESTART]
-    mine, other = (np.array([costs.lost_gpu_s, costs.jct_s]) for costs in (switch, restart))
-    lost, jct = _ratios_by_unit(mine, other, unit)
-    return HandlingComparison(policy, held, lost, _in_percent(jct), int(np.unique(unit).size))
+    switch, restart = costs[SWITCH], costs[RESTART]
+    mine, other = (np.array([each.lost_gpu_s, each.jct_s]) for each in (switch, restart))
+    lost, jct = _paired_ratio_estimates(mine, other, unit)
+    return HandlingComparison(policy, costs, lost, _as_percent_change(jct), int(np.unique(unit).size))
 
 
 def handling_in_words(handlings: HandlingComparison) -> str:
     """Return the comparison in one sentence."""
-    lost_h = {name: held.lost_gpu_s.mean() / HOUR_S for name, held in handlings.held.items()}
-    stops = {name: held.stops.mean() for name, held in handlings.held.items()}
-    times = _with_interval(handlings.lost, ".2f", " times")
-    jct = _with_interval(handlings.jct_percent, "+.1f", " %")
+    lost_h = {name: costs.lost_gpu_s.mean() / HOUR_S for name, costs in handlings.costs.items()}
+    stops = {name: costs.stops.mean() for name, costs in handlings.costs.items()}
+    times = _estimate_text(handlings.lost, ".2f", " times")
+    jct = _estimate_text(handlings.jct_percent, "+.1f", " %")
     return (
         f"under {handlings.policy}, jobs that switch lose {lost_h[SWITCH]:.1f} GPU-hours to faults, checks and "
         f"restarts in a scenario, jobs that restart {lost_h[RESTART]:.1f}: {times} as many; the mean JCT changes by "
@@ -89,15 +89,15 @@ def handling_document(handlings: HandlingComparison) -> dict[str, Any]:
         "policy": handlings.policy,
         **{
             name: {
-                "gpu_hours_lost": float(held.lost_gpu_s.mean()) / HOUR_S,
-                "mean_jct_s": float(held.jct_s.mean()),
-                "stops": float(held.stops.mean()),
-                "switches": float(held.switches.mean()),
+                "gpu_hours_lost": float(costs.lost_gpu_s.mean()) / HOUR_S,
+                "mean_jct_s": float(costs.jct_s.mean()),
+                "stops": float(costs.stops.mean()),
+                "switches": float(costs.switches.mean()),
             }
-            for name, held in handlings.held.items()
+            for name, costs in handlings.costs.items()
         },
-        "lost_ratio": _ends(handlings.lost),
-        "jct_change_percent": _ends(handlings.jct_percent),
+        "lost_ratio": _value_and_interval(handlings.lost),
+        "jct_change_percent": _value_and_interval(handlings.jct_percent),
         "units": handlings.units,
     }
 
@@ -128,7 +128,7 @@ def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
         both.append(np.array([fault_costs(problem, outcome).jct_s, held_gpu_s]))
     without, backed = both
     unit = same_jobs(problem.scenarios)
-    jct, held = map(_in_percent, _ratios_by_unit(backed, without, unit))
+    jct, held = map(_as_percent_change, _paired_ratio_estimates(backed, without, unit))
     return BackupComparison(
         policy=policy.name,
         max_backups=problem.rules.backups,
@@ -144,7 +144,7 @@ def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
 
 def backups_in_words(found: BackupComparison) -> str:
     """Return the comparison in one sentence."""
-    jct, held = (_with_interval(each, "+.1f", " %") for each in (found.jct_percent, found.held_percent))
+    jct, held = (_estimate_text(each, "+.1f", " %") for each in (found.jct_percent, found.held_percent))
     before_h, after_h = (jct_s / HOUR_S for jct_s in found.jct_s)
     return (
         f"under {found.policy}, backups for up to {found.max_backups} GPUs of a job change the mean JCT by {jct}, from "
@@ -159,8 +159,8 @@ def backups_document(found: BackupComparison) -> dict[str, Any]:
         "policy": found.policy,
         "max_backups": found.max_backups,
         "mean_jct_s": dict(zip(("without", "with"), found.jct_s, strict=True)),
-        "jct_change_percent": _ends(found.jct_percent),
-        "gpu_hours_held_change_percent": _ends(found.held_percent),
+        "jct_change_percent": _value_and_interval(found.jct_percent),
+        "gpu_hours_held_change_percent": _value_and_interval(found.held_percent),
         "met_slow_nodes": found.slowed,
         "backups": found.backups,
         "backup_gpu_hours": found.backup_gpu_s / HOUR_S,
@@ -215,7 +215,7 @@ def compare_layouts(
     if not all(figures.finished.all() for figures in layouts.values()):
         return None
     first, second = both[before].scenarios, both[after].scenarios
-    jobs, planned, changed = planned_jobs(first, second)
+    jobs, planned, changed = count_planned_jobs(first, second)
     return layout_comparison(policy.name, layouts, same_jobs(first), jobs=jobs, planned=planned, changed=changed)
 
 
@@ -229,7 +229,7 @@ def layout_figures(problem: Problem, outcome: Outcome) -> LayoutFigures:
     )
 
 
-def planned_jobs(first: Scenarios, second: Scenarios) -> tuple[int, int, int]:
+def count_planned_jobs(first: Scenarios, second: Scenarios) -> tuple[int, int, int]:
     """Return the numbers of all jobs, of those with plans, and of those with another plan in the second layout."""
     planned, same = first.pipeline > 0, np.ones(first.gpus.shape, dtype=np.bool_)
     for name in ("gpus", "pipeline", "tensor", "work_s"):
@@ -242,13 +242,15 @@ def layout_comparison(
 ) -> LayoutComparison:
     """Return both layouts compared, given the unit of each scenario, shape (scenarios,)."""
     other, mine = (np.array([getattr(figures, name) for name in LAYOUT_FIGURES]) for figures in layouts.values())
-    percent = dict(zip(LAYOUT_FIGURES, map(_in_percent, _ratios_by_unit(mine, other, unit)), strict=True))
+    percent = dict(
+        zip(LAYOUT_FIGURES, map(_as_percent_change, _paired_ratio_estimates(mine, other, unit)), strict=True)
+    )
     return LayoutComparison(policy, layouts, percent, unit, jobs, planned, changed)
 
 
 def layouts_in_words(savings: LayoutComparison) -> str:
     """Return the comparison in one sentence."""
-    jct, held, _ = (_with_interval(savings.percent[figure], "+.1f", " %") for figure in LAYOUT_FIGURES)
+    jct, held, _ = (_estimate_text(savings.percent[figure], "+.1f", " %") for figure in LAYOUT_FIGURES)
     before, after = savings.layouts
     before_h, after_h = (figures.mean_jct_s.mean() / HOUR_S for figures in savings.layouts.values())
     return (
@@ -270,9 +272,9 @@ def layouts_document(savings: LayoutComparison) -> dict[str, Any]:
             }
             for name, figures in savings.layouts.items()
         },
-        "jct_change_percent": _ends(savings.percent["mean_jct_s"]),
-        "gpu_hours_held_change_percent": _ends(savings.percent["held_gpu_s"]),
-        "gpu_hours_planned_change_percent": _ends(savings.percent["planned_gpu_s"]),
+        "jct_change_percent": _value_and_interval(savings.percent["mean_jct_s"]),
+        "gpu_hours_held_change_percent": _value_and_interval(savings.percent["held_gpu_s"]),
+        "gpu_hours_planned_change_percent": _value_and_interval(savings.percent["planned_gpu_s"]),
         "jobs": savings.jobs,
         "planned": savings.planned,
         "changed": savings.changed,
@@ -353,7 +355,7 @@ def planning_aside(
     return asides
 
 
-def _ratios_by_unit(
+def _paired_ratio_estimates(
     mine: NDArray[np.float64], other: NDArray[np.float64], unit: NDArray[np.intp]
 ) -> list[IntervalEstimates]:
     """Return the ratio of each figure over all units, by a paired bootstrap over units.
@@ -370,18 +372,18 @@ def _ratios_by_unit(
     return [IntervalEstimates(*(end[[row]] for end in ratios)) for row in range(len(mine))]
 
 
-def _in_percent(ratio: IntervalEstimates) -> IntervalEstimates:
+def _as_percent_change(ratio: IntervalEstimates) -> IntervalEstimates:
     """Return a ratio as a change in per cent."""
     return IntervalEstimates(*(100.0 * (end - 1.0) for end in ratio))
 
 
-def _with_interval(estimates: IntervalEstimates, form: str, unit: str) -> str:
+def _estimate_text(estimates: IntervalEstimates, form: str, unit: str) -> str:
     """Return an estimate in words, with its interval if there is one."""
     value, low, high = (float(end[0]) for end in estimates)
     interval = "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
     return f"{value:{form}}{unit}{interval}"
 
 
-def _ends(estimates: IntervalEstimates) -> list[float | None]:
+def _value_and_interval(estimates: IntervalEstimates) -> list[float | None]:
     """Return an estimate and the ends of its interval for JSON, None for what is not known."""
     return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

@@ -77,18 +77,20 @@ def job_minimums(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, job
             area[mine] = np.minimum(area[mine], least * held)
     run_s = slowdown * jobs.work_s
     by_speed = area * jobs.work_s / float(speed @ sizes)
-    shares_s = np.vstack([by_speed, *_counted(jobs.gpus, int(sizes.sum()), run_s)])
-    return JobMinimums(run_s, shares_s, *_paces(cluster, _few(speed), rules, jobs, run_s, shares_s))
+    shares_s = np.vstack([by_speed, *_counted_shares_s(jobs.gpus, int(sizes.sum()), run_s)])
+    return JobMinimums(
+        run_s, shares_s, *_pace_run_and_use(cluster, _rounded_up_speeds(speed), rules, jobs, run_s, shares_s)
+    )
 
 
-def _few(speed: NDArray[np.float64]) -> NDArray[np.float64]:
+def _rounded_up_speeds(speed: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return speeds of which only some differ, none lower than it was, shape (nodes,)."""
     kinds = np.unique(speed)
     last = [part[-1] for part in np.array_split(kinds, min(kinds.size, MAX_PACES))]
     return np.asarray(last)[np.searchsorted(last, speed)]
 
 
-def _paces(
+def _pace_run_and_use(
     cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: ScenarioJobs, run_s: NDArray[np.float64],
     shares_s: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
@@ -151,12 +153,18 @@ def _fastest_link(cluster: Cluster, fast: NDArray[np.bool_], job_gpus: int, node
     return max(inside, across)
 
 
-def _counted(gpus: NDArray[np.int32], most: int, run_s: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def _counted_shares_s(
+    gpus: NDArray[np.int32], cluster_gpus: int, run_s: NDArray[np.float64]
+) -> list[NDArray[np.float64]]:
     """Return run time x share of each way to count GPUs; only those that differ."""
-    bounds = np.unique(np.concatenate([[1], gpus[gpus <= most // 2], most - gpus[2 * gpus > most] + 1]))
-    bounds = bounds[(bounds >= 1) & (2 * bounds <= max(most, 2))]
+    bounds = np.unique(
+        np.concatenate([[1], gpus[gpus <= cluster_gpus // 2], cluster_gpus - gpus[2 * gpus > cluster_gpus] + 1])
+    )
+    bounds = bounds[(bounds >= 1) & (2 * bounds <= max(cluster_gpus, 2))]
     picked = bounds[np.unique(np.linspace(0, bounds.size - 1, min(bounds.size, MAX_FILTERS)).astype(int))]
-    rows = [np.where(gpus > most - q, 1.0, np.where(gpus < q, 0.0, gpus / most)) * run_s for q in picked]
+    rows = [
+        np.where(gpus > cluster_gpus - q, 1.0, np.where(gpus < q, 0.0, gpus / cluster_gpus)) * run_s for q in picked
+    ]
     return list(np.unique(np.array(rows), axis=0))
 
 
@@ -170,7 +178,7 @@ MIN_WEIGHT = 0.05  # of the middle; without any, work after the last span would 
 class Prices(NamedTuple):
     """The dual solution of the program on a grid of time."""
 
-    second: NDArray[np.float64]  # (kinds, edges) of a second of all GPUs of a kind, straight lines between the edges
+    per_second: NDArray[np.float64]  # (kinds, edges) of all GPUs of a kind; a straight line between two edges
     weight: NDArray[np.float64]  # (jobs,) of a job's middle; the rest is that of its run time
     worth_s: NDArray[np.float64]  # (jobs,) of a job's work
 
@@ -194,12 +202,12 @@ def priced_ends_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> floa
         minimums: Of the same jobs.
     """
     alone_s = float((release_s + minimums.run_s).sum())
-    edges_s = _edges_s(release_s, minimums)
-    prices = _prices(release_s, minimums, edges_s)
-    return alone_s if prices is None else max(alone_s, _bound_s(release_s, minimums, edges_s, prices))
+    edges_s = _time_edges_s(release_s, minimums)
+    prices = _solve_prices(release_s, minimums, edges_s)
+    return alone_s if prices is None else max(alone_s, _priced_bound_s(release_s, minimums, edges_s, prices))
 
 
-def _edges_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> NDArray[np.float64]:
+def _time_edges_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> NDArray[np.float64]:
     """Return the edges of spans of time, shape (spans + 1,), in which all jobs can be done."""
     busy_s = float(release_s[-1] + minimums.shares_s.sum(axis=1).max())
     even = np.linspace(0.0, busy_s, SPANS // 2 + 1)
@@ -209,7 +217,7 @@ def _edges_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> NDArray[n
     return edges
 
 
-def _prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64]) -> Prices | None:
+def _solve_prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64]) -> Prices | None:
     """Return the dual solution of the program on the grid; None if the solver finds none.
 
     Its variables are the seconds of each pair of a job and a pace in a span in which the job may run so, then each
@@ -227,12 +235,12 @@ def _prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDAr
     ends = csr_array((-np.ones(jobs), (numbers, numbers)), shape=(jobs, jobs))
     room = [(minimums.pace_use[kind, pace, job], span, spans) for kind in range(kinds)]
     rules = [(middle_s / run_s, job, jobs), (np.ones(pairs), job, jobs)]
-    free = [_rows(*part, pairs, jobs) for part in (*room, (np.ones(pairs), one_pace, moment.size))]
-    tied = [hstack([_rows(*part, pairs, 0), ends]).tocsr() for part in rules]
+    free = [_pair_matrix(*part, pairs, jobs) for part in (*room, (np.ones(pairs), one_pace, moment.size))]
+    tied = [hstack([_pair_matrix(*part, pairs, 0), ends]).tocsr() for part in rules]
     limits = np.concatenate([np.tile(np.diff(edges_s), kinds), opened_s, -minimums.run_s / 2, -release_s])
     solved = linprog(
         np.concatenate([np.zeros(pairs), np.ones(jobs)]), A_ub=vstack([*free, *tied]).tocsr(), b_ub=limits,
-        A_eq=_rows(1.0 / run_s, job, jobs, pairs, jobs), b_eq=np.ones(jobs), method="highs",
+        A_eq=_pair_matrix(1.0 / run_s, job, jobs, pairs, jobs), b_eq=np.ones(jobs), method="highs",
     )  # fmt: skip
     if solved.status != 0:
         return None
@@ -244,12 +252,14 @@ def _prices(release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDAr
     return Prices(second, weight, np.asarray(solved.eqlin.marginals))
 
 
-def _rows(values: NDArray[np.float64], row: NDArray[np.intp], rows: int, pairs: int, more: int) -> csr_array:
+def _pair_matrix(
+    values: NDArray[np.float64], row: NDArray[np.intp], rows: int, pairs: int, zero_columns: int
+) -> csr_array:
     """Return a matrix with one value for each pair, and columns of zeros behind."""
-    return coo_array((values, (row, np.arange(pairs))), shape=(rows, pairs + more)).tocsr()
+    return coo_array((values, (row, np.arange(pairs))), shape=(rows, pairs + zero_columns)).tocsr()
 
 
-def _bound_s(
+def _priced_bound_s(
     release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64], prices: Prices
 ) -> float:
     """Return the bound that prices give, for continuous time."""
@@ -258,13 +268,13 @@ def _bound_s(
     best_s, jobs_s = prices.worth_s, np.zeros(release_s.size)
     for turn in range(NEARER):
         worth_s = best_s + width_s * TRIED[:, None] / 3.0**turn
-        found_s = np.array([one - _saved_s(release_s, minimums, edges_s, prices, one) for one in worth_s])
+        found_s = np.array([one - _max_saved_s(release_s, minimums, edges_s, prices, one) for one in worth_s])
         best_s, jobs_s = worth_s[found_s.argmax(axis=0), np.arange(best_s.size)], found_s.max(axis=0)
-    all_gpus_s = prices.second.sum(axis=0)
+    all_gpus_s = prices.per_second.sum(axis=0)
     return float((alike + jobs_s).sum() - ((all_gpus_s[1:] + all_gpus_s[:-1]) / 2 * np.diff(edges_s)).sum())
 
 
-def _saved_s(
+def _max_saved_s(
     release_s: NDArray[np.float64], minimums: JobMinimums, edges_s: NDArray[np.float64], prices: Prices,
     worth_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
@@ -285,7 +295,7 @@ def _saved_s(
         able = np.isfinite(taken_s)
         run_s = np.where(able, taken_s, 1.0)
         fixed = np.where(able, 1 - prices.weight, np.inf)
-        price = minimums.pace_use[:, pace].T @ prices.second  # (jobs, edges)
+        price = minimums.pace_use[:, pace].T @ prices.per_second  # (jobs, edges)
         price = price[:, :-1, None] + np.diff(price, axis=1)[:, :, None] * share  # (jobs, spans, parts)
         left = (worth_s[:, None, None] - prices.weight[:, None, None] * time_s) / run_s[:, None, None]
         saved = np.maximum(saved, left - fixed[:, None, None] - price)
@@ -379,7 +389,7 @@ def lower_bounds(
     known: dict[bytes, float] = {}
     found = np.empty(numbers.size)
     for place, row in enumerate(numbers.tolist()):
-        jobs = _jobs(problem, row)
+        jobs = _scenario_jobs(problem, row)
         minimums = job_minimums(problem.cluster, scenarios.speed[row], problem.rules, jobs)
         key = b"".join(part.tobytes() for part in (jobs.submit_s, *minimums))
         if key not in known:  # draws of faults of the same jobs have the same bounds
@@ -389,7 +399,7 @@ def lower_bounds(
     return found * (1.0 - BOUND_ROUNDING)
 
 
-def _jobs(problem: Problem, row: int) -> ScenarioJobs:
+def _scenario_jobs(problem: Problem, row: int) -> ScenarioJobs:
     scenarios, count = problem.scenarios, int(problem.scenarios.jobs[row])
     names = [name for name in ScenarioJobs._fields if name not in ("fixed_s", "planned_s")]
     columns = {name: getattr(scenarios, name)[row, :count] for name in names}
@@ -397,11 +407,11 @@ def _jobs(problem: Problem, row: int) -> ScenarioJobs:
     if scenarios.pipeline.size:
         fixed_s = scenarios.fixed_s[row, :count]
         for job in np.flatnonzero(scenarios.pipeline[row, :count]):
-            planned_s[job] = reference_s(_iteration(scenarios, row, int(job)), problem.rules)
+            planned_s[job] = reference_s(_planned_iteration(scenarios, row, int(job)), problem.rules)
     return ScenarioJobs(**columns, fixed_s=fixed_s, planned_s=planned_s)
 
 
-def _iteration(scenarios: Scenarios, row: int, job: int) -> Iteration:
+def _planned_iteration(scenarios: Scenarios, row: int, job: int) -> Iteration:
     """Return what an iteration of a job does that has a plan."""
     names = {"gradient_bytes": "parameter_bytes"}
     figures = {name: getattr(scenarios, names.get(name, name))[row, job].item() for name in Iteration._fields[1:]}

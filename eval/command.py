@@ -20,14 +20,14 @@ from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem, Scenarios, same_jobs
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
-from .answer import document_of, headline, remarks_on, section_of, sentences, terminal_ranking
+from .answer import answer_document, headline, remarks_on, report_sections, sentences, terminal_ranking
 from .asides import Aside, backup_aside, planning_aside, switching_aside
 from .bounds import lower_bounds
 from .comparison import Comparison, compare, run_all, run_recorded
-from .every_order import OrderAdvice, advice_of, every_order, other_bounds, run_grid
-from .figures import pictures, write_pictures
+from .every_order import OrderAdvice, advice_of, every_order, figures_by_ageing_bound, run_grid
+from .figures import report_pictures, write_pictures
 from .report import write_json, write_report
-from .setting import EvaluationRequest, Setting, is_heuristic, setting_of, tuned_patients, tuned_text
+from .setting import EvaluationRequest, Setting, is_heuristic, setting_of, tune_patient_by_order, tuned_text
 from .table import CompileFirst, OpenStatus, ShowStatus, compile_as_called, terminal_tables
 
 if TYPE_CHECKING:
@@ -70,22 +70,22 @@ def evaluate_request(
         PluginError: If a policy is not known, or a metric of another package gives no numbers.
         CheckpointError: If a checkpoint cannot be used.
     """
-    _check(request)
+    _check_options(request)
     with progress("reading the input"):
         named = with_distinct_names([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
         setting = _with_objective(setting_of(request), request)
     if request.pictures is not None:
         make_folder(request.pictures, "--pictures")
-    policies = _policies(request, named, setting.problem)
-    introduction = _introduction(setting.what, setting.problem, policies, every_order=request.every_order)
+    policies = _policies_to_run(request, named, setting.problem)
+    introduction = _introduction_text(setting.title, setting.problem, policies, every_order=request.every_order)
     if not request.every_order:  # else the answer comes first
         console.print(introduction)
         if request.objective is not None:
             console.print(f"objective: {setting.facts['objective']}")
-    _warn(console, setting.problem, policies, _use(request, setting.problem))
+    _warn_about_policies(console, setting.problem, policies, _used_under(request, setting.problem))
     compile_first(rehearsals_of(named))
     with progress("setting up") as show:
-        run = (_run_every_order if request.every_order else _run)(request, setting, policies, show)
+        run = (_run_every_order if request.every_order else _run_one_order)(request, setting, policies, show)
         scenarios = run.problem.scenarios
         overload = overload_text(run.outcomes, scenarios, least_share=0.0)
         if heavy := overload_text(run.outcomes, scenarios, least_share=WARN_OVERLOADED_SHARE):
@@ -99,27 +99,29 @@ def evaluate_request(
             groups=same_jobs(scenarios),
             objective=request.objective,
         )
-        asides = _asides(request, setting, run, comparison, show)
-    _print(console, run, comparison, introduction)
+        asides = _all_asides(request, setting, run, comparison, show)
+    _print_result(console, run, comparison, introduction)
     for aside in asides:
         console.print(f"{aside.title}: {aside.words}")
-    facts = _facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
+    facts = _report_facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
     facts |= {"tuned": run.tuned} if run.tuned else {}
     facts |= {aside.title: aside.words for aside in asides}
-    title = f"Longshore: {setting.what}"
+    title = f"Longshore: {setting.title}"
     if request.json_out:
-        more = document_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
+        more = answer_document(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
         more |= {aside.key: aside.document for aside in asides}
         write_json(request.json_out, comparison, title=title, facts=facts, more=more)
         console.print(f"figures: {request.json_out}", soft_wrap=True)
     if request.report or request.pictures:
-        _draw(request, console, progress, run, comparison, title=title, facts=facts)
+        _write_report_and_pictures(request, console, progress, run, comparison, title=title, facts=facts)
 
 
-def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], show: ShowStatus) -> EvaluationRun:
+def _run_one_order(
+    request: EvaluationRequest, setting: Setting, policies: list[Policy], show: ShowStatus
+) -> EvaluationRun:
     """Run the policies under the requested order."""
     problem = setting.problem
-    tuned = tuned_patients(request, [request.regime], show)
+    tuned = tune_patient_by_order(request, [request.regime], show)
     policies = [*policies, *tuned.values()]
     outcomes = run_all(problem, policies, _status_of_runs(show, policies, problem.scenarios.jobs.size))
     return EvaluationRun(problem, request.regime, policies, outcomes, tuned=tuned_text(tuned))
@@ -131,7 +133,7 @@ def _run_every_order(
     """Run the policies under every order, and choose."""
     problem = setting.problem
     regimes = every_order(request.regime)
-    tuned = tuned_patients(request, regimes, show)
+    tuned = tune_patient_by_order(request, regimes, show)
     pairs, scenarios = len(regimes) * len(policies) + len(tuned), problem.scenarios.jobs.size
     places = itertools.count(1)
 
@@ -142,14 +144,14 @@ def _run_every_order(
     grid = run_grid(problem, regimes, policies, show_run, weighting=request.objective, tuned=tuned)
     show("computing what is possible")
     least_s = lower_bounds(
-        problem, grid.objective, np.flatnonzero(grid.reporting),
+        problem, grid.objective_name, np.flatnonzero(grid.is_reported),
         lambda done, count: show(f"computing what is possible, {done:,} of {count:,}"),
     )  # fmt: skip
     regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
     ruled = problem._replace(rules=regime.over(problem.rules))
     policies = [*policies, *(policy for order, policy in tuned.items() if order == regime.order)]
     policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
-    ageing = other_bounds(grid, ruled, policy, lambda *_: show("running the best under other ageing bounds"))
+    ageing = figures_by_ageing_bound(grid, ruled, policy, lambda *_: show("running the best under other ageing bounds"))
     show("computing intervals of all orders")
     advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
     facts = setting.facts | ({"tuned": tuned_text(tuned)} if tuned else {})
@@ -159,7 +161,7 @@ def _run_every_order(
     return EvaluationRun(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
 
 
-def _asides(
+def _all_asides(
     request: EvaluationRequest, setting: Setting, run: EvaluationRun, comparison: Comparison, show: ShowStatus
 ) -> list[Aside]:
     """Return the other comparisons, under the best policy."""
@@ -178,7 +180,7 @@ def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:
     return setting._replace(facts=setting.facts | {"objective": what})
 
 
-def _print(console: "Console", run: EvaluationRun, comparison: Comparison, introduction: str) -> None:
+def _print_result(console: "Console", run: EvaluationRun, comparison: Comparison, introduction: str) -> None:
     """Print the answer and the ranking of all orders, or the tables of one order."""
     if run.advice is None:
         for table in terminal_tables(comparison, console.width):
@@ -193,18 +195,20 @@ def _print(console: "Console", run: EvaluationRun, comparison: Comparison, intro
     console.print(terminal_ranking(run.advice))
 
 
-def _draw(
+def _write_report_and_pictures(
     request: EvaluationRequest, console: "Console", progress: OpenStatus, run: EvaluationRun, comparison: Comparison,
     *, title: str, facts: dict[str, str],
 ) -> None:  # fmt: skip
     """Write the report and its pictures."""
     with progress("drawing") as show:
-        which, events = _events(run.problem, run.policies, comparison, run.outcomes, show)
+        scenario_text, events = _typical_events(run.problem, run.policies, comparison, run.outcomes, show)
         show("drawing the figures")
         gpu_node, scenarios = run.problem.cluster.gpu_node, run.problem.scenarios
-        drawn = pictures(comparison, run.outcomes, scenarios, events=events, which=which, gpu_node=gpu_node)
+        drawn = report_pictures(
+            comparison, run.outcomes, scenarios, events=events, scenario_text=scenario_text, gpu_node=gpu_node
+        )
     if request.report:
-        answer = section_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else None
+        answer = report_sections(run.advice, run.regime.ageing_s, run.remarks) if run.advice else None
         write_report(request.report, comparison, drawn, title=title, facts=facts, answer=answer)
         console.print(f"report: {request.report}", soft_wrap=True)
     if request.pictures:
@@ -212,7 +216,7 @@ def _draw(
         console.print(f"pictures: {request.pictures}", soft_wrap=True)
 
 
-def _check(request: EvaluationRequest) -> None:
+def _check_options(request: EvaluationRequest) -> None:
     """Refuse options that do not go together, before anything takes time."""
     inputs = {"--trace": request.trace, "--cluster": request.cluster, "--faults": request.faults}
     inputs |= {f"--policy {name}": Path(name) for name in request.policies if name.endswith(".zip")}
@@ -255,17 +259,17 @@ def _check_preset(request: EvaluationRequest) -> None:
         raise InputError(f"{preset} has its own", "omit it, or omit --preset", field=field)
 
 
-def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> str:
+def _introduction_text(title: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> str:
     """Return what is run."""
     count = problem.scenarios.jobs.size
     jobs = ", ".join(
         dict.fromkeys(str(number) for number in (problem.scenarios.jobs.min(), problem.scenarios.jobs.max()))
     )
     under = " under every order" if every_order else ""
-    return f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
+    return f"{title}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
 
 
-def _warn(console: "Console", problem: Problem, policies: list[Policy], use: UsedUnder) -> None:
+def _warn_about_policies(console: "Console", problem: Problem, policies: list[Policy], use: UsedUnder) -> None:
     """Log which policies were trained under something else, or cannot do here what they are made for."""
     for policy in policies:
         if remark := training_mismatch(policy, use):
@@ -281,7 +285,7 @@ def _warn(console: "Console", problem: Problem, policies: list[Policy], use: Use
         log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", ", ".join(bound))
 
 
-def _use(request: EvaluationRequest, problem: Problem) -> UsedUnder:
+def _used_under(request: EvaluationRequest, problem: Problem) -> UsedUnder:
     """Return what policies are used under."""
     use = conditions_of_use(problem.rules, request.estimates or ("exact" if request.trace is None else "trace"))
     return use._replace(orders=()) if request.every_order else use
@@ -320,7 +324,7 @@ def _status_of_runs(show: ShowStatus, policies: list[Policy], scenarios: int) ->
     return show_run
 
 
-def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem) -> list[Policy]:
+def _policies_to_run(request: EvaluationRequest, named: list[Policy], problem: Problem) -> list[Policy]:
     """Return the policies to run: those that are named, and all heuristics that have the same actions."""
     by_name = {policy.name: policy for policy in named}
     for name in (policy.name for policy in named if by_name[policy.name] is not policy):
@@ -337,7 +341,7 @@ def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem)
     return [*named, *(policy for policy in others if policy.name not in by_name)]
 
 
-def _events(
+def _typical_events(
     problem: Problem, policies: list[Policy], comparison: Comparison, outcomes: dict[str, Outcome], show: ShowStatus
 ) -> tuple[str, dict[str, list[Event]]]:
     """Return a typical scenario in words, and its events under the best heuristic and its challengers."""
@@ -350,10 +354,10 @@ def _events(
     for name in dict.fromkeys(shown):
         show(f"running a typical scenario under {name}")
         events[name] = run_recorded(problem, by_name[name], typical)[1]
-    return _which(typical, own.size, shown[0], best), events
+    return _typical_scenario_text(typical, own.size, shown[0], best), events
 
 
-def _which(scenario: int, scenarios: int, policy: str, best: str) -> str:
+def _typical_scenario_text(scenario: int, scenarios: int, policy: str, best: str) -> str:
     """Return which scenario is drawn, in words."""
     if scenarios == 1:
         return "the only scenario"
@@ -371,14 +375,14 @@ def overload_text(outcomes: dict[str, Outcome], scenarios: Scenarios, *, least_s
     return ", ".join(named)
 
 
-def _facts(request: EvaluationRequest, setting: Setting, named: list[Policy], regime: Regime) -> dict[str, str]:
+def _report_facts(request: EvaluationRequest, setting: Setting, named: list[Policy], regime: Regime) -> dict[str, str]:
     cluster = setting.problem.cluster
     turns = "; users take turns" if regime.turns and setting.problem.scenarios.line.size else ""
     waits = "may" if regime.waiting else "may not"
     ageing = "" if np.isinf(regime.ageing_s) else f", ageing bound {regime.ageing_s / 3600:g} h"
     return {
         "command": request.command,
-        "workload": setting.what,
+        "workload": setting.title,
         **setting.facts,
         **{f"policy {policy.name}": policy.about for policy in named if policy.name not in HEURISTICS},
         "cluster": f"{cluster.gpu_node.size} GPUs on {cluster.speed.size} nodes",

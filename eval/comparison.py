@@ -118,7 +118,7 @@ class Comparison:
     job_sizes: JobSizes
 
     @property
-    def ranked_by(self) -> Metric:
+    def objective_metric(self) -> Metric:
         """The objective."""
         return self.metrics[self.objective]
 
@@ -166,17 +166,17 @@ def compare(
         InputError: If a run was cut off before all its jobs ended.
         PluginError: If a metric of another package cannot be used.
     """
-    _check(outcomes, scenarios, heuristics, groups)
+    _check_comparable(outcomes, scenarios, heuristics, groups)
     metrics = metrics_with(objective)
-    objective_index = _objective(objective, scenarios, metrics)
-    table = {name: _figures(outcome, scenarios, cluster_gpus, metrics) for name, outcome in outcomes.items()}
+    objective_index = _objective_index(objective, scenarios, metrics)
+    table = {name: _metric_values(outcome, scenarios, cluster_gpus, metrics) for name, outcome in outcomes.items()}
     ranked = sorted(table, key=lambda name: _cost(table[name][objective_index], metrics[objective_index]).mean())
     best = next(name for name in ranked if name in heuristics)
     values = np.array([table[name] for name in ranked])
     unit = np.unique(np.arange(scenarios.jobs.size) if groups is None else groups, return_inverse=True)[1]
     cost = _cost(values[:, objective_index], metrics[objective_index])
-    wins = _better(cost[:, None], cost[None]).mean(axis=-1)
-    estimates = _estimates(values, ranked.index(best), unit)
+    wins = _is_better(cost[:, None], cost[None]).mean(axis=-1)
+    estimates = _estimate_differences(values, ranked.index(best), unit)
     return Comparison(
         policies=tuple(ranked),
         heuristics=frozenset(heuristics) & table.keys(),
@@ -191,7 +191,7 @@ def compare(
         p=estimates[3],
         worse_share=wins[ranked.index(best)],
         wins=wins,
-        job_sizes=_job_sizes([outcomes[name] for name in ranked], ranked.index(best), scenarios, unit),
+        job_sizes=_compare_job_sizes([outcomes[name] for name in ranked], ranked.index(best), scenarios, unit),
     )
 
 
@@ -212,7 +212,7 @@ def _size_title(exponent: int) -> str:
     return f"{low} to {high} GPUs"
 
 
-def _check(
+def _check_comparable(
     outcomes: Mapping[str, Outcome],
     scenarios: Scenarios,
     heuristics: Collection[str],
@@ -233,7 +233,7 @@ def _check(
             )
 
 
-def _objective(objective: Weighting | str | None, scenarios: Scenarios, metrics: Sequence[Metric]) -> int:
+def _objective_index(objective: Weighting | str | None, scenarios: Scenarios, metrics: Sequence[Metric]) -> int:
     names = [metric.name for metric in metrics]
     if objective is None:
         objective = usual_weighting(scenarios.submit_s)
@@ -244,7 +244,7 @@ def _objective(objective: Weighting | str | None, scenarios: Scenarios, metrics:
     return names.index(objective)
 
 
-def _figures(
+def _metric_values(
     outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, metrics: Sequence[Metric]
 ) -> NDArray[np.float64]:
     """Return the figures of one policy, shape (metrics, scenarios)."""
@@ -258,12 +258,12 @@ def _cost(values: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
     return cost
 
 
-def _better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _is_better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
     better: NDArray[np.bool_] = cost < other - EQUAL_SHARE * np.maximum(np.abs(cost), np.abs(other))
     return better
 
 
-def _estimates(
+def _estimate_differences(
     values: NDArray[np.float64], best: int, unit: NDArray[np.intp]
 ) -> tuple[IntervalEstimates, IntervalEstimates, IntervalEstimates, NDArray[np.float64]]:
     """Return means, differences to the best heuristic, these in per cent, and their adjusted p-values.
@@ -276,39 +276,41 @@ def _estimates(
     sums, base = unit_sums(flat, unit), unit_sums(reference, unit)
     ones = np.broadcast_to(np.bincount(unit).astype(np.float64), sums.shape)
     return (
-        _shaped(ratio_estimates(sums, ones, confidence=CONFIDENCE), shape),
-        _shaped(ratio_estimates(sums - base, ones, confidence=CONFIDENCE), shape),
-        _shaped(ratio_estimates(100 * (sums - base), base, confidence=CONFIDENCE), shape),
-        _adjusted(mean_p_values(sums - base, ones).reshape(shape), best),
+        _reshaped(ratio_estimates(sums, ones, confidence=CONFIDENCE), shape),
+        _reshaped(ratio_estimates(sums - base, ones, confidence=CONFIDENCE), shape),
+        _reshaped(ratio_estimates(100 * (sums - base), base, confidence=CONFIDENCE), shape),
+        _adjusted_p_values(mean_p_values(sums - base, ones).reshape(shape), best),
     )
 
 
-def _adjusted(p: NDArray[np.float64], best: int) -> NDArray[np.float64]:
+def _adjusted_p_values(p: NDArray[np.float64], best: int) -> NDArray[np.float64]:
     """Return p-values of a table adjusted for all its cells but the best heuristic's own, which are no tests."""
     tested = p.copy()
     tested[best] = np.nan
     return holm(tested)
 
 
-def _shaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> IntervalEstimates:
+def _reshaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> IntervalEstimates:
     return IntervalEstimates(*(part.reshape(shape) for part in estimates))
 
 
-def _job_sizes(outcomes: list[Outcome], best: int, scenarios: Scenarios, unit: NDArray[np.intp]) -> JobSizes:
+def _compare_job_sizes(outcomes: list[Outcome], best: int, scenarios: Scenarios, unit: NDArray[np.intp]) -> JobSizes:
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
     titles, size = size_classes(scenarios.gpus[real])
     cell = np.repeat(unit, scenarios.jobs) * len(titles) + size  # one cell for each unit and class
     units = int(unit.max()) + 1
     jct = unit_sums(np.array([(outcome.finish_s - scenarios.submit_s)[real] for outcome in outcomes]), cell)
-    jct = _padded(jct, units * len(titles)).reshape(len(outcomes), units, -1).swapaxes(1, 2)
+    jct = _padded_with_zeros(jct, units * len(titles)).reshape(len(outcomes), units, -1).swapaxes(1, 2)
     jobs = np.bincount(size)
     base = np.broadcast_to(jct[best], jct.shape)
     relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=CONFIDENCE)
     p = mean_p_values((jct - base).reshape(-1, units), base.reshape(-1, units)).reshape(jct.shape[:2])
-    return JobSizes(titles, jobs, jct.sum(axis=-1) / jobs, _shaped(relative, jct.shape[:2]), _adjusted(p, best))
+    return JobSizes(
+        titles, jobs, jct.sum(axis=-1) / jobs, _reshaped(relative, jct.shape[:2]), _adjusted_p_values(p, best)
+    )
 
 
-def _padded(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def _padded_with_zeros(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     """Return rows with zeros behind: the last cells may have no job."""
     return np.pad(rows, ((0, 0), (0, length - rows.shape[1])))
 

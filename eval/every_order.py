@@ -79,17 +79,17 @@ class OrderGrid(NamedTuple):
         return int(self.unit.max()) + 1
 
     @property
-    def held_out(self) -> bool:
+    def has_held_out_windows(self) -> bool:
         """Whether windows are left that did not choose."""
         return self.windows >= MIN_HELD_OUT_WINDOWS
 
     @property
-    def reporting(self) -> NDArray[np.bool_]:
+    def is_reported(self) -> NDArray[np.bool_]:
         """The scenarios that figures are reported of, shape (scenarios,)."""
-        return ~_choosing(self.unit) if self.held_out else np.ones(self.unit.size, dtype=bool)
+        return ~_choosing_scenarios(self.unit) if self.has_held_out_windows else np.ones(self.unit.size, dtype=bool)
 
     @property
-    def objective(self) -> str:
+    def objective_name(self) -> str:
         """Name of what candidates are ranked by."""
         return self.weighting.field
 
@@ -137,8 +137,8 @@ def run_grid(
     Raises:
         InputError: If no candidate ended all jobs.
     """
-    unit = windows_of(problem.scenarios)
-    choosing = _choosing(unit) if unit.max() + 1 >= MIN_HELD_OUT_WINDOWS else np.ones(unit.size, dtype=bool)
+    unit = window_numbers(problem.scenarios)
+    choosing = _choosing_scenarios(unit) if unit.max() + 1 >= MIN_HELD_OUT_WINDOWS else np.ones(unit.size, dtype=bool)
     by = weighting or usual_weighting(problem.scenarios.submit_s)
     candidates: list[Candidate] = []
     rows: list[CandidateFigures] = []
@@ -146,10 +146,10 @@ def run_grid(
     for regime in regimes:
         ruled = problem._replace(rules=regime.over(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
-        outcomes = run_all(ruled, [*policies, *own], partial(_report, on_progress, regime.order))
+        outcomes = run_all(ruled, [*policies, *own], partial(_report_candidate, on_progress, regime.order))
         for name, outcome in outcomes.items():
             candidates.append(Candidate(regime.order, name))
-            rows.append(figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size))
+            rows.append(candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size))
             cost = float(by.cost(rows[-1])[choosing].mean()) if rows[-1].finished.all() else np.inf
             if cost < least or not kept:
                 chosen, least, kept = len(rows) - 1, cost, outcomes
@@ -162,11 +162,11 @@ def run_grid(
     return OrderGrid(tuple(candidates), figures, unit, by, weighting is not None, names, chosen, kept)
 
 
-def _report(on_progress: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
+def _report_candidate(on_progress: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
     on_progress(str(Candidate(order, policy)), done)
 
 
-def windows_of(scenarios: Scenarios) -> NDArray[np.intp]:
+def window_numbers(scenarios: Scenarios) -> NDArray[np.intp]:
     """Return the number of each scenario's window, in the order in which windows first occur, shape (scenarios,)."""
     label = same_jobs(scenarios)
     _, first = np.unique(label, return_index=True)
@@ -174,13 +174,13 @@ def windows_of(scenarios: Scenarios) -> NDArray[np.intp]:
     return place[label]
 
 
-def _choosing(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _choosing_scenarios(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return the scenarios of the earlier half of the windows, the smaller one, shape (scenarios,)."""
     early: NDArray[np.bool_] = unit < (int(unit.max()) + 1) // 2
     return early
 
 
-def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> CandidateFigures:
+def candidate_figures(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> CandidateFigures:
     """Return the figures of one candidate, each of shape (scenarios,)."""
     found = scenario_metrics(outcome, scenarios, cluster_gpus)
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
@@ -206,7 +206,7 @@ def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Can
 BOUNDS_S = (6 * 3600.0, 24 * 3600.0, 72 * 3600.0, 7 * 86400.0, math.inf)
 
 
-def other_bounds(
+def figures_by_ageing_bound(
     grid: OrderGrid, problem: Problem, policy: Policy, on_progress: Callable[[str, int], None] = lambda what, done: None
 ) -> dict[float, CandidateFigures]:
     """Return the figures of the chosen candidate by the ageing bound in seconds; none where no bound changes anything.
@@ -223,7 +223,7 @@ def other_bounds(
     for ageing_s in sorted({*BOUNDS_S, problem.rules.ageing_s}):
         ruled = problem._replace(rules=problem.rules._replace(ageing_s=ageing_s))
         outcome = run_all(ruled, [policy], on_progress)[policy.name]
-        figures = figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size)
+        figures = candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size)
         if figures.finished.all():
             found[ageing_s] = figures
     costs = [grid.weighting.cost(figures) for figures in found.values()]
@@ -246,8 +246,8 @@ class Against(NamedTuple):
 class WindowGroup(NamedTuple):
     """Windows that are alike in a trait."""
 
-    what: str  # the trait
-    which: str  # such as "lowest quarter"
+    trait: str
+    portion: str  # such as "lowest quarter"
     low: float
     high: float
     windows: int
@@ -255,7 +255,7 @@ class WindowGroup(NamedTuple):
     percent: IntervalEstimates  # one number each
 
 
-class Bound(NamedTuple):
+class AgeingBoundFigures(NamedTuple):
     """Figures of the chosen order and policy with an ageing bound."""
 
     ageing_s: float
@@ -290,14 +290,14 @@ class OrderAdvice:
     above_percent: NDArray[np.float64]  # (candidates,) largest possible distance to the optimum
     against: tuple[Against, ...]  # what is common, then the second
     losses: int  # reported windows in which EASY with pack is better
-    parts: tuple[WindowGroup, ...]
+    window_groups: tuple[WindowGroup, ...]
     saving: HoursSaved | None  # None where EASY with pack did not end
-    bounds: tuple[Bound, ...]  # ageing bounds that the chosen might have instead
+    ageing_bounds: tuple[AgeingBoundFigures, ...]  # ageing bounds that the chosen might have instead
     noun: Literal["window", "workload"]  # what the units are
 
     @property
-    def row(self) -> int:
-        """Place of what was chosen."""
+    def chosen_row(self) -> int:
+        """Row of what was chosen."""
         return self.grid.chosen
 
 
@@ -319,14 +319,16 @@ def advice_of(
         ageing: CandidateFigures of the chosen candidate under other ageing bounds, by their seconds.
         noun: What units are: windows of a trace, or generated workloads.
     """
-    shown = grid.reporting
+    shown = grid.is_reported
     unit = np.unique(grid.unit[shown], return_inverse=True)[1]
     cost = grid.cost[:, shown]
     mean, bound_s = cost.mean(axis=1), float(least_s.mean())
-    second, heuristic = (None if row is None else grid.candidates[row] for row in (_second(grid), _heuristic(grid)))
+    second, heuristic = (
+        None if row is None else grid.candidates[row] for row in (_second_best(grid), _best_heuristic(grid))
+    )
     rivals = [*COMMON, *(one for one in (second, heuristic) if one is not None)]
     easy_ended = bool(grid.ended[grid.candidates.index(COMMON[-1])])
-    worse = _by_unit(cost[grid.chosen], unit) > _by_unit(cost[grid.candidates.index(COMMON[-1])], unit) * (
+    worse = _sums_by_unit(cost[grid.chosen], unit) > _sums_by_unit(cost[grid.candidates.index(COMMON[-1])], unit) * (
         1 + EQUAL_SHARE
     )
     return OrderAdvice(
@@ -338,54 +340,55 @@ def advice_of(
         mean=mean,
         bound_s=bound_s,
         above_percent=100 * (mean / bound_s - 1),
-        against=tuple(_against(grid, rival, cost, unit) for rival in dict.fromkeys(rivals)),
+        against=tuple(_against_rival(grid, rival, cost, unit) for rival in dict.fromkeys(rivals)),
         losses=int(worse.sum()),
-        parts=_parts(grid, problem, shown, unit, worse) if easy_ended else (),
-        saving=_saving(grid, problem, shown, unit) if easy_ended else None,
-        bounds=tuple(
-            _bound(grid, ageing_s, figures, shown, unit) for ageing_s, figures in sorted((ageing or {}).items())
+        window_groups=_window_groups(grid, problem, shown, unit, worse) if easy_ended else (),
+        saving=_hours_saved(grid, problem, shown, unit) if easy_ended else None,
+        ageing_bounds=tuple(
+            _ageing_bound_figures(grid, ageing_s, figures, shown, unit)
+            for ageing_s, figures in sorted((ageing or {}).items())
         ),
         noun=noun,
     )
 
 
-def _bound(
+def _ageing_bound_figures(
     grid: OrderGrid, ageing_s: float, figures: CandidateFigures, shown: NDArray[np.bool_], unit: NDArray[np.intp]
-) -> Bound:
+) -> AgeingBoundFigures:
     own, base = grid.weighting.cost(figures)[None, shown], grid.cost[grid.chosen, shown][None]
     percent = ratio_estimates(100 * unit_sums(own - base, unit), unit_sums(base, unit), confidence=CONFIDENCE)
     tail = figures.p99_jct_s[shown].mean(), figures.longest_wait_s[shown].mean()
-    return Bound(ageing_s, float(own.mean()), float(tail[0]), float(tail[1]), percent)
+    return AgeingBoundFigures(ageing_s, float(own.mean()), float(tail[0]), float(tail[1]), percent)
 
 
-def _second(grid: OrderGrid) -> int | None:
+def _second_best(grid: OrderGrid) -> int | None:
     """Return the next best candidate by the windows that chose, None if there is none."""
-    cost = _choosing_cost(grid)
+    cost = _cost_on_choosing_windows(grid)
     cost[np.abs(cost - cost[grid.chosen]) <= EQUAL_SHARE * cost[grid.chosen]] = np.inf  # the same under another name
     best = int(cost.argmin())
     return best if np.isfinite(cost[best]) else None
 
 
-def _heuristic(grid: OrderGrid) -> int | None:
+def _best_heuristic(grid: OrderGrid) -> int | None:
     """Return the best heuristic by the windows that chose, None if it was chosen or the user gave no objective."""
     if not grid.is_users_objective or grid.candidates[grid.chosen].policy in grid.heuristics:
         return None
     is_one = np.array([candidate.policy in grid.heuristics for candidate in grid.candidates])
-    cost = np.where(is_one, _choosing_cost(grid), np.inf)
+    cost = np.where(is_one, _cost_on_choosing_windows(grid), np.inf)
     return int(cost.argmin()) if np.isfinite(cost).any() else None
 
 
-def _choosing_cost(grid: OrderGrid) -> NDArray[np.float64]:
+def _cost_on_choosing_windows(grid: OrderGrid) -> NDArray[np.float64]:
     """Return the mean objective on the windows that chose, shape (candidates,); inf of those that did not end."""
-    choosing = ~grid.reporting if grid.held_out else grid.reporting
+    choosing = ~grid.is_reported if grid.has_held_out_windows else grid.is_reported
     return np.where(grid.ended, grid.cost[:, choosing].mean(axis=1), np.inf)
 
 
-def _by_unit(values: NDArray[np.float64], unit: NDArray[np.intp]) -> NDArray[np.float64]:
+def _sums_by_unit(values: NDArray[np.float64], unit: NDArray[np.intp]) -> NDArray[np.float64]:
     return np.asarray(np.bincount(unit, weights=values), dtype=np.float64)
 
 
-def _against(grid: OrderGrid, rival: Candidate, cost: NDArray[np.float64], unit: NDArray[np.intp]) -> Against:
+def _against_rival(grid: OrderGrid, rival: Candidate, cost: NDArray[np.float64], unit: NDArray[np.intp]) -> Against:
     base = unit_sums(np.broadcast_to(cost[grid.candidates.index(rival)], cost.shape), unit)
     change = unit_sums(cost, unit) - base
     p = mean_p_values(change, base)
@@ -393,16 +396,16 @@ def _against(grid: OrderGrid, rival: Candidate, cost: NDArray[np.float64], unit:
     return Against(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm(p))
 
 
-def _parts(
+def _window_groups(
     grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp], worse: NDArray[np.bool_]
 ) -> tuple[WindowGroup, ...]:
     """Return how the chosen does against EASY with pack in windows grouped by each trait."""
     count = int(unit.max()) + 1
-    names = _names(count)
-    own, base = (_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.candidates.index(COMMON[-1])))
+    names = _portion_names(count)
+    own, base = (_sums_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.candidates.index(COMMON[-1])))
     found = []
-    for what, values in _traits(grid, problem).items():
-        value = _by_unit(values[shown], unit) / np.bincount(unit)
+    for what, values in _window_traits(grid, problem).items():
+        value = _sums_by_unit(values[shown], unit) / np.bincount(unit)
         if not names or np.ptp(value) <= MIN_SPREAD * np.abs(value).max():
             continue
         for which, members in zip(names, np.array_split(np.argsort(value, kind="stable"), len(names)), strict=True):
@@ -413,13 +416,13 @@ def _parts(
     return tuple(found)
 
 
-def _names(windows: int) -> tuple[str, ...]:
+def _portion_names(windows: int) -> tuple[str, ...]:
     if windows >= QUARTILES_FROM:
         return "lowest quarter", "second quarter", "third quarter", "highest quarter"
     return ("lower half", "higher half") if windows >= HALVES_FROM else ()
 
 
-def _traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.float64]]:
+def _window_traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.float64]]:
     """Return the traits by which windows are grouped, each of shape (scenarios,)."""
     scenarios, easy = problem.scenarios, grid.candidates.index(COMMON[-1])
     jobs, last_s = scenarios.jobs, scenarios.submit_s.max(axis=1, initial=0.0)
@@ -435,13 +438,13 @@ def _traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.float64]]
     return traits
 
 
-def _saving(grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> HoursSaved:
+def _hours_saved(grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> HoursSaved:
     """Return what the chosen saves against EASY with pack, a month where jobs arrive over time."""
     easy, own = grid.candidates.index(COMMON[-1]), grid.chosen
     jobs = problem.scenarios.jobs[shown].astype(np.float64)
     span_s = problem.scenarios.submit_s[shown].max(axis=1, initial=0.0)
     monthly = bool((span_s > 0.0).all())
-    periods = _by_unit(span_s / MONTH_S if monthly else np.ones(span_s.size), unit)[None]
+    periods = _sums_by_unit(span_s / MONTH_S if monthly else np.ones(span_s.size), unit)[None]
     parts = (grid.figures.jct_s, grid.figures.wait_s, grid.figures.held_gpu_s, grid.figures.lost_gpu_s)
     saved = unit_sums(np.array([(part[easy] - part[own])[shown] for part in parts]) / 3600.0, unit)
     hours = ratio_estimates(saved, np.broadcast_to(periods, saved.shape), confidence=CONFIDENCE)

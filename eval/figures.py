@@ -68,7 +68,7 @@ def policy_colours(comparison: Comparison) -> dict[str, str]:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Let figures be drawn in the style of all of them."""
     import matplotlib as mpl
 
@@ -76,24 +76,24 @@ def style() -> Iterator[None]:
         yield
 
 
-def short(name: str) -> str:
+def shortened_name(name: str) -> str:
     """Return the name of a policy, cut to what a figure has room for."""
     return name if len(name) <= 28 else name[:27] + "\u2026"
 
 
-def svg(figure: "Figure", name: str, title: str, caption: str) -> Picture:
+def svg_picture(figure: "Figure", name: str, title: str, caption: str) -> Picture:
     """Return a picture of lines."""
     return Picture(
-        f"{name}.svg", title, caption, "image/svg+xml", _saved(figure, format="svg", metadata={"Date": None})
+        f"{name}.svg", title, caption, "image/svg+xml", _file_bytes(figure, format="svg", metadata={"Date": None})
     )
 
 
-def png(figure: "Figure", name: str, title: str, caption: str) -> Picture:
+def png_picture(figure: "Figure", name: str, title: str, caption: str) -> Picture:
     """Return a picture of points: a schedule has too many shapes for a drawing of lines."""
-    return Picture(f"{name}.png", title, caption, "image/png", _saved(figure, format="png", dpi=150))
+    return Picture(f"{name}.png", title, caption, "image/png", _file_bytes(figure, format="png", dpi=150))
 
 
-def _saved(figure: "Figure", **options: Any) -> bytes:
+def _file_bytes(figure: "Figure", **options: Any) -> bytes:
     """Return what a figure is saved as; a box stands for a letter that Matplotlib's font does not have."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
@@ -107,19 +107,19 @@ PANELS = 3  # beside each other
 EDGE = 1.06  # a panel's axis by the largest value that is drawn: so that no mark is cut at its edge
 
 
-def forest(comparison: Comparison) -> Picture:
+def forest_picture(comparison: Comparison) -> Picture:
     """Return the relative difference of every policy to the best heuristic, with intervals, for every metric."""
     from matplotlib.figure import Figure
 
     rows = [index for index, name in enumerate(comparison.policies) if name != comparison.best_heuristic]
-    with style():
+    with figure_style():
         metrics = len(comparison.metrics)
         lines = -(-metrics // PANELS)
         figure = Figure(figsize=(WIDTH_INCHES, lines * (1.25 + 0.22 * len(rows))))
         figure.set_layout_engine("constrained", hspace=0.06, wspace=0.05)
         panels = list(figure.subplots(lines, PANELS, sharey=True, squeeze=False).flat)
         for metric, ax in enumerate(panels[:metrics]):
-            _forest_panel(ax, comparison, metric, rows)
+            _draw_forest_panel(ax, comparison, metric, rows)
         for unused in panels[metrics:]:
             unused.remove()
         figure.supxlabel(f"difference to {comparison.best_heuristic} in %", fontsize=10, color="#374151")
@@ -133,10 +133,10 @@ def forest(comparison: Comparison) -> Picture:
             f"of the means{interval}. Filled: better; open: worse. The blue line is the best heuristic. An "
             "arrow stands for what lies outside the panel, also of an interval."
         )
-        return svg(figure, "differences", "Every policy against the best heuristic", caption)
+        return svg_picture(figure, "differences", "Every policy against the best heuristic", caption)
 
 
-def _forest_panel(ax: "Axes", comparison: Comparison, metric: int, rows: list[int]) -> None:
+def _draw_forest_panel(ax: "Axes", comparison: Comparison, metric: int, rows: list[int]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     colours = policy_colours(comparison)
@@ -147,21 +147,21 @@ def _forest_panel(ax: "Axes", comparison: Comparison, metric: int, rows: list[in
         value, low, high = (float(part[row, metric]) for part in comparison.relative_percent)
         colour = colours[comparison.policies[row]]
         if abs(value) > limit:
-            _off_scale(ax, value, y, limit)
+            _draw_off_scale(ax, value, y, limit)
         elif np.isfinite(value):
             if np.isfinite(low):
-                _interval(ax, low, high, y, limit, colour)
+                _draw_interval(ax, low, high, y, limit, colour)
             face = colour if sign * value > 0 else "white"
             ax.plot(value, y, "o", markersize=5.5, markerfacecolor=face, markeredgecolor=colour, markeredgewidth=1.4)
     ax.set(xlim=(-EDGE * limit, EDGE * limit), ylim=(len(rows) - 0.5, -0.5))
-    ax.set_yticks(range(len(rows)), [short(comparison.policies[row]) for row in rows])
+    ax.set_yticks(range(len(rows)), [shortened_name(comparison.policies[row]) for row in rows])
     ax.set_title(f"{comparison.metrics[metric].title}   ({comparison.metrics[metric].better} is better)")
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
 
 
-def _interval(ax: "Axes", low: float, high: float, y: int, limit: float, colour: str) -> None:
+def _draw_interval(ax: "Axes", low: float, high: float, y: int, limit: float, colour: str) -> None:
     """Draw an interval, with an arrow where it continues outside of the panel."""
     ends = max(low, -limit), min(high, limit)
     ax.plot(ends, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
@@ -178,46 +178,46 @@ def _forest_limit(comparison: Comparison, metric: int) -> float:
     return 1.15 * max(1.0, float(np.max(ends, where=np.isfinite(ends), initial=0.0)))
 
 
-def _off_scale(ax: "Axes", value: float, y: int, limit: float) -> None:
+def _draw_off_scale(ax: "Axes", value: float, y: int, limit: float) -> None:
     right = value > 0
     text = f"{value:+.0f} % \u2192" if right else f"\u2190 {value:+.0f} %"
     side: Literal["right", "left"] = "right" if right else "left"
     ax.text(limit if right else -limit, y, text, ha=side, va="center", color="#4b5563", fontsize=8.5)
 
 
-def differences(comparison: Comparison, policy: str) -> Picture:
+def differences_picture(comparison: Comparison, policy: str) -> Picture:
     """Return where a policy and the best heuristic differ: scenario by scenario, and by the size of the jobs."""
     from matplotlib.figure import Figure
 
-    with style():
+    with figure_style():
         figure = Figure(figsize=(WIDTH_INCHES, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        _scenario_panel(left, comparison, policy)
-        _size_panel(right, comparison, policy)
+        _draw_scenario_panel(left, comparison, policy)
+        _draw_size_panel(right, comparison, policy)
         caption = (
             f"{policy} against {comparison.best_heuristic}. Left: each scenario's difference, sorted; hatched bars are "
             "scenarios in which it is worse. Right: change of mean JCT by the number of GPUs that a job needs."
         )
-        return svg(figure, "workloads", f"Where {policy} wins and where it loses", caption)
+        return svg_picture(figure, "workloads", f"Where {policy} wins and where it loses", caption)
 
 
-def _scenario_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
+def _draw_scenario_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
     base = comparison.values[comparison.policies.index(comparison.best_heuristic), comparison.objective]
     value = comparison.values[comparison.policies.index(policy), comparison.objective]
     percent = np.sort(100 * (value - base) / np.where(base == 0, np.nan, base))
     percent = percent[np.isfinite(percent)]
-    worse = percent < 0 if comparison.ranked_by.better == "higher" else percent > 0
+    worse = percent < 0 if comparison.objective_metric.better == "higher" else percent > 0
     colour, place = policy_colours(comparison)[policy], np.arange(percent.size)
     width = 0.85 if percent.size <= 150 else 1.0
     ax.bar(place[~worse], percent[~worse], width, color=colour)
     ax.bar(place[worse], percent[worse], width, color=DOWN_FACE, edgecolor=DOWN_COLOUR, hatch="////", linewidth=0.6)
     ax.axhline(0, color=BEST_HEURISTIC_COLOUR, linewidth=1.2)
-    ax.set_title(f"{comparison.ranked_by.title}: worse in {int(worse.sum())} of {percent.size} scenarios")
+    ax.set_title(f"{comparison.objective_metric.title}: worse in {int(worse.sum())} of {percent.size} scenarios")
     ax.set(xlabel="scenarios, sorted", ylabel="difference in %", xticks=[], xlim=(-0.6, max(percent.size, 1) - 0.4))
     ax.grid(axis="y")
 
 
-def _size_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
+def _draw_size_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
     sizes, row = comparison.job_sizes, comparison.policies.index(policy)
     colour = policy_colours(comparison)[policy]
     value, low, high = (part[row] for part in sizes.relative_percent)
@@ -236,14 +236,14 @@ def _size_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
     ax.grid(axis="x")
 
 
-def jct_distribution(comparison: Comparison, outcomes: Mapping[str, Outcome], scenarios: Scenarios) -> Picture:
+def jct_distribution_picture(comparison: Comparison, outcomes: Mapping[str, Outcome], scenarios: Scenarios) -> Picture:
     """Return the share of jobs that are done within a time, all scenarios together, for every policy."""
     from matplotlib.figure import Figure
 
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
     jct = {name: np.sort((outcomes[name].finish_s - scenarios.submit_s)[real]) for name in comparison.policies}
     name, scale = time_unit(float(np.median([column[-1] for column in jct.values()])))
-    with style():
+    with figure_style():
         figure = Figure(figsize=(WIDTH_INCHES, 3.9), layout="constrained")
         ax = figure.subplots()
         _draw_steps(ax, comparison, jct, scale)
@@ -256,7 +256,7 @@ def jct_distribution(comparison: Comparison, outcomes: Mapping[str, Outcome], sc
         ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
         ax.grid()
         caption = "For every policy, the share of all jobs that were done within a time after their submission."
-        return svg(figure, "jct", "Job completion times", f"{caption} Further left is better.")
+        return svg_picture(figure, "jct", "Job completion times", f"{caption} Further left is better.")
 
 
 def _draw_steps(ax: "Axes", comparison: Comparison, jct: Mapping[str, NDArray[np.float64]], scale: float) -> None:
@@ -272,7 +272,7 @@ def _draw_steps(ax: "Axes", comparison: Comparison, jct: Mapping[str, NDArray[np
             column[keep] * scale, share, color=colours[name], label=label, linewidth=0.9 if plain else 2, where="post"
         )
     handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles[::-1], [short(label) for label in labels[::-1]], loc="upper left")
+    ax.legend(handles[::-1], [shortened_name(label) for label in labels[::-1]], loc="upper left")
 
 
 DOWN = -1  # in place of a job: the GPU was out of service
@@ -287,7 +287,7 @@ class Spells(NamedTuple):
     end_s: NDArray[np.float64]  # (spells,)
 
 
-def spells(events: Sequence[Event], cluster_gpus: int) -> Spells:
+def spells_of(events: Sequence[Event], cluster_gpus: int) -> Spells:
     """Return the spells of a schedule; what is open at the last event ends there.
 
     A GPU that two fault sources hold down is one spell, from the first fault to the last repair.
@@ -323,42 +323,42 @@ def spells(events: Sequence[Event], cluster_gpus: int) -> Spells:
             found += [(gpu, DOWN, down_since_s[gpu], event.time_s) for gpu in gpus if faults[gpu] == 0]
     found += [(int(gpu), int(holder[gpu]), job_since_s[gpu], end_s) for gpu in np.flatnonzero(~np.isnan(job_since_s))]
     found += [(int(gpu), DOWN, down_since_s[gpu], end_s) for gpu in np.flatnonzero(faults > 0)]
-    return _spells([spell for spell in found if spell[3] > spell[2]])
+    return _as_spells([spell for spell in found if spell[3] > spell[2]])
 
 
-def _spells(found: list[tuple[int, int, float, float]]) -> Spells:
+def _as_spells(found: list[tuple[int, int, float, float]]) -> Spells:
     columns = np.array(found, dtype=np.float64).reshape(-1, 4).T
     return Spells(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3])
 
 
-def use_over_time(spent: Spells) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+def gpu_use_over_time(spells: Spells) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the moments at which the use of GPUs changes, and how many are busy and down from each to the next.
 
     Returns:
         Seconds, which increase, the last being the end of the run; busy; down: each of shape (moments,).
     """
-    time_s, index = np.unique(np.concatenate(([0.0], spent.start_s, spent.end_s)), return_inverse=True)
+    time_s, index = np.unique(np.concatenate(([0.0], spells.start_s, spells.end_s)), return_inverse=True)
     step = np.zeros((2, time_s.size), dtype=np.int64)  # busy, down
-    row = (spent.job == DOWN).astype(np.int64)
+    row = (spells.job == DOWN).astype(np.int64)
     np.add.at(step, (row, index[1 : row.size + 1]), 1)
     np.add.at(step, (row, index[row.size + 1 :]), -1)
     busy, down = step.cumsum(axis=1)
     return time_s, busy, down
 
 
-def blocks(spent: Spells) -> Spells:
+def sorted_by_block(spells: Spells) -> Spells:
     """Return the spells sorted so that neighbouring GPUs of one job and spell follow each other."""
-    order = np.lexsort((spent.gpu, spent.end_s, spent.start_s, spent.job))
-    return Spells(spent.gpu[order], spent.job[order], spent.start_s[order], spent.end_s[order])
+    order = np.lexsort((spells.gpu, spells.end_s, spells.start_s, spells.job))
+    return Spells(spells.gpu[order], spells.job[order], spells.start_s[order], spells.end_s[order])
 
 
-def share_by_node(
-    spent: Spells, gpu_node: NDArray[np.int32], edges_s: NDArray[np.float64]
+def shares_by_node(
+    spells: Spells, gpu_node: NDArray[np.int32], edges_s: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the shares of each node's GPUs that were busy and down, in the middle of each bin of time.
 
     Args:
-        spent: The spells.
+        spells: The spells.
         gpu_node: Node of each GPU, shape (gpus,).
         edges_s: Edges of the bins, shape (bins + 1,).
 
@@ -368,9 +368,9 @@ def share_by_node(
     middle_s = (edges_s[:-1] + edges_s[1:]) / 2
     size = np.bincount(gpu_node)
     step = np.zeros((2, size.size, middle_s.size + 1))
-    row, node = (spent.job == DOWN).astype(np.int64), gpu_node[spent.gpu]
-    np.add.at(step, (row, node, np.searchsorted(middle_s, spent.start_s)), 1)
-    np.add.at(step, (row, node, np.searchsorted(middle_s, spent.end_s)), -1)
+    row, node = (spells.job == DOWN).astype(np.int64), gpu_node[spells.gpu]
+    np.add.at(step, (row, node, np.searchsorted(middle_s, spells.start_s)), 1)
+    np.add.at(step, (row, node, np.searchsorted(middle_s, spells.end_s)), -1)
     busy, down = step.cumsum(axis=2)[:, :, :-1] / size[:, None]
     return busy, down
 
@@ -381,30 +381,32 @@ BUSY_COLOUR, IDLE_COLOUR = "#77AADD", "#e6e9ed"
 MAX_GPU_ROWS = 256  # more are not distinguishable at the width of a page
 
 
-def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_gpus: int, *, which: str) -> Picture:
+def use_picture(
+    comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_gpus: int, *, scenario_text: str
+) -> Picture:
     """Return busy, idle and down GPUs over time in one scenario, for the best policy and the best heuristic."""
     from matplotlib.figure import Figure
 
     preferred = [name for name in (*comparison.challengers[:1], comparison.best_heuristic) if name in events]
     shown = preferred if len(preferred) == 2 else list(events)[:2]
     name, scale = time_unit(max(events[policy][-1].time_s for policy in shown))
-    with style():
+    with figure_style():
         figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.9 * len(shown)), layout="constrained")
         axes = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for policy, ax in zip(shown, axes, strict=True):
-            _use_panel(ax, spells(events[policy], cluster_gpus), cluster_gpus, scale)
-            ax.set_title(short(policy))
+            _draw_use_panel(ax, spells_of(events[policy], cluster_gpus), cluster_gpus, scale)
+            ax.set_title(shortened_name(policy))
         axes[-1].set(xlabel=f"time ({name})", xlim=(0, max(events[policy][-1].time_s for policy in shown) * scale))
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
         caption = (
-            f"GPUs that run a job, wait for one, or are out of service, in {which}. Idle time at the end is the tail "
-            "in which the last jobs run alone."
+            f"GPUs that run a job, wait for one, or are out of service, in {scenario_text}. Idle time at the end is "
+            "the tail in which the last jobs run alone."
         )
-        return svg(figure, "use", "Busy, idle and down over time", caption)
+        return svg_picture(figure, "use", "Busy, idle and down over time", caption)
 
 
-def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> None:
-    time_s, busy, down = use_over_time(spent)
+def _draw_use_panel(ax: "Axes", spells: Spells, cluster_gpus: int, scale: float) -> None:
+    time_s, busy, down = gpu_use_over_time(spells)
     time, idle = time_s * scale, cluster_gpus - down
     ax.fill_between(time, 0, busy, step="post", color=BUSY_COLOUR, linewidth=0, label="busy")
     ax.fill_between(time, busy, idle, step="post", color=IDLE_COLOUR, linewidth=0, label="idle")
@@ -415,34 +417,34 @@ def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> No
     ax.set(ylim=(0, cluster_gpus), ylabel="GPUs")
 
 
-def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32], *, which: str) -> Picture:
+def gantt_picture(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32], *, scenario_text: str) -> Picture:
     """Return which job held each GPU when, one panel a policy; a cluster of over 256 GPUs is drawn node by node.
 
     Args:
         events: Events of one scenario under each policy, in order of time.
         gpu_node: Node of each GPU, shape (gpus,).
-        which: The scenario in words.
+        scenario_text: The scenario in words.
     """
     from matplotlib.figure import Figure
 
     name, scale = time_unit(max(listed[-1].time_s for listed in events.values()))
     by_node = gpu_node.size > MAX_GPU_ROWS
     lines = int(gpu_node.max()) + 1 if by_node else gpu_node.size
-    with style():
+    with figure_style():
         figure = Figure(
             figsize=(WIDTH_INCHES, 0.6 + len(events) * (0.8 + min(lines, 64) * 0.033)), layout="constrained"
         )
         axes = figure.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
         for (policy, listed), ax in zip(events.items(), axes, strict=True):
-            spent, end = spells(listed, gpu_node.size), listed[-1].time_s * scale
-            (_node_panel if by_node else _gpu_panel)(ax, spent, gpu_node, scale)
+            spells, end = spells_of(listed, gpu_node.size), listed[-1].time_s * scale
+            (_draw_node_panel if by_node else _draw_gpu_panel)(ax, spells, gpu_node, scale)
             ax.axvline(end, color="#374151", linewidth=1, linestyle=(0, (4, 3)))
-            ax.set_title(f"{short(policy)}   {end:.1f} {name}")
+            ax.set_title(f"{shortened_name(policy)}   {end:.1f} {name}")
             ax.set(ylim=(lines - 0.5, -0.5), ylabel="node" if by_node else "GPU")
         axes[-1].set_xlim(0, 1.01 * max(listed[-1].time_s for listed in events.values()) * scale)
         axes[-1].set_xlabel(f"time ({name})")
-        caption = f"{which[0].upper()}{which[1:]}. {_gantt_caption(by_node=by_node)}"
-        return png(figure, "gantt", "Schedules of one scenario", caption)
+        caption = f"{scenario_text[0].upper()}{scenario_text[1:]}. {_gantt_caption(by_node=by_node)}"
+        return png_picture(figure, "gantt", "Schedules of one scenario", caption)
 
 
 def _gantt_caption(*, by_node: bool) -> str:
@@ -454,10 +456,10 @@ def _gantt_caption(*, by_node: bool) -> str:
     )
 
 
-def _gpu_panel(ax: "Axes", spent: Spells, gpu_node: NDArray[np.int32], scale: float) -> None:
+def _draw_gpu_panel(ax: "Axes", spells: Spells, gpu_node: NDArray[np.int32], scale: float) -> None:
     from matplotlib.collections import PolyCollection
 
-    rectangles, job = _rectangles(blocks(spent), scale)
+    rectangles, job = _rectangles(sorted_by_block(spells), scale)
     down = job == DOWN
     colours = [GANTT_COLOURS[index % len(GANTT_COLOURS)] for index in job[~down]]
     ax.add_collection(PolyCollection(rectangles[~down], facecolors=colours, edgecolors="white", linewidths=0.35))
@@ -468,36 +470,36 @@ def _gpu_panel(ax: "Axes", spent: Spells, gpu_node: NDArray[np.int32], scale: fl
         ax.axhline(edge, color="#9ca3af", linewidth=0.25, zorder=0)
 
 
-def _rectangles(spent: Spells, scale: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _rectangles(spells: Spells, scale: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return one rectangle for each run of neighbouring GPUs with one spell, shape (rectangles, 4, 2), and its job."""
-    same = (np.diff(spent.job) == 0) & (np.diff(spent.start_s) == 0) & (np.diff(spent.end_s) == 0)
-    breaks = np.flatnonzero(~(same & (np.diff(spent.gpu) == 1)))
-    first = np.concatenate(([0], breaks + 1)) if spent.gpu.size else np.zeros(0, dtype=np.int64)
-    last = np.concatenate((breaks, [spent.gpu.size - 1])) if spent.gpu.size else first
-    left, right = spent.start_s[first] * scale, spent.end_s[first] * scale
-    top, bottom = spent.gpu[first] - 0.5, spent.gpu[last] + 0.5
+    same = (np.diff(spells.job) == 0) & (np.diff(spells.start_s) == 0) & (np.diff(spells.end_s) == 0)
+    breaks = np.flatnonzero(~(same & (np.diff(spells.gpu) == 1)))
+    first = np.concatenate(([0], breaks + 1)) if spells.gpu.size else np.zeros(0, dtype=np.int64)
+    last = np.concatenate((breaks, [spells.gpu.size - 1])) if spells.gpu.size else first
+    left, right = spells.start_s[first] * scale, spells.end_s[first] * scale
+    top, bottom = spells.gpu[first] - 0.5, spells.gpu[last] + 0.5
     corners = [np.stack(pair, axis=-1) for pair in ((left, top), (right, top), (right, bottom), (left, bottom))]
-    return np.stack(corners, axis=1), spent.job[first]
+    return np.stack(corners, axis=1), spells.job[first]
 
 
-def _node_panel(ax: "Axes", spent: Spells, gpu_node: NDArray[np.int32], scale: float) -> None:
+def _draw_node_panel(ax: "Axes", spells: Spells, gpu_node: NDArray[np.int32], scale: float) -> None:
     from matplotlib.colors import to_rgb
 
-    edges_s = np.linspace(0, float(spent.end_s.max(initial=1.0)), 1201)
-    busy, down = (share[..., None] for share in share_by_node(spent, gpu_node, edges_s))
+    edges_s = np.linspace(0, float(spells.end_s.max(initial=1.0)), 1201)
+    busy, down = (share[..., None] for share in shares_by_node(spells, gpu_node, edges_s))
     red = np.sqrt(down)  # one broken GPU of many is to be seen
     image = (1 - red) * (1 - busy * (1 - np.array(to_rgb("#2b6cb0")))) + red * np.array(to_rgb(DOWN_COLOUR))
     extent = (0.0, float(edges_s[-1]) * scale, busy.shape[0] - 0.5, -0.5)
     ax.imshow(np.clip(image, 0, 1), aspect="auto", extent=extent, interpolation="nearest")
 
 
-def pictures(
+def report_pictures(
     comparison: Comparison,
     outcomes: Mapping[str, Outcome],
     scenarios: Scenarios,
     *,
     events: Mapping[str, Sequence[Event]],
-    which: str,
+    scenario_text: str,
     gpu_node: NDArray[np.int32],
 ) -> list[Picture]:
     """Return all figures of a report.
@@ -507,15 +509,18 @@ def pictures(
         outcomes: What was compared.
         scenarios: The scenarios.
         events: Events of one scenario under some of the policies, drawn in this order; may be empty.
-        which: That scenario in words, such as "scenario 17 of 200".
+        scenario_text: That scenario in words, such as "scenario 17 of 200".
         gpu_node: Node of each GPU, shape (gpus,).
     """
     drawn = []
     if len(comparison.policies) > 1:
-        drawn += [forest(comparison), differences(comparison, comparison.challengers[0])]
-    drawn.append(jct_distribution(comparison, outcomes, scenarios))
+        drawn += [forest_picture(comparison), differences_picture(comparison, comparison.challengers[0])]
+    drawn.append(jct_distribution_picture(comparison, outcomes, scenarios))
     if events:
-        drawn += [use(comparison, events, gpu_node.size, which=which), gantt(events, gpu_node, which=which)]
+        drawn += [
+            use_picture(comparison, events, gpu_node.size, scenario_text=scenario_text),
+            gantt_picture(events, gpu_node, scenario_text=scenario_text),
+        ]
     return drawn
 
 

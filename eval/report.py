@@ -15,14 +15,14 @@ from .comparison import CONFIDENCE, Comparison
 from .figures import Picture
 from .table import (
     Row,
-    caption,
     interval_text,
-    losses,
+    loss_sentences,
+    metric_titles,
     percent_text,
     relative_cell,
-    rows,
+    table_caption,
+    table_rows,
     time_unit,
-    titles,
     versus_titles,
 )
 
@@ -47,16 +47,16 @@ def write_report(
         answer=answer or "",
         summary=escape(summary(comparison)),
         table=_main_table(comparison),
-        caption=escape(caption(comparison)),
-        losses=_losses(comparison),
-        figures="\n".join(_figure(picture) for picture in pictures),
-        objective=comparison.ranked_by.title,
+        caption=escape(table_caption(comparison)),
+        losses=_losses_html(comparison),
+        figures="\n".join(_figure_html(picture) for picture in pictures),
+        objective=comparison.objective_metric.title,
         best_heuristic=escape(comparison.best_heuristic),
         wins=_wins_table(comparison),
         relative=_relative_table(comparison),
         sizes=_size_table(comparison),
-        meanings=_meanings(comparison),
-        facts="".join(_definition(name, value, code=name.lower() == "command") for name, value in facts.items()),
+        meanings=_meanings_html(comparison),
+        facts="".join(_definition_html(name, value, code=name.lower() == "command") for name, value in facts.items()),
     )
     write_text(path, page)
 
@@ -83,7 +83,7 @@ def write_json(
         "scenarios": comparison.scenarios,
         "units": comparison.units,
         "confidence": CONFIDENCE,
-        "policies": {name: _policy_figures(comparison, row, names) for row, name in enumerate(comparison.policies)},
+        "policies": {name: _policy_document(comparison, row, names) for row, name in enumerate(comparison.policies)},
         "wins": {
             name: dict(zip(comparison.policies, shares, strict=True))
             for name, shares in zip(comparison.policies, comparison.wins.tolist(), strict=True)
@@ -94,9 +94,9 @@ def write_json(
 
 def summary(comparison: Comparison) -> str:
     """Return the result in one or two sentences."""
-    objective, best = comparison.ranked_by.title, comparison.best_heuristic
+    objective, best = comparison.objective_metric.title, comparison.best_heuristic
     if not comparison.challengers:
-        return f"Only {best} was run, in {_scenarios(comparison)}."
+        return f"Only {best} was run, in {_scenarios_text(comparison)}."
     name = comparison.challengers[0]
     row = comparison.policies.index(name)
     change = float(comparison.relative_percent.value[row, comparison.objective])
@@ -104,21 +104,22 @@ def summary(comparison: Comparison) -> str:
     how = {"better": "better than", "worse": "worse than", "open": "not clearly different from"}
     verdict = how[relative_cell(comparison, row, comparison.objective).verdict] if interval else "compared with"
     return (
-        f"In {_scenarios(comparison)}, {name} is {verdict} {best}, the best of "
-        f"{_number(len(comparison.heuristics), 'heuristic')}: {objective} {percent_text(change)} {interval}".rstrip()
+        f"In {_scenarios_text(comparison)}, {name} is {verdict} {best}, the best of "
+        f"{_count_text(len(comparison.heuristics), 'heuristic')}: "
+        f"{objective} {percent_text(change)} {interval}".rstrip()
         + f", worse in {100 * comparison.worse_share[row]:.0f} % of the scenarios."
     )
 
 
-def _scenarios(comparison: Comparison) -> str:
-    return _number(comparison.scenarios, "scenario")
+def _scenarios_text(comparison: Comparison) -> str:
+    return _count_text(comparison.scenarios, "scenario")
 
 
-def _number(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _policy_figures(comparison: Comparison, row: int, names: Sequence[str]) -> dict[str, object]:
+def _policy_document(comparison: Comparison, row: int, names: Sequence[str]) -> dict[str, object]:
     parts = {
         "mean": comparison.mean,
         "difference": comparison.difference,
@@ -128,14 +129,16 @@ def _policy_figures(comparison: Comparison, row: int, names: Sequence[str]) -> d
     return {
         "heuristic": comparison.policies[row] in comparison.heuristics,
         "worse_share": float(comparison.worse_share[row]),
-        **{part: _estimates(estimates, row, names) for part, estimates in parts.items()},
+        **{part: _estimates_document(estimates, row, names) for part, estimates in parts.items()},
         "mean_jct_s_by_gpus": dict(zip(sizes.title, sizes.mean_jct_s[row].tolist(), strict=True)),
-        "jct_relative_percent_by_gpus": _estimates(sizes.relative_percent, row, sizes.title),
-        "losses": losses(comparison, comparison.policies[row]),
+        "jct_relative_percent_by_gpus": _estimates_document(sizes.relative_percent, row, sizes.title),
+        "losses": loss_sentences(comparison, comparison.policies[row]),
     }
 
 
-def _estimates(estimates: IntervalEstimates, row: int, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+def _estimates_document(
+    estimates: IntervalEstimates, row: int, names: Sequence[str]
+) -> dict[str, dict[str, float | None]]:
     columns = zip(*(part[row].tolist() for part in estimates), strict=True)
     return {
         name: {
@@ -147,8 +150,8 @@ def _estimates(estimates: IntervalEstimates, row: int, names: Sequence[str]) -> 
 
 
 def _main_table(comparison: Comparison) -> str:
-    head = ["policy", *(_heading(*title) for title in (*titles(comparison), *versus_titles(comparison)))]
-    return _table(head, [_main_row(row) for row in rows(comparison)])
+    head = ["policy", *(_heading_html(*title) for title in (*metric_titles(comparison), *versus_titles(comparison)))]
+    return _table(head, [_main_row(row) for row in table_rows(comparison)])
 
 
 def _main_row(row: Row) -> str:
@@ -178,7 +181,7 @@ def _relative_table(comparison: Comparison) -> str:
         if name != comparison.best_heuristic:
             cells = [_relative_td(comparison, row, metric) for metric in range(len(comparison.metrics))]
             body.append(_tr(escape(name), cells))
-    head = [_heading(metric.title, f"{metric.better} is better") for metric in comparison.metrics]
+    head = [_heading_html(metric.title, f"{metric.better} is better") for metric in comparison.metrics]
     return _table(["policy", *head], body)
 
 
@@ -200,36 +203,38 @@ def _size_table(comparison: Comparison) -> str:
             cells.append(_td(f"{mean_s * scale:.2f}{versus}"))
         body.append(_tr(escape(name), cells, "baseline" if name == comparison.best_heuristic else ""))
     head = [
-        _heading(f"{title} ({unit})", _number(int(jobs), "job"))
+        _heading_html(f"{title} ({unit})", _count_text(int(jobs), "job"))
         for title, jobs in zip(sizes.title, sizes.jobs, strict=True)
     ]
     return _table(["policy", *head], body)
 
 
-def _losses(comparison: Comparison) -> str:
-    return "".join(_losses_of(comparison, name) for name in comparison.challengers) or "<p>There is no rival.</p>"
+def _losses_html(comparison: Comparison) -> str:
+    return (
+        "".join(_policy_losses_html(comparison, name) for name in comparison.challengers) or "<p>There is no rival.</p>"
+    )
 
 
-def _losses_of(comparison: Comparison, policy: str) -> str:
-    found = losses(comparison, policy)
+def _policy_losses_html(comparison: Comparison, policy: str) -> str:
+    found = loss_sentences(comparison, policy)
     heading = f"<h3>{escape(policy)} against {escape(comparison.best_heuristic)}</h3>"
     if not found:
         return f"{heading}<p>Nowhere in what was compared here: no scenario, metric or job size.</p>"
     return f"{heading}<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in found)}</ul>"
 
 
-def _figure(picture: Picture) -> str:
+def _figure_html(picture: Picture) -> str:
     data = base64.b64encode(picture.data).decode("ascii")
     image = f'<img alt="{escape(picture.title)}" src="data:{picture.mime};base64,{data}">'
     text = f"<figcaption>{escape(picture.caption)}</figcaption>"
     return f'<figure><h2>{escape(picture.title)}</h2><div class="wide">{image}</div>{text}</figure>'
 
 
-def _meanings(comparison: Comparison) -> str:
+def _meanings_html(comparison: Comparison) -> str:
     meanings = {
         metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in comparison.metrics
     }
-    objective, confidence = comparison.ranked_by.title, f"{100 * CONFIDENCE:g} %"
+    objective, confidence = comparison.objective_metric.title, f"{100 * CONFIDENCE:g} %"
     meanings["vs best"] = (
         "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
         f"{objective} on these very scenarios, so the bar is set as high as these heuristics allow."
@@ -242,15 +247,15 @@ def _meanings(comparison: Comparison) -> str:
         "A mean's interval holds the variety of scenarios too; a difference is taken scenario by scenario, so it can "
         "be clear where the intervals of the means overlap."
     )
-    return "".join(_definition(term, meaning, code=False) for term, meaning in meanings.items())
+    return "".join(_definition_html(term, meaning, code=False) for term, meaning in meanings.items())
 
 
-def _definition(term: str, meaning: str, *, code: bool) -> str:
+def _definition_html(term: str, meaning: str, *, code: bool) -> str:
     style = ' class="code"' if code else ""
     return f"<dt>{escape(term)}</dt><dd{style}>{escape(meaning)}</dd>"
 
 
-def _heading(title: str, second: str) -> str:
+def _heading_html(title: str, second: str) -> str:
     return f"{escape(title)}<small>{escape(second) or '&nbsp;'}</small>"
 
 

@@ -126,7 +126,7 @@ class Setting(NamedTuple):
     """What is run."""
 
     problem: Problem
-    what: str  # to call it
+    title: str
     facts: dict[str, str]  # what is not run as it was recorded or drawn
     layouts: dict[str, Problem] = {}  # noqa: RUF012  # the same jobs by each layout that fits; empty without plans
     compared: tuple[str, ...] = ()  # layouts to compare, whether they fit or not
@@ -140,7 +140,7 @@ def setting_of(request: EvaluationRequest) -> Setting:
         PluginError: If a trace format cannot be used.
     """
     request = replace(request, seed=evaluation_key(request.seed))
-    setting = _setting(request)
+    setting = _read_or_draw_setting(request)
     if request.regime.oracle:
         setting = setting._replace(facts=setting.facts | {"fault rates": "policies know the true ones"})
     if request.estimates is None:
@@ -149,28 +149,30 @@ def setting_of(request: EvaluationRequest) -> Setting:
         return setting._replace(facts=setting.facts | {"estimates": "history"})
     spread = f", sigma {request.sigma:g}" if request.estimates == "log-normal" else ""
     facts = setting.facts | {"estimates": request.estimates + spread}
-    problem = _estimated(setting.problem, request.estimates, request)
-    layouts = {name: _estimated(each, request.estimates, request) for name, each in setting.layouts.items()}
+    problem = _problem_with_estimates(setting.problem, request.estimates, request)
+    layouts = {
+        name: _problem_with_estimates(each, request.estimates, request) for name, each in setting.layouts.items()
+    }
     return setting._replace(problem=problem, facts=facts, layouts=layouts)
 
 
-def _estimated(problem: Problem, kind: EstimateKind, request: EvaluationRequest) -> Problem:
+def _problem_with_estimates(problem: Problem, kind: EstimateKind, request: EvaluationRequest) -> Problem:
     """Return a problem with estimates of a kind; jobs of equal number have equal errors, whatever their plans."""
     rng = stream(request.seed, Stream.ESTIMATES)
     scenarios = with_scenario_estimates(problem.scenarios, kind, sigma=request.sigma, rng=rng)
     return problem._replace(scenarios=scenarios)
 
 
-def _setting(request: EvaluationRequest) -> Setting:
+def _read_or_draw_setting(request: EvaluationRequest) -> Setting:
     if request.cluster is not None:
-        return _on_cluster(request, read_cluster(request.cluster))
+        return _setting_on_cluster(request, read_cluster(request.cluster))
     if request.trace is None:
         preset = request.preset or "hetero64"
         draw = NAMED[preset].draw
         assert draw is not None
         return Setting(draw(request.workloads or WORKLOADS, request.seed, request.regime), f"preset {preset}", {})
     largest = request.max_gpus or HETERO64_LARGEST
-    workload, part, facts = _trace(request, request.trace, largest)
+    workload, part, facts = _read_trace_part(request, request.trace, largest)
     problem = window_problem(
         workload,
         request.regime,
@@ -186,13 +188,13 @@ def _setting(request: EvaluationRequest) -> Setting:
     return Setting(problem, f"windows of {request.trace.name}", facts)
 
 
-def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
+def _setting_on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
     largest = request.max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
     if request.trace is None:
         runs, what = request.runs or 1, f"generated jobs on {setup.name}"
-        workloads, facts = _generated(request, setup, largest)
+        workloads, facts = _generate_workloads(request, setup, largest)
     else:
-        trace, part, facts = _trace(request, request.trace, largest)
+        trace, part, facts = _read_trace_part(request, request.trace, largest)
         workloads = windows_of(
             trace, request.workloads or WINDOWS, part=part, seed=request.seed, load=request.load or LOAD,
             max_gpus=largest, capacity=capacity_of(setup.cluster), disjoint=True,
@@ -205,7 +207,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
         laid = [laid_out(workload, layout) for workload in workloads]
         return cluster_problem(setup, laid, request.regime, runs=runs, seed=request.seed, faults=faults)
 
-    problem, compared = by(request.plans), _compared(workloads)
+    problem, compared = by(request.plans), _layouts_to_compare(workloads)
     if not compared:
         return Setting(problem, what, facts)
     facts["plans of jobs"] = request.plans
@@ -216,7 +218,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
     return Setting(problem, what, facts, layouts, compared)
 
 
-def _compared(workloads: Sequence[Workload]) -> tuple[str, ...]:
+def _layouts_to_compare(workloads: Sequence[Workload]) -> tuple[str, ...]:
     """Return the layouts to compare: none where no job has plans, two where no plan puts state away."""
     plans = [plan for workload in workloads for of_job in workload.plans or () for plan in of_job]
     if not plans:
@@ -224,7 +226,9 @@ def _compared(workloads: Sequence[Workload]) -> tuple[str, ...]:
     return (FIXED, BEST, OFFLOAD) if any(plan.away_bytes for plan in plans) else (FIXED, BEST)
 
 
-def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) -> tuple[list[Workload], dict[str, str]]:
+def _generate_workloads(
+    request: EvaluationRequest, setup: ClusterSetup, largest: int
+) -> tuple[list[Workload], dict[str, str]]:
     gpus, capacity = setup.cluster.gpu_node.size, capacity_of(setup.cluster)
     count = request.workloads or WORKLOADS
     check_size(count * (request.runs or 1), WINDOW_JOBS, gpus, setup.cluster.speed.size)
@@ -238,7 +242,7 @@ def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) ->
     return [with_gpus_cut(workload, max_gpus) for workload in drawn], facts
 
 
-def _trace(
+def _read_trace_part(
     request: EvaluationRequest, path: Path, largest: int
 ) -> tuple[Workload, tuple[float, float], dict[str, str]]:
     """Return the jobs of a trace, the part that is run, and what is not run as recorded, which is also logged."""
@@ -246,7 +250,7 @@ def _trace(
     if request.estimates == "history":
         workload = with_estimates(workload, "history")
     untrained = request.every_order and not request.policies and request.objective is None
-    enough = keeps_past(workload)
+    enough = has_enough_after_past(workload)
     part = request.part or (TESTED_PART if enough and not untrained else (0.0, 1.0))
     facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)
     if workload.left_out:
@@ -267,7 +271,7 @@ def _trace(
     return workload, part, facts
 
 
-def keeps_past(workload: Workload) -> bool:
+def has_enough_after_past(workload: Workload) -> bool:
     """Return whether a trace is long enough to run only what follows its past."""
     return jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
 
@@ -292,7 +296,9 @@ def _cut_fact(cut: int, jobs: int, largest: int) -> dict[str, str]:
 TUNING_SEED_OFFSET = 10_000  # added to the seed: the cluster's faults are drawn anew
 
 
-def tuned_patients(request: EvaluationRequest, regimes: Sequence[Regime], show: ShowStatus) -> dict[str, Heuristic]:
+def tune_patient_by_order(
+    request: EvaluationRequest, regimes: Sequence[Regime], show: ShowStatus
+) -> dict[str, Heuristic]:
     """Return `patient` with the factor that does best on the trace's past, by order; empty if nothing can be tuned.
 
     Nothing is tuned if the user gave no objective, no policy may wait, or there is no past.
@@ -300,18 +306,18 @@ def tuned_patients(request: EvaluationRequest, regimes: Sequence[Regime], show: 
     weighting, trace = request.objective, request.trace
     if weighting is None or trace is None or not request.heuristics or not request.regime.waiting:
         return {}
-    if not keeps_past(read_trace(trace)):
+    if not has_enough_after_past(read_trace(trace)):
         return {}
     problem = setting_of(replace(request, part=PAST_PART, seed=request.seed + TUNING_SEED_OFFSET)).problem
     found = {}
     for regime in regimes:
         show(f"tuning patient under {regime.order}")
         ruled = problem._replace(rules=regime.over(problem.rules))
-        found[regime.order] = patient_of_least_cost(partial(_cost, ruled, weighting))
+        found[regime.order] = patient_of_least_cost(partial(_mean_objective, ruled, weighting))
     return found
 
 
-def _cost(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
+def _mean_objective(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
     """Return the mean of the objective under a policy, inf if a run was cut off."""
     outcome = run_all(problem, [policy])[policy.name]
     if (outcome.finished < problem.scenarios.jobs).any():

@@ -74,11 +74,11 @@ def simulate_request(
     request.drawn.check(request.trace, request.load)
     with progress("reading the input"):
         policy = find_policy(request.policy)
-        problem, workload = _problem(request)
+        problem, workload = _read_problem(request)
     compile_first(rehearsals_of([policy]))
     with progress(f"simulating {workload.jobs} jobs under {policy.name}"):
         outcome, happened = run_recorded(problem, policy, 0)
-    ids = _written_ids(workload)
+    ids = _unique_job_ids(workload)
     if request.events:
         write_events(request.events, happened, ids)
     if request.jobs_out:
@@ -102,9 +102,9 @@ def simulate_request(
         )
 
 
-def _problem(request: SimulationRequest) -> tuple[Problem, Workload]:
+def _read_problem(request: SimulationRequest) -> tuple[Problem, Workload]:
     setup = read_cluster(request.cluster)
-    workload = _workload(request, setup.cluster)
+    workload = _read_or_draw_workload(request, setup.cluster)
     if request.estimates is not None:
         rng = stream(request.seed, Stream.ESTIMATES)
         workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
@@ -117,7 +117,7 @@ def _problem(request: SimulationRequest) -> tuple[Problem, Workload]:
     return problem, workload
 
 
-def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
+def _read_or_draw_workload(request: SimulationRequest, cluster: Cluster) -> Workload:
     """Return the jobs of the trace, or generated ones."""
     gpus, capacity = cluster.gpu_node.size, capacity_of(cluster)
     if request.trace is None:
@@ -133,7 +133,7 @@ def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
     return workload if request.load is None else scaled_to_load(workload, request.load, capacity)
 
 
-def _written_ids(workload: Workload) -> tuple[str, ...]:
+def _unique_job_ids(workload: Workload) -> tuple[str, ...]:
     """Return the ids for the files, in which each job must have its own."""
     ids = unique_ids(workload.ids)
     renamed = [(old, new) for old, new in zip(workload.ids, ids, strict=True) if old != new]

@@ -59,7 +59,7 @@ class ComparisonColumn(NamedTuple):
     cells: list[tuple[str, str]]  # (policies,) text and style
 
 
-def unit_of(comparison: Comparison, metric: int) -> Unit:
+def metric_unit(comparison: Comparison, metric: int) -> Unit:
     """Return the unit in which all policies' values of a metric are readable."""
     largest = float(np.abs(comparison.mean.value[:, metric]).max())
     quantity = comparison.metrics[metric].quantity
@@ -84,37 +84,37 @@ def _decimals(largest: float) -> int:
     return 1 if largest >= 10 else 2
 
 
-def titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
+def metric_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     """Return each metric's title and the unit that it is shown in."""
-    return tuple((metric.title, unit_of(comparison, index).name) for index, metric in enumerate(comparison.metrics))
+    return tuple((metric.title, metric_unit(comparison, index).name) for index, metric in enumerate(comparison.metrics))
 
 
-def rows(comparison: Comparison) -> list[Row]:
+def table_rows(comparison: Comparison) -> list[Row]:
     """Return the table's rows, best mean of the objective first."""
-    return [_row(comparison, index) for index in range(len(comparison.policies))]
+    return [_table_row(comparison, index) for index in range(len(comparison.policies))]
 
 
-def _row(comparison: Comparison, policy: int) -> Row:
+def _table_row(comparison: Comparison, policy: int) -> Row:
     name = comparison.policies[policy]
     if name == comparison.best_heuristic:
         versus = Cell("-", best=False, verdict="open")
-        return Row(name, "best heuristic", _cells(comparison, policy), versus, interval="", worse_in="")
+        return Row(name, "best heuristic", _mean_cells(comparison, policy), versus, interval="", worse_in="")
     return Row(
         policy=name,
         kind="heuristic" if name in comparison.heuristics else "challenger",
-        cells=_cells(comparison, policy),
+        cells=_mean_cells(comparison, policy),
         versus=relative_cell(comparison, policy, comparison.objective),
         interval=interval_text(comparison.relative_percent, policy, comparison.objective),
         worse_in=f"{100 * comparison.worse_share[policy]:.0f} %",
     )
 
 
-def _cells(comparison: Comparison, policy: int) -> tuple[Cell, ...]:
+def _mean_cells(comparison: Comparison, policy: int) -> tuple[Cell, ...]:
     return tuple(_mean_cell(comparison, policy, metric) for metric in range(len(comparison.metrics)))
 
 
 def _mean_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
-    means, unit = comparison.mean.value[:, metric], unit_of(comparison, metric)
+    means, unit = comparison.mean.value[:, metric], metric_unit(comparison, metric)
     best = means.max() if comparison.metrics[metric].better == "higher" else means.min()
     value, low, high = (float(part[policy, metric]) * unit.scale for part in comparison.mean)
     text = f"{value:.{unit.decimals}f}"
@@ -155,9 +155,9 @@ def interval_text(percent: IntervalEstimates, row: int, column: int) -> str:
     return "" if np.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
 
 
-def caption(comparison: Comparison) -> str:
+def table_caption(comparison: Comparison) -> str:
     """Return the sentence under the table on how to read it."""
-    objective = comparison.ranked_by.title
+    objective = comparison.objective_metric.title
     scenarios = f"{comparison.scenarios} scenario{'s' if comparison.scenarios > 1 else ''}"
     if comparison.units < 2:
         return f"{scenarios}: no intervals. The last columns compare {objective} with {comparison.best_heuristic}."
@@ -175,23 +175,23 @@ def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
     A table that is too wide is cut into several, each with the policies' names. The best mean of each column is bold;
     a difference to the best heuristic is green or red where its interval excludes 0.
     """
-    parts = [*_parts(comparison, _mean_columns(comparison), width)]
-    parts[-1].caption = caption(comparison)
+    parts = [*_fitting_tables(comparison, _mean_columns(comparison), width)]
+    parts[-1].caption = table_caption(comparison)
     if len(comparison.policies) == 1:
         return parts
-    differences = [*_parts(comparison, _difference_columns(comparison), width)]
+    differences = [*_fitting_tables(comparison, _difference_columns(comparison), width)]
     differences[0].title = f"\nDifference to {comparison.best_heuristic} in %, scenario by scenario"
     return [*parts, *differences]
 
 
 def _mean_columns(comparison: Comparison) -> list[ComparisonColumn]:
     """Return the columns of figures, then those that compare the objective with the best heuristic."""
-    listed = rows(comparison)
+    listed = table_rows(comparison)
     columns = [
         ComparisonColumn(
             title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed]
         )
-        for metric, (title, unit) in enumerate(titles(comparison))
+        for metric, (title, unit) in enumerate(metric_titles(comparison))
     ]
     styles = [VERDICT_STYLES[row.versus.verdict] for row in listed]
     texts = ([row.versus.text for row in listed], [row.interval for row in listed], [row.worse_in for row in listed])
@@ -209,13 +209,13 @@ def _difference_columns(comparison: Comparison) -> list[ComparisonColumn]:
         ComparisonColumn(
             metric.title,
             f"{metric.better} best",
-            [_difference(comparison, policy, index) for policy in range(len(comparison.policies))],
+            [_difference_cell(comparison, policy, index) for policy in range(len(comparison.policies))],
         )
         for index, metric in enumerate(comparison.metrics)
     ]
 
 
-def _difference(comparison: Comparison, policy: int, metric: int) -> tuple[str, str]:
+def _difference_cell(comparison: Comparison, policy: int, metric: int) -> tuple[str, str]:
     value, low, high = (float(part[policy, metric]) for part in comparison.relative_percent)
     if comparison.policies[policy] == comparison.best_heuristic or np.isnan(value):
         return "-", ""
@@ -225,7 +225,7 @@ def _difference(comparison: Comparison, policy: int, metric: int) -> tuple[str, 
     return text, VERDICT_STYLES[verdict(comparison, policy, metric)]
 
 
-def _parts(comparison: Comparison, columns: list[ComparisonColumn], width: int) -> Iterator["Table"]:
+def _fitting_tables(comparison: Comparison, columns: list[ComparisonColumn], width: int) -> Iterator["Table"]:
     """Yield tables, each of the columns that fit."""
     from rich.console import Console
     from rich.measure import Measurement
@@ -233,15 +233,15 @@ def _parts(comparison: Comparison, columns: list[ComparisonColumn], width: int) 
     endless = Console(width=10_000)
     shown: list[ComparisonColumn] = []
     for column in columns:
-        table = _table(comparison, [*shown, column])
+        table = _terminal_table(comparison, [*shown, column])
         if shown and Measurement.get(endless, endless.options, table).maximum > width:
-            yield _table(comparison, shown)
+            yield _terminal_table(comparison, shown)
             shown = []
         shown.append(column)
-    yield _table(comparison, shown)
+    yield _terminal_table(comparison, shown)
 
 
-def _table(comparison: Comparison, columns: list[ComparisonColumn]) -> "Table":
+def _terminal_table(comparison: Comparison, columns: list[ComparisonColumn]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -251,15 +251,15 @@ def _table(comparison: Comparison, columns: list[ComparisonColumn]) -> "Table":
     )
     table.add_column("\n\npolicy", overflow="fold", max_width=28)
     for column in columns:
-        table.add_column(Text(_header(column.title, column.second)), justify="right", no_wrap=True)
+        table.add_column(Text(_three_line_header(column.title, column.second)), justify="right", no_wrap=True)
     name_styles = {"challenger": "bold cyan", "best heuristic": "bold", "heuristic": ""}
-    for index, row in enumerate(rows(comparison)):
+    for index, row in enumerate(table_rows(comparison)):
         cells = [Text(text, style=style) for text, style in (column.cells[index] for column in columns)]
         table.add_row(Text(row.policy, style=name_styles[row.kind]), *cells)
     return table
 
 
-def _header(title: str, unit: str) -> str:
+def _three_line_header(title: str, unit: str) -> str:
     """Return three lines at most 10 wide, so that the figures set the width of a column."""
     lines = [*textwrap.wrap(title, 10), unit]
     return "\n".join([""] * (3 - len(lines)) + lines)
@@ -268,7 +268,7 @@ def _header(title: str, unit: str) -> str:
 def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     """Return title and second line of the columns that compare with the best heuristic."""
     return (
-        (comparison.ranked_by.title, "vs best"),
+        (comparison.objective_metric.title, "vs best"),
         (f"{100 * CONFIDENCE:g} %", "interval"),
         ("scenarios", "worse"),
     )
@@ -306,10 +306,10 @@ def print_run(
         # 1e-9: a job that starts when it reaches the bound may by rounding have waited a little more.
         longer = int((outcome.wait_s[0] > ageing_s * (1 + 1e-9)).sum())
         rows["waited over the bound"] = f"{longer} of {scenarios.jobs[0]} jobs (bound: {ageing_s / 3600:g} h)"
-    _print(console, rows)
+    _print_rows(console, rows)
 
 
-def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus: int | None) -> None:
+def print_trace_statistics(console: "Console", name: str, statistics: TraceStatistics, gpus: int | None) -> None:
     """Print what a trace holds; with `gpus`, also the load that it offers to that number of them."""
     sizes = "  ".join(f"{size}: {count}" for size, count in statistics.sizes[:16])
     rows = {
@@ -319,7 +319,7 @@ def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus
         "work": f"{statistics.gpu_hours:,.0f} GPU-hours",
         "run time": f"mean {statistics.mean_work_s / 3600:.2f} h; "
         + ", ".join(f"{100 * at:.0f} %: {work_s / 3600:.2f} h" for at, work_s in statistics.work_s),
-        "arrivals": _arrivals(statistics),
+        "arrivals": _arrivals_text(statistics),
         "GPUs: jobs": sizes + ("  ..." if len(statistics.sizes) > 16 else ""),
     }
     if gpus:
@@ -327,24 +327,24 @@ def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus
         rows["load"] = (
             f"{load:.2f} on {gpus} GPUs" if math.isfinite(load) else "none over time, as all jobs arrive at once"
         )
-    _print(console, rows)
+    _print_rows(console, rows)
 
 
-def print_errors(console: "Console", errors: dict[str, EstimateErrors]) -> None:
+def print_estimate_errors(console: "Console", errors: dict[str, EstimateErrors]) -> None:
     """Print how far each kind of estimate is off, as |ln(estimate / run time)| and as a factor."""
     rows = {"estimates": "median    90 %   (of |ln(estimate / run time)|; as a factor in brackets)"} | {
         f"  {kind}": "  ".join(f"{off:.2f} ({math.exp(off):.3g} x)" for off in each) for kind, each in errors.items()
     }
-    _print(console, rows)
+    _print_rows(console, rows)
 
 
-def _arrivals(statistics: TraceStatistics) -> str:
+def _arrivals_text(statistics: TraceStatistics) -> str:
     if math.isnan(statistics.gap_variation):
         return "all at once"
     return f"coefficient of variation of gaps {statistics.gap_variation:.1f} (1 is Poisson)"
 
 
-def _print(console: "Console", rows: dict[str, str]) -> None:
+def _print_rows(console: "Console", rows: dict[str, str]) -> None:
     width = max(map(len, rows))
     for title, text in rows.items():
         console.print(f"{title:{width}}  {text}", soft_wrap=True)
@@ -353,65 +353,69 @@ def _print(console: "Console", rows: dict[str, str]) -> None:
 MAX_NAMED_SCENARIOS = 5  # scenarios that are named one by one
 
 
-def losses(comparison: Comparison, policy: str) -> list[str]:
+def loss_sentences(comparison: Comparison, policy: str) -> list[str]:
     """Return one sentence for each kind of loss of a policy; empty if it loses nowhere.
 
     Counted are heuristics with a better mean of the objective, scenarios in which the best heuristic is better, metrics
     and job sizes with a worse mean than the best heuristic's, clear or not.
     """
     row = comparison.policies.index(policy)
-    found = [_better_heuristics(comparison, row), _scenarios(comparison, row)]
-    return [sentence for sentence in (*found, *_metrics(comparison, row), *_job_sizes(comparison, row)) if sentence]
+    found = [_better_heuristics_text(comparison, row), _worse_scenarios_text(comparison, row)]
+    return [
+        sentence
+        for sentence in (*found, *_worse_metrics(comparison, row), *_worse_job_sizes(comparison, row))
+        if sentence
+    ]
 
 
-def _better_heuristics(comparison: Comparison, row: int) -> str:
+def _better_heuristics_text(comparison: Comparison, row: int) -> str:
     better = [name for name in comparison.policies[:row] if name in comparison.heuristics]
     if not better:
         return ""
-    return f"Heuristics with a better mean {comparison.ranked_by.title}: {', '.join(better)}."
+    return f"Heuristics with a better mean {comparison.objective_metric.title}: {', '.join(better)}."
 
 
-def _scenarios(comparison: Comparison, row: int) -> str:
+def _worse_scenarios_text(comparison: Comparison, row: int) -> str:
     best = comparison.policies.index(comparison.best_heuristic)
     worse = round(comparison.worse_share[row] * comparison.scenarios)
     if not worse:
         return ""
-    sign = -1 if comparison.ranked_by.better == "higher" else 1
+    sign = -1 if comparison.objective_metric.better == "higher" else 1
     base = comparison.values[best, comparison.objective]
     change = 100 * (comparison.values[row, comparison.objective] - base) / np.where(base == 0, np.nan, base)
     order = np.argsort(np.nan_to_num(-sign * change), kind="stable")[: min(worse, MAX_NAMED_SCENARIOS)]
     named = ", ".join(f"scenario {index} ({percent_text(float(change[index]))})" for index in order)
     share = f"{worse} of {comparison.scenarios} scenarios ({100 * comparison.worse_share[row]:.0f} %)"
-    return f"Worse {comparison.ranked_by.title} than {comparison.best_heuristic} in {share}; worst: {named}."
+    return f"Worse {comparison.objective_metric.title} than {comparison.best_heuristic} in {share}; worst: {named}."
 
 
-def _metrics(comparison: Comparison, row: int) -> list[str]:
+def _worse_metrics(comparison: Comparison, row: int) -> list[str]:
     found = []
     for index, metric in enumerate(comparison.metrics):
         change = comparison.difference.value[row, index]
         if change < 0 if metric.better == "higher" else change > 0:
             clear = verdict(comparison, row, index) == "worse"
-            change = _change(comparison.relative_percent, row, index)
-            found.append(f"Worse in {metric.title}: {change}{_clearness(comparison, clear=clear)}.")
+            change = _change_text(comparison.relative_percent, row, index)
+            found.append(f"Worse in {metric.title}: {change}{_clearness_text(comparison, clear=clear)}.")
     return found
 
 
-def _job_sizes(comparison: Comparison, row: int) -> list[str]:
+def _worse_job_sizes(comparison: Comparison, row: int) -> list[str]:
     sizes, found = comparison.job_sizes, []
     for index, title in enumerate(sizes.title):
         if sizes.relative_percent.value[row, index] > 0:
             significant = sizes.p[row, index] < 1 - CONFIDENCE
             clear = bool(sizes.relative_percent.low[row, index] > 0 and significant)
-            change = _change(sizes.relative_percent, row, index)
-            found.append(f"Longer mean JCT of jobs with {title}: {change}{_clearness(comparison, clear=clear)}.")
+            change = _change_text(sizes.relative_percent, row, index)
+            found.append(f"Longer mean JCT of jobs with {title}: {change}{_clearness_text(comparison, clear=clear)}.")
     return found
 
 
-def _change(percent: IntervalEstimates, row: int, column: int) -> str:
+def _change_text(percent: IntervalEstimates, row: int, column: int) -> str:
     return f"{percent_text(float(percent.value[row, column]))} {interval_text(percent, row, column)}".rstrip()
 
 
-def _clearness(comparison: Comparison, *, clear: bool) -> str:
+def _clearness_text(comparison: Comparison, *, clear: bool) -> str:
     if comparison.units < 2:
         return ""
     return ", a clear loss" if clear else ", not clear"

@@ -78,4 +78,4 @@ def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "
 
 
 def advice(grid: OrderGrid, problem: Problem) -> OrderAdvice:
-    return advice_of(grid, problem, lower_bounds(problem, grid.objective, np.flatnonzero(grid.reporting)))
+    return advice_of(grid, problem, lower_bounds(problem, grid.objective_name, np.flatnonzero(grid.is_reported)))

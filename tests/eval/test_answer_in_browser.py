@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, sync_playwright
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.eval.answer import section_of
+from longshore.eval.answer import report_sections
 from longshore.eval.report import write_report
 from tests.eval.answers import advice, run
 from tests.eval.runs import comparison
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("answer")
     found = advice(*run(at, windows=9, policies=tuple(HEURISTICS)))
-    section = section_of(found, 604_800.0, ("<b>A remark</b> & more.",))
+    section = report_sections(found, 604_800.0, ("<b>A remark</b> & more.",))
     write_report(at / "report.html", comparison(6), [], title="Answer", facts={}, answer=section)
     return at / "report.html"
 

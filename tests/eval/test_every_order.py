@@ -14,8 +14,8 @@ from longshore.cluster.model.problem import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.read import read_trace
-from longshore.eval.answer import document_of, headline, lines, section_of, sentences
-from longshore.eval.every_order import COMMON, Candidate, every_order, run_grid, windows_of
+from longshore.eval.answer import answer_document, headline, ranking_rows, report_sections, sentences
+from longshore.eval.every_order import COMMON, Candidate, every_order, run_grid, window_numbers
 from tests.checkout import DATA, SMALL, needs_data
 from tests.command_line import Command
 from tests.eval.answers import Answer, advice, run, trace
@@ -133,7 +133,7 @@ def test_the_earlier_windows_choose_and_the_later_report(tmp_path: Path) -> None
     grid = found.grid
     early = grid.unit < 4
     assert found.units == 5
-    assert (grid.reporting == ~early).all()
+    assert (grid.is_reported == ~early).all()
     best = grid.cost[:, early].mean(axis=1).argmin()
     assert found.chosen == grid.candidates[best]
     assert found.mean[best] == grid.cost[best, ~early].mean()
@@ -147,7 +147,7 @@ def test_windows_are_numbered_as_they_come() -> None:
     drawn = scenarios(5)
     work_s = drawn.work_s * np.array([9.0, 9.0, 1.0, 5.0, 5.0])[:, None]
     labelled: Scenarios = drawn._replace(work_s=work_s)
-    assert windows_of(labelled).tolist() == [0, 0, 1, 2, 2]
+    assert window_numbers(labelled).tolist() == [0, 0, 1, 2, 2]
 
 
 def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
     cut = grid._replace(figures=grid.figures._replace(finished=finished))
     found = advice(cut, problem)
     assert found.saving is None
-    assert found.parts == ()
+    assert found.window_groups == ()
     assert "Under easy + pack a run was cut off before all jobs ended" in " ".join(sentences(found))
-    last = lines(found)[-1]
+    last = ranking_rows(found)[-1]
     assert last.candidate == COMMON[-1]
     assert set(last.cells) == {"-"}
-    assert all(line.versus[-1].text == "-" for line in lines(found))
-    assert "easy+pack" not in document_of(found, math.inf)["ranking"][0]["relative_percent"]
-    assert "common today" in section_of(found, math.inf)
+    assert all(line.versus[-1].text == "-" for line in ranking_rows(found))
+    assert "easy+pack" not in answer_document(found, math.inf)["ranking"][0]["relative_percent"]
+    assert "common today" in report_sections(found, math.inf)
 
 
 def test_what_was_requested_holds_under_every_order() -> None:
@@ -191,7 +191,7 @@ def test_words_fit_what_is_common_today(tmp_path: Path) -> None:
     assert "nan" not in text
     assert ("ageing" in headline(found, 3600.0)) == (found.chosen.order != "fifo")
     for against in found.against:
-        lower = -float(against.percent.value[found.row])
+        lower = -float(against.percent.value[found.chosen_row])
         is_in_headline = f"{lower:.0f} % lower than under {against.rival}" in headline(found, 3600.0)
         assert is_in_headline == (against.rival in COMMON and lower >= 0.5)
     if found.chosen in COMMON:

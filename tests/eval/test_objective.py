@@ -96,7 +96,7 @@ def test_a_policy_that_is_no_heuristic_is_compared_with_the_best_that_is_one(tmp
     taught = grid._replace(is_users_objective=True, heuristics=frozenset({"pack"}))  # as if the others had been trained
     found = advice(taught, problem)
     assert found.chosen.policy != "pack"
-    early = ~grid.reporting
+    early = ~grid.is_reported
     costs = dict(zip(grid.candidates, grid.cost[:, early].mean(axis=1), strict=True))
     assert found.heuristic == min((one for one in costs if one.policy == "pack"), key=costs.__getitem__)
     expected = f"Of heuristics alone, {found.heuristic} was the best: mean JCT of the choice against it "
@@ -111,7 +111,11 @@ def test_an_objective_that_is_no_column_becomes_the_first(text: str) -> None:
     runs = {"pack": outcome(base), "ppo": outcome(base * 0.9)}
     found = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective=weighting)
     assert found.policies == ("ppo", "pack")
-    assert (found.objective, found.ranked_by.name, found.ranked_by.title) == (0, weighting.field, weighting.title)
+    assert (found.objective, found.objective_metric.name, found.objective_metric.title) == (
+        0,
+        weighting.field,
+        weighting.title,
+    )
     alike = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective="p99_jct_s")
     weighted = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective=weighting_of("p99-jct"))
     assert [metric.name for metric in weighted.metrics] == [metric.name for metric in alike.metrics]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from longshore.eval.comparison import Comparison, compare
-from longshore.eval.figures import MAX_GPU_ROWS, Picture, forest, gantt, pictures, policy_colours
+from longshore.eval.figures import MAX_GPU_ROWS, Picture, forest_picture, gantt_picture, policy_colours, report_pictures
 from longshore.eval.report import summary, write_json, write_report
-from longshore.eval.table import rows
+from longshore.eval.table import table_rows
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE, comparison, finishes, outcome, policies, scenarios
 
 LEARNED = "<b>ppo</b> $x$"
@@ -41,12 +41,12 @@ class Page(HTMLParser):
 
 
 def drawn(count: int) -> list[Picture]:
-    return pictures(
+    return report_pictures(
         comparison(count),
         policies(count),
         scenarios(count),
         events={LEARNED: EVENTS, "pack": EVENTS},
-        which="scenario 17 of 200",
+        scenario_text="scenario 17 of 200",
         gpu_node=GPU_NODE,
     )
 
@@ -70,7 +70,7 @@ def test_the_page_needs_nothing_but_itself(source: str) -> None:
 @pytest.mark.full
 def test_the_page_shows_the_same_cells_as_the_terminal(source: str) -> None:
     text = Page(source).text
-    for row in rows(comparison(12)):
+    for row in table_rows(comparison(12)):
         assert row.policy in text
         assert all(cell.text in text for cell in (*row.cells, row.versus))
     assert all(metric.meaning in text for metric in comparison(12).metrics)
@@ -93,7 +93,7 @@ def test_the_same_comparison_gives_the_same_pictures() -> None:
 
 @pytest.mark.parametrize("nodes", [MAX_GPU_ROWS, MAX_GPU_ROWS * 8])
 def test_large_clusters_are_drawn_node_by_node(nodes: int) -> None:
-    picture = gantt({"pack": EVENTS}, np.arange(nodes, dtype=np.int32) // 8, which="scenario 3 of 7")
+    picture = gantt_picture({"pack": EVENTS}, np.arange(nodes, dtype=np.int32) // 8, scenario_text="scenario 3 of 7")
     assert picture.data.startswith(b"\x89PNG")
     assert ("Each row is a node" in picture.caption) == (nodes > MAX_GPU_ROWS)
     assert picture.caption.startswith("Scenario 3 of 7. ")
@@ -107,7 +107,7 @@ def test_learned_policies_and_the_best_heuristic_have_colours_of_their_own() -> 
 def test_one_policy_in_one_scenario_is_a_report_too(tmp_path: Path) -> None:
     runs = {"pack": outcome(finishes(1))}
     alone = compare(runs, scenarios(1), CLUSTER_GPUS, heuristics=runs)
-    shown = pictures(alone, runs, scenarios(1), events={"pack": EVENTS}, which="w", gpu_node=GPU_NODE)
+    shown = report_pictures(alone, runs, scenarios(1), events={"pack": EVENTS}, scenario_text="w", gpu_node=GPU_NODE)
     write_report(tmp_path / "report.html", alone, shown, title="pack", facts={})
     text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "Only pack was run, in 1 scenario." in text
@@ -145,7 +145,7 @@ def test_no_mark_is_cut_at_the_edge_of_a_panel_and_a_cut_interval_has_an_arrow()
     runs["ppo"] = outcome(base * 0.95)
     found = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=[*scales])
 
-    tree = ElementTree.fromstring(forest(found).data.decode())
+    tree = ElementTree.fromstring(forest_picture(found).data.decode())
 
     svg, link = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
     panels = {clip.get("id"): clip.find(f"{svg}rect") for clip in tree.iter(f"{svg}clipPath")}

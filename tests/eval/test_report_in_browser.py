@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.eval.figures import pictures
+from longshore.eval.figures import report_pictures
 from longshore.eval.report import write_report
 from tests.eval.runs import EVENTS, GPU_NODE, comparison, policies, scenarios
 from tests.support import processes
@@ -25,7 +25,9 @@ pytestmark = [
 def test_a_browser_renders_the_report_without_complaint(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    shown = pictures(comparison(6), policies(6), scenarios(6), events={"pack": EVENTS}, which="w", gpu_node=GPU_NODE)
+    shown = report_pictures(
+        comparison(6), policies(6), scenarios(6), events={"pack": EVENTS}, scenario_text="w", gpu_node=GPU_NODE
+    )
     write_report(tmp_path / "report.html", comparison(6), shown, title="In a browser", facts={"date": "2026-11-21"})
     shot = tmp_path / "shot.png"
     command = [BROWSER, *OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={shot}"]

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from longshore.eval.comparison import Comparison, compare
-from longshore.eval.table import caption, losses, rows, terminal_tables, titles
+from longshore.eval.table import loss_sentences, metric_titles, table_caption, table_rows, terminal_tables
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, scenarios
 
 LEARNED = "<b>ppo</b> $x$"
@@ -25,7 +25,7 @@ def test_the_tables_show_every_cell_at_any_width(count: int, width: int) -> None
     text = shown(comparison(count), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    for row in rows(comparison(count)):
+    for row in table_rows(comparison(count)):
         assert all(cell.text in text for cell in (*row.cells, row.versus))
 
 
@@ -48,7 +48,7 @@ def test_each_metric_has_its_difference_to_the_best_heuristic() -> None:
 
 
 def test_the_learned_policy_wins_and_random_loses() -> None:
-    table = {row.policy: row for row in rows(comparison(30))}
+    table = {row.policy: row for row in table_rows(comparison(30))}
     assert table[LEARNED].versus.verdict == "better"
     assert table["random"].versus.verdict == "worse"
     assert table["random"].versus.text == "+30.0 %"
@@ -61,28 +61,28 @@ def test_the_learned_policy_wins_and_random_loses() -> None:
 def test_times_are_shown_in_a_unit_that_suits_them(scale: float, unit: str) -> None:
     runs = {"pack": outcome(np.full((2, 4), 36000.0 * scale))}
     found = compare(runs, scenarios(2), CLUSTER_GPUS, heuristics=runs)
-    assert titles(found)[0] == ("makespan", unit)
-    assert rows(found)[0].cells[0].text == "10.0 ±0.0"
+    assert metric_titles(found)[0] == ("makespan", unit)
+    assert table_rows(found)[0].cells[0].text == "10.0 ±0.0"
 
 
 def test_the_caption_names_the_kind_of_intervals() -> None:
-    assert "no intervals" in caption(comparison(1))
-    assert "means with 95 % t-intervals." in caption(comparison(9))
-    assert "means with 95 % bootstrap intervals." in caption(comparison(10))
+    assert "no intervals" in table_caption(comparison(1))
+    assert "means with 95 % t-intervals." in table_caption(comparison(9))
+    assert "means with 95 % bootstrap intervals." in table_caption(comparison(10))
 
 
 def test_a_policy_that_is_better_everywhere_has_no_losses() -> None:
     finish_s = finishes(6)
     runs = {"pack": outcome(finish_s, stops=1, lost_s=9.0), "ppo": outcome(finish_s * np.linspace(0.99, 0.5, 4))}
     found = compare(runs, scenarios(6), CLUSTER_GPUS, heuristics=["pack"])
-    kept = [sentence for sentence in losses(found, "ppo") if "useful" not in sentence]
+    kept = [sentence for sentence in loss_sentences(found, "ppo") if "useful" not in sentence]
     assert kept == []
 
 
 def test_losses_name_the_scenarios_metrics_and_job_sizes() -> None:
     factor = np.array([[1.0], [1.2], [0.9], [0.9], [1.1], [0.8]])
     runs = {"pack": outcome(np.full((6, 4), 7200.0)), "ppo": outcome(7200.0 * factor * [1.0, 1.0, 1.0, 1.05])}
-    found = losses(compare(runs, scenarios(6), CLUSTER_GPUS, heuristics=["pack"]), "ppo")
+    found = loss_sentences(compare(runs, scenarios(6), CLUSTER_GPUS, heuristics=["pack"]), "ppo")
     assert found[0] == "Heuristics with a better mean makespan: pack."
     assert found[1].startswith("Worse makespan than pack in 3 of 6 scenarios (50 %); worst: scenario 1 (+26.0 %), ")
     assert any(sentence.startswith("Worse in makespan: +3.") and "not clear" in sentence for sentence in found)
@@ -92,6 +92,6 @@ def test_losses_name_the_scenarios_metrics_and_job_sizes() -> None:
 
 def test_losses_name_the_heuristics_that_are_better() -> None:
     runs = {name: outcome(finishes(4) * factor) for name, factor in (("pack", 1.0), ("eft", 0.9), ("ppo", 1.1))}
-    found = losses(compare(runs, scenarios(4), CLUSTER_GPUS, heuristics=["pack", "eft"]), "ppo")
+    found = loss_sentences(compare(runs, scenarios(4), CLUSTER_GPUS, heuristics=["pack", "eft"]), "ppo")
     assert found[0] == "Heuristics with a better mean makespan: eft, pack."
     assert "Worse in makespan: +22.2 % [+22.2, +22.2], a clear loss." in found

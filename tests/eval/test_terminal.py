@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from longshore.cluster.model.workload import describe, workload_of
-from longshore.eval.table import print_trace
+from longshore.eval.table import print_trace_statistics
 
 
 def shown(submit_s: list[float]) -> dict[str, str]:
@@ -15,7 +15,7 @@ def shown(submit_s: list[float]) -> dict[str, str]:
     ids = tuple(map(str, range(jobs)))
     workload = workload_of(ids, np.ones(jobs, dtype=np.int32), np.full(jobs, 60.0), np.array(submit_s))
     console = Console(file=io.StringIO(), width=200)
-    print_trace(console, "longshore", describe(workload), 8)
+    print_trace_statistics(console, "longshore", describe(workload), 8)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return {title: text.strip() for title, _, text in (line.partition("  ") for line in lines)}
 

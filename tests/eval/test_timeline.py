@@ -1,12 +1,12 @@
 import numpy as np
 
 from longshore.cluster.model.outcome import Event
-from longshore.eval.figures import DOWN, share_by_node, spells, use_over_time
+from longshore.eval.figures import DOWN, gpu_use_over_time, shares_by_node, spells_of
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE
 
 
 def listed(events: list[Event]) -> list[tuple[int, int, float, float]]:
-    found = spells(events, CLUSTER_GPUS)
+    found = spells_of(events, CLUSTER_GPUS)
     return sorted(zip(*(column.tolist() for column in found), strict=True))
 
 
@@ -42,7 +42,7 @@ def test_no_event_is_no_spell() -> None:
 
 
 def test_busy_and_down_gpu_time_is_that_of_the_spells() -> None:
-    time_s, busy, down = use_over_time(spells(EVENTS, CLUSTER_GPUS))
+    time_s, busy, down = gpu_use_over_time(spells_of(EVENTS, CLUSTER_GPUS))
     width_s = np.diff(time_s)
     assert (busy[:-1] * width_s).sum() == 2 * 10 + 2 * 40 + 30
     assert (down[:-1] * width_s).sum() == 15
@@ -50,8 +50,8 @@ def test_busy_and_down_gpu_time_is_that_of_the_spells() -> None:
 
 
 def test_shares_by_node_add_up_to_the_same_gpu_time() -> None:
-    found = spells(EVENTS, CLUSTER_GPUS)
-    busy, down = share_by_node(found, GPU_NODE, np.linspace(0.0, 50.0, 51))
+    found = spells_of(EVENTS, CLUSTER_GPUS)
+    busy, down = shares_by_node(found, GPU_NODE, np.linspace(0.0, 50.0, 51))
     assert busy.shape == (4, 50)
     assert 2 * busy.sum() == 130
     assert 2 * down.sum() == 15

@@ -137,13 +137,13 @@ def inspect(
     from ..cluster.presets.problems import Stream, stream
     from ..cluster.traces.read import detect_format, format_words, read_trace
     from ..cluster.workloads.estimates import estimate_errors
-    from ..eval.table import print_errors, print_trace
+    from ..eval.table import print_estimate_errors, print_trace_statistics
 
     name = trace_format or detect_format(file)
     workload = read_trace(file, trace_format=name)
-    print_trace(console(), format_words(name), describe(workload), gpus)
+    print_trace_statistics(console(), format_words(name), describe(workload), gpus)
     if estimates:
-        print_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
+        print_estimate_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
 
 
 def convert(
