@@ -84,14 +84,14 @@ def run(twin: Twin, placements: int) -> Figures:
     began = time.perf_counter()
     twin.tick()
     twin.parts.placer.wait_until_ready(PATIENCE_S)
-    twin.live_on()
+    twin.process_next_moment()
     twin.tick()
     progress(f"full after {time.perf_counter() - began:.1f} s")
     state, cycles_s, first = twin.backend.sim.state, [], twin.backend.launches
     while twin.backend.launches < first + placements and not twin.is_over:
         ended = int(state.finished[0])
         while state.finished[0] < ended + ENDS and not twin.is_over:
-            twin.backend.live_through(twin.backend.next_s())
+            twin.backend.process_moment(twin.backend.next_event_time_s())
         cycles_s.append(cycle_s(twin))
     placed = twin.backend.launches - first
     idle_s = statistics.median(cycle_s(twin) for _ in range(10))

@@ -37,7 +37,7 @@ def command_of(words: Sequence[str]) -> tuple[TyperCommand | TyperGroup, list[st
     command, rest = get_command(cli.app), list(words)
     while isinstance(command, TyperGroup) and rest:
         command = command.commands[rest.pop(0)]
-    if isinstance(command, cli.Unloaded):
+    if isinstance(command, cli.UnloadedCommand):
         command = command.load()
     assert isinstance(command, TyperCommand | TyperGroup)
     return command, rest

@@ -269,7 +269,7 @@ HELP_PANELS: Mapping[str, Mapping[str, CommandEntry | CommandGroup]] = {
 }  # fmt: skip
 
 
-class Unloaded(TyperCommand):
+class UnloadedCommand(TyperCommand):
     """A command as help lists it, whose module is not imported yet."""
 
     def __init__(self, name: str, command: CommandEntry, panel: str | None) -> None:
@@ -281,8 +281,8 @@ class Unloaded(TyperCommand):
         from .cluster.files.signals import unwound_by_signals
 
         code, _, example, unwinds, kind = self.command
-        function, app = _imported(code), typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        cls = _imported(kind) if kind else TyperCommand
+        function, app = _import_object(code), typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        cls = _import_object(kind) if kind else TyperCommand
         app.command(self.name, epilog=f"Example: {example}", cls=cls)(
             unwound_by_signals()(function) if unwinds else function
         )
@@ -291,7 +291,7 @@ class Unloaded(TyperCommand):
         return loaded
 
 
-def _imported(code: str) -> Any:
+def _import_object(code: str) -> Any:
     module, _, name = code.partition(":")
     return getattr(import_module(f".{module}", __package__), name)
 
@@ -302,24 +302,28 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name of a command, the command itself, and its arguments."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command.load() if isinstance(command, Unloaded) else command, rest
+        return name, command.load() if isinstance(command, UnloadedCommand) else command, rest
 
 
-class _Top(LazyGroup):
+class _TopGroup(LazyGroup):
     """All commands."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         for panel, commands in HELP_PANELS.items():
-            self.commands.update(_listed(commands, panel))
+            self.commands.update(_lazy_commands(commands, panel))
 
 
-def _listed(commands: Mapping[str, CommandEntry | CommandGroup], panel: str | None = None) -> dict[str, Any]:
+def _lazy_commands(commands: Mapping[str, CommandEntry | CommandGroup], panel: str | None = None) -> dict[str, Any]:
     return {
-        name: Unloaded(name, each, panel)
+        name: UnloadedCommand(name, each, panel)
         if isinstance(each, CommandEntry)
         else LazyGroup(
-            name=name, help=each.about, commands=_listed(each.commands), no_args_is_help=True, rich_help_panel=panel
+            name=name,
+            help=each.about,
+            commands=_lazy_commands(each.commands),
+            no_args_is_help=True,
+            rich_help_panel=panel,
         )
         for name, each in commands.items()
     }
@@ -342,7 +346,7 @@ def _plan_job(
 
 
 app = typer.Typer(
-    cls=_Top,
+    cls=_TopGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "obj": _plan_job},

@@ -31,12 +31,12 @@ ENVIRONMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # class, batched c
 def register_with_gymnasium() -> None:
     """Register all environments, at once or when Gymnasium is imported."""
     if hasattr(sys.modules.get(GYMNASIUM), "register"):
-        _register()
-    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())
+        _register_all()
+    elif not any(isinstance(finder, _RegisterAfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RegisterAfterImport())
 
 
-def _register() -> None:
+def _register_all() -> None:
     from gymnasium.envs.registration import register, registry
 
     for name, (single, batched, options) in ENVIRONMENTS.items():
@@ -44,7 +44,7 @@ def _register() -> None:
             register(id=name, entry_point=single, vector_entry_point=batched, kwargs=options)
 
 
-class _AfterImport(MetaPathFinder):
+class _RegisterAfterImport(MetaPathFinder):
     """Finds Gymnasium as it is found without it, and has the environments registered when its import ends.
 
     Code that only checks whether Gymnasium is installed changes nothing.
@@ -67,7 +67,7 @@ class _AfterImport(MetaPathFinder):
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
-                _register()
+                _register_all()
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
 

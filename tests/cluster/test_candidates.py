@@ -18,7 +18,7 @@ from longshore.cluster.queue.order import may_wait, turn_to
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import MAX_CANDIDATES
 from longshore.envs.batch import Batch
-from longshore.testing.policies import remember
+from longshore.testing.policies import protected_parts
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import compiled, picks, read_out, run_heuristic
 from tests.deep_cases import wide_case
@@ -206,9 +206,9 @@ def test_what_an_earlier_call_has_left_in_scratch_changes_no_list(case: Case, se
 @given(ANY_CASE, SEEDS)
 def test_listing_changes_nothing_and_picking_a_candidate_takes_its_set(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
-        sim, seen, before = batch.sim, Decision(batch, 0), remember(batch.sim)
+        sim, seen, before = batch.sim, Decision(batch, 0), protected_parts(batch.sim)
         count = list_candidates(sim, 0)
-        assert remember(sim) == before
+        assert protected_parts(sim) == before
         rested = int(sim.state.rested[0])
         for number, candidate in enumerate(listed(sim, 0)):
             assert is_wait(sim, 0, number) == (candidate.delay_s > 0.0)
@@ -224,4 +224,4 @@ def test_listing_changes_nothing_and_picking_a_candidate_takes_its_set(case: Cas
             sim.state.rested[0] = rested
             assert turn_to(sim, 0, seen.job)
         assert count == len(listed(sim, 0))
-        assert remember(sim) == before
+        assert protected_parts(sim) == before

@@ -12,7 +12,7 @@ import pytest
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.model.states import Run
-from longshore.testing.backends import THREE_GPUS, BackendTrial, end_of, running
+from longshore.testing.backends import THREE_GPUS, BackendTrial, command_attempt, wait_for_end
 from tests.support.processes import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +32,9 @@ def test_a_plan_is_carried_out_by_ranks_on_two_nodes(trial: BackendTrial) -> Non
         "LONGSHORE_PLAN": json.dumps(PLAN),
     }  # fmt: skip
     command = (sys.executable, "-m", "longshore.stage", "-", MODEL, "--steps", "3", *wanted)
-    attempt = running(command, environment=variables)
+    attempt = command_attempt(command, environment=variables)
     trial.backend.launch(attempt, THREE_GPUS)
-    status = end_of(trial.backend, attempt)
+    status = wait_for_end(trial.backend, attempt)
     assert status.run is Run.EXITED
     reported = json.loads((trial.folder / "took.json").read_text())
     assert len(reported["losses"]) == 3

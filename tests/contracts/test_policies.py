@@ -14,7 +14,7 @@ from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
 from longshore.testing import check_policy
-from longshore.testing.policies import check_decisions, check_knowledge, check_patience, check_words
+from longshore.testing.policies import check_decisions, check_description, check_knowledge, check_patience
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases, needy_cases, planned_cases
 from tests.support.budgets import examples
@@ -33,7 +33,7 @@ def test_every_heuristic_is_registered() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_describes_itself(name: str) -> None:
-    check_words(POLICIES[name])
+    check_description(POLICIES[name])
     assert POLICIES[name].name == name
 
 

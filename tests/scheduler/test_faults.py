@@ -207,7 +207,7 @@ def test_whatever_happens_every_job_ends_once_and_nothing_is_left(
         elif action == "forget":
             case.twin.scheduler.cache = None
         else:
-            case.twin.live_on()
+            case.twin.process_next_moment()
         case.twin.tick()
         assert_sound(case)
     case.backend.silent = False

@@ -56,7 +56,7 @@ class Launched:
 
     def pass_on(self) -> None:
         """Let the next moment come."""
-        self.backend.live_through(self.backend.next_s())
+        self.backend.process_moment(self.backend.next_event_time_s())
 
     def until_a_seat_is_empty(self) -> None:
         """Let time pass until the fault of a member is found."""

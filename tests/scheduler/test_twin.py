@@ -94,7 +94,7 @@ def test_a_scheduler_that_takes_over_knows_from_the_store_what_the_one_before_ha
     twin.tick()
     turns = 0
     while not twin.is_over:
-        twin.live_on()
+        twin.process_next_moment()
         twin.tick()
         turns += 1
         if turns % 50 == 0:
@@ -123,7 +123,7 @@ def test_a_scheduler_that_reads_its_store_anew_at_every_moment_starts_every_job_
     twin = twin_of(case, store, Placer(HEURISTICS["pack"]))
     twin.tick()
     while not twin.is_over:
-        twin.live_on()
+        twin.process_next_moment()
         twin.tick()
         twin.scheduler.cache = None
 
@@ -157,7 +157,7 @@ class Fickle:
 def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees_its_gpus(store: Store) -> None:
     case = busy_case(ring=False)
     twin = twin_of(case, store, Placer(Fickle(store, 0)))
-    twin.live_on()
+    twin.process_next_moment()
     for _ in range(3):
         twin.tick()
 
@@ -182,7 +182,7 @@ def test_a_store_that_goes_away_for_a_while_is_taken_up_again(server: Server, po
     twin.tick()
     turns = 0
     while not twin.is_over:
-        twin.live_on()
+        twin.process_next_moment()
         if turns % 7 == 3:
             server.stop("immediate")
             with pytest.raises(StoreUnreachableError):

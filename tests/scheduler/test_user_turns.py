@@ -50,7 +50,7 @@ def test_users_take_turns_as_in_the_simulator_whatever_restarts_lie_between(orde
     twin.tick()
     looks = 0
     while not twin.is_over:
-        twin.live_on()
+        twin.process_next_moment()
         twin.tick()
         looks += 1
         if looks % 9 == 0:

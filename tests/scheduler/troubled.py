@@ -75,7 +75,7 @@ class Case:
 
     def live_on(self, moments: int = 1) -> None:
         for _ in range(moments):
-            self.twin.live_on()
+            self.twin.process_next_moment()
             self.twin.tick()
 
     def crash(self) -> None:

@@ -48,7 +48,7 @@ def learning(folder: Path) -> Path:
     for turn in count():
         if twin.is_over:
             break
-        twin.live_on()
+        twin.process_next_moment()
         twin.tick()
         if turn % 40 == 20:
             twin.scheduler.cache = None

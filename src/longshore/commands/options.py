@@ -33,7 +33,7 @@ def order_name(text: str) -> str:
     return text
 
 
-def number(value: float | None) -> float | None:
+def refuse_nan(value: float | None) -> float | None:
     """Refuse nan, which passes every bound.
 
     Raises:
@@ -87,7 +87,9 @@ PlansOption = Annotated[
         "GPUs that ends as soon and costs no more GPU-time (best), also if it puts state into host memory (offload)."
     ),
 ]
-SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=number, help="Spread of log-normal estimates.")]
+SigmaOption = Annotated[
+    float, typer.Option(min=0.0, max=5.0, callback=refuse_nan, help="Spread of log-normal estimates.")
+]
 OracleOption = Annotated[
     bool,
     typer.Option("--oracle", help="Policies know the true fault rates; else they estimate them from faults so far."),
@@ -104,7 +106,7 @@ MaxGpusOption = Annotated[
     int | None, typer.Option(min=1, max=2**31 - 1, help="Cut larger jobs to this number of GPUs.")
 ]
 LoadOption = Annotated[
-    float | None, typer.Option(min=0.01, max=100.0, callback=number, help="Scale arrivals to this offered load.")
+    float | None, typer.Option(min=0.01, max=100.0, callback=refuse_nan, help="Scale arrivals to this offered load.")
 ]
 ObjectiveOption = Annotated[
     str | None,

@@ -98,7 +98,7 @@ def job_plan_request(file: YamlFile, data: Mapping[str, Any]) -> JobPlanRequest:
         raise file.error(("deadline",), "a deadline needs a plan", f"{HOW} too")
     content = data["plan"]
     if content == AUTO:
-        content = _of_command(file, data.get("command"))
+        content = _training_of_command(file, data.get("command"))
     elif not isinstance(content, dict):
         fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan find --out` wrote"
         raise file.error(("plan",), f"{file.seen(('plan',), content)} is no plan", fix)
@@ -125,20 +125,20 @@ def _check_deadline(file: YamlFile, place: tuple[str, ...], request: JobPlanRequ
         raise file.error(place, f"{file.seen(place, request.deadline)} is too short or too long", "write 1ms to 366d")
 
 
-def _of_command(file: YamlFile, command: object) -> dict[str, Any]:
+def _training_of_command(file: YamlFile, command: object) -> dict[str, Any]:
     """Return the model and the length of training that a command of the module `longshore.stage` names."""
     words = [str(word) for word in command] if isinstance(command, list) else []
     behind = words[words.index(STAGE) + 1 :] if STAGE in words else []
     if len(behind) < 2 or behind[0] != "-" or behind[1].startswith("-"):
         problem = f"auto takes the model from a command `python -m {STAGE} - train.py:build --steps 1000`"
         raise file.error(("plan",), problem, f"{HOW}, or such a command")
-    steps = _steps(behind)
+    steps = _steps_option(behind)
     if not 1 <= steps * BATCH <= MAX_SAMPLES:
         raise file.error(("command",), "its --steps cannot be used", "write a whole number of at least 1")
     return {"model": behind[1], "samples": float(steps * BATCH)}
 
 
-def _steps(words: Sequence[str]) -> int:
+def _steps_option(words: Sequence[str]) -> int:
     values = [after for word, after in pairwise(words) if word == "--steps"]
     values += [word.partition("=")[2] for word in words if word.startswith("--steps=")]
     if not values:
@@ -207,7 +207,7 @@ def _gpu_type(node_type: Mapping[str, Any]) -> GpuType:
     )  # fmt: skip
 
 
-def best(plan_requests: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResult]:
+def find_best_plan(plan_requests: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResult]:
     """Return the best of several answers: the one that meets the deadline with the fewest GPUs, or the fastest.
 
     Raises:
@@ -221,10 +221,10 @@ def best(plan_requests: Sequence[PlanRequest]) -> tuple[PlanRequest, SearchResul
             errors.append(error)
     if not found:
         raise errors[0]
-    return min(found, key=_rank)
+    return min(found, key=_plan_rank)
 
 
-def _rank(answer: tuple[PlanRequest, SearchResult]) -> tuple[bool, bool, float, float]:
+def _plan_rank(answer: tuple[PlanRequest, SearchResult]) -> tuple[bool, bool, float, float]:
     plan_request, choice = answer
     if choice.plan is None:
         return True, True, 0.0, 0.0
@@ -264,17 +264,17 @@ def plan_job(
     rest["command"] = ["python", "-m", STAGE, "-", request.model] if is_ours else rest["command"]
     job = validated(file, JobFile, rest)  # before the model is profiled, which takes seconds
     is_plain, here = STAGE in job.command, cluster()
-    plan_request, plan, words = _chosen(file, request, folder, here, job, is_plain=is_plain)
+    plan_request, plan, words = _choose_plan(file, request, folder, here, job, is_plain=is_plain)
     if is_ours:
         rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINT_FOLDER]
-    for line in (*words, *_lines(plan_request, plan, is_plain=is_plain)):
+    for line in (*words, *_plan_lines(plan_request, plan, is_plain=is_plain)):
         report(line)
-    planned = file_of(plan_request, plan).model_copy(update={"iteration": _placed(plan_request, plan, here)})
-    known, demands = _figures(plan_request, plan, planned, here), _demands(plan_request, plan, rest)
+    planned = file_of(plan_request, plan).model_copy(update={"iteration": _placed_iteration(plan_request, plan, here)})
+    known, demands = _job_figures(plan_request, plan, planned, here), _job_demands(plan_request, plan, rest)
     return {**known, **rest, **demands, "plan": planned.model_dump(mode="json", exclude_defaults=True)}
 
 
-def _chosen(
+def _choose_plan(
     file: YamlFile, request: JobPlanRequest, folder: Path, here: Cluster, job: JobFile, *, is_plain: bool
 ) -> tuple[PlanRequest, FoundPlan, list[str]]:
     """Return the plan, its request, and the verdict in words.
@@ -290,7 +290,7 @@ def _chosen(
         of_types = plan_requests(
             request, folder, here, types, is_plain=is_plain, is_replicated=switches, spares=job.spares
         )
-        plan_request, choice = best(of_types)
+        plan_request, choice = find_best_plan(of_types)
     except InputError as error:
         if not error.field.startswith("--"):
             raise
@@ -305,7 +305,7 @@ def _chosen(
     return plan_request, choice.plan, words
 
 
-def _lines(plan_request: PlanRequest, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
+def _plan_lines(plan_request: PlanRequest, plan: FoundPlan, *, is_plain: bool) -> Iterator[str]:
     """Yield how the GPUs are used, in words."""
     layout = plan.layout
     yield (
@@ -316,7 +316,7 @@ def _lines(plan_request: PlanRequest, plan: FoundPlan, *, is_plain: bool) -> Ite
         yield f"Note: {STAGE} computes on CPUs, and the times are for GPUs."
 
 
-def _placed(plan_request: PlanRequest, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
+def _placed_iteration(plan_request: PlanRequest, plan: FoundPlan, here: Cluster) -> PlacedIteration | None:
     """Return the figures by which the scheduler scores placements; None for a plan on CPUs, whose links are unknown."""
     if isinstance(plan_request.hardware, HostProfile):
         return None
@@ -327,7 +327,7 @@ def _placed(plan_request: PlanRequest, plan: FoundPlan, here: Cluster) -> Placed
     return PlacedIteration(**{**figures, "compute_s": max(iteration.compute_s, FEWEST_S)})
 
 
-def _figures(plan_request: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
+def _job_figures(plan_request: PlanRequest, plan: FoundPlan, planned: PlanFile, here: Cluster) -> dict[str, Any]:
     """Return the name of the model and the figures that policies use, for fields that the job file omits.
 
     Times are for GPUs of speed 1.
@@ -347,7 +347,7 @@ def _figures(plan_request: PlanRequest, plan: FoundPlan, planned: PlanFile, here
     return found | ({"iteration_flops": min(flops, 1e30)} if flops > 0.0 else {})
 
 
-def _demands(plan_request: PlanRequest, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _job_demands(plan_request: PlanRequest, plan: FoundPlan, rest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the plan needs of nodes and of the environment."""
     found: dict[str, Any] = {"gpus": plan.gpus}
     gpu_type, tensor = plan_request.pool[0], plan.layout.tensor

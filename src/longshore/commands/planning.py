@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..scheduler.commands.options import DURATION, run_time
-from .options import MAX_GPUS, number
+from .options import MAX_GPUS, refuse_nan
 from .progress import console, progress
 
 NO_PLAN = 1  # exit status
@@ -19,10 +19,10 @@ ModelArgument = Annotated[
     str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch), or a table of layers FILE.csv.")
 ]
 TokensOption = Annotated[
-    float | None, typer.Option(min=1.0, max=1e18, callback=number, help="Tokens of the whole training, as in 1e9.")
+    float | None, typer.Option(min=1.0, max=1e18, callback=refuse_nan, help="Tokens of the whole training, as in 1e9.")
 ]
 SamplesOption = Annotated[
-    float | None, typer.Option(min=1.0, max=1e15, callback=number, help="Samples of it, in place of tokens.")
+    float | None, typer.Option(min=1.0, max=1e15, callback=refuse_nan, help="Samples of it, in place of tokens.")
 ]
 DeadlineOption = Annotated[
     float | None,
@@ -54,7 +54,7 @@ OffloadOption = Annotated[
     typer.Option(help="Offload state that nothing needs for longer than both copies take, or one."),
 ]
 MemoryLimitOption = Annotated[
-    float, typer.Option(min=0.5, max=1e5, callback=number, help="For the profile of the model, in GiB.")
+    float, typer.Option(min=0.5, max=1e5, callback=refuse_nan, help="For the profile of the model, in GiB.")
 ]
 
 
@@ -90,10 +90,10 @@ def find(
         from ..planner.report import print_result, print_table, result_json
         from ..planner.search import every_plan, find_plan
 
-        check_outputs({"--out": out}, {"MODEL": _file_of(model), "--cluster": cluster, "--hardware": hardware})
+        check_outputs({"--out": out}, {"MODEL": _model_file(model), "--cluster": cluster, "--hardware": hardware})
         request = read_request(
             model, cluster, hardware, ProfilingLimits(time_limit, memory_limit * 2**30), batch=batch, samples=samples,
-            tokens=tokens, deadline_s=deadline, gpus=gpus, degrees=_degrees(degrees), is_plain=plain,
+            tokens=tokens, deadline_s=deadline, gpus=gpus, degrees=_parse_degrees(degrees), is_plain=plain,
         )  # fmt: skip
         show("searching for a plan")
         result, rows = find_plan(request), list(every_plan(request)) if table else None
@@ -106,21 +106,21 @@ def find(
         if rows is not None:
             print_table(console(), request, rows, result.plan)
         if out is not None and result.plan is not None:
-            typer.echo(f"\n{out}: {_use(out, model, why_not_runnable(file_of(request, result.plan)))}")
+            typer.echo(f"\n{out}: {_use_text(out, model, why_not_runnable(file_of(request, result.plan)))}")
     raise typer.Exit(0 if result.plan is not None and result.meets else NO_PLAN)
 
 
-def _use(out: Path, model: str, lack: str | None) -> str:
+def _use_text(out: Path, model: str, lack: str | None) -> str:
     """Return what a written plan is for; `lack` is what `longshore plan run` cannot do of it."""
     return f"for `longshore plan run {out} {model}`" if lack is None else f"not to be run: {lack}; try --plain"
 
 
-def _file_of(model: str) -> Path:
+def _model_file(model: str) -> Path:
     """Return the file that MODEL names, FILE.py:FUNCTION or a table."""
     return Path(model.rpartition(":")[0] or model)
 
 
-def _degrees(text: str | None) -> tuple[int, int, int] | None:
+def _parse_degrees(text: str | None) -> tuple[int, int, int] | None:
     if text is None:
         return None
     parts = text.split("x")
@@ -137,16 +137,16 @@ def calibrate(
     out: Annotated[Path | None, typer.Option(help="Write the hardware profile here (YAML).")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default: that of the file.")] = None,
     peak_flops: Annotated[
-        float, typer.Option(min=1e6, max=1e24, callback=number, help="Of one GPU, dense, in FLOP/s.")
+        float, typer.Option(min=1e6, max=1e24, callback=refuse_nan, help="Of one GPU, dense, in FLOP/s.")
     ] = 312e12,
     memory_bandwidth: Annotated[
-        float, typer.Option(min=1.0, max=1e18, callback=number, help="Of a GPU's memory, in bytes/s.")
+        float, typer.Option(min=1.0, max=1e18, callback=refuse_nan, help="Of a GPU's memory, in bytes/s.")
     ] = 1.5e12,
     intra_bandwidth: Annotated[
-        float, typer.Option(min=1.0, max=1e18, callback=number, help="Between two GPUs of a node, in bytes/s.")
+        float, typer.Option(min=1.0, max=1e18, callback=refuse_nan, help="Between two GPUs of a node, in bytes/s.")
     ] = 300e9,
     nic_bandwidth: Annotated[
-        float, typer.Option(min=1.0, max=1e18, callback=number, help="Of a node's network, in bytes/s.")
+        float, typer.Option(min=1.0, max=1e18, callback=refuse_nan, help="Of a node's network, in bytes/s.")
     ] = 25e9,
     gpus_per_node: Annotated[int, typer.Option(min=1, max=10**6, help="GPUs of each node.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
@@ -237,7 +237,7 @@ def run(
     from ..planner.execution.launching import launch
     from ..planner.execution.plan_file import read_plan
 
-    check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _file_of(model)})
+    check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _model_file(model)})
     plan = read_plan(plan_file)
     ranks, pipelines = plan.ranks, plan.pipeline > 1
     if ranks > MAX_LOCAL_RANKS:

@@ -51,7 +51,7 @@ class StatusLines:
         self._write(text)
         self._changed.set()
 
-    def note(self, text: str) -> None:
+    def replace_last(self, text: str) -> None:
         """Repeat this text in place of the last line."""
         self._last = text
 
@@ -87,7 +87,7 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
     if not to.is_terminal:
         with StatusLines(lambda text: to.print(f"{in_one_line(text)} ...")) as lines:
             lines.show(first)
-            with reporting_compilation(lines.show, lines.note):
+            with reporting_compilation(lines.show, lines.replace_last):
                 yield lines.show
         return
     with to.status(Text(f"{in_one_line(first)} ...")) as status:
@@ -167,7 +167,7 @@ def _compiling_progress() -> Iterator[Callable[["CompileProgress"], None]]:
     if not to.is_terminal:
         with StatusLines(lambda line: to.print(f"{line} ...")) as lines:
             lines.show(COMPILING)
-            yield lambda compiled: lines.note(
+            yield lambda compiled: lines.replace_last(
                 f"{COMPILING}: {compiled.done} of {compiled.all} kernels {compiled.now}".rstrip()
             )
         return
@@ -187,7 +187,7 @@ def training_progress(steps: int) -> Iterator[Callable[["TrainingProgress"], Non
     to, first = console(stderr=True), "getting ready, which runs the heuristics ..."
     if not to.is_terminal:
         to.print(first)
-        with reporting_compilation(to.print, _at_intervals(to.print)):
+        with reporting_compilation(to.print, _rate_limited(to.print)):
             yield lambda trained: to.print(f"{100 * min(1.0, trained.steps / steps):3.0f} %  {_trained_text(trained)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
@@ -201,7 +201,7 @@ def training_progress(steps: int) -> Iterator[Callable[["TrainingProgress"], Non
             yield lambda trained: bar.update(task, completed=trained.steps, description=_trained_text(trained))
 
 
-def _at_intervals(write: Callable[[str], None]) -> Callable[[str], None]:
+def _rate_limited(write: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that writes a line unless it just wrote one."""
     last_s = time.monotonic()
 
@@ -223,7 +223,7 @@ def download_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
     if not to.is_terminal:
         with StatusLines(lambda line: to.print(f"{line} ...")) as lines:
             first = iter([lines.show])
-            yield lambda have, total: next(first, lines.note)(f"{text}, {_share(have, total)}")
+            yield lambda have, total: next(first, lines.replace_last)(f"{text}, {_received_text(have, total)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=to) as bar:
@@ -231,7 +231,7 @@ def download_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda have, total: bar.update(task, completed=have, total=total, visible=True)
 
 
-def _share(have: int, total: int | None) -> str:
+def _received_text(have: int, total: int | None) -> str:
     return f"{have:,} of {total:,} bytes" if total else f"{have:,} bytes"
 
 

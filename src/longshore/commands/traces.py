@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import MAX_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption, number
+from .options import MAX_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption, refuse_nan
 from .progress import console, download_progress, progress
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def download_trace(
         typer.Option(envvar="LONGSHORE_MIRROR", help="Base URL instead of https://raw.githubusercontent.com."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=3600.0, callback=number, help="Seconds without data after which it gives up.")
+        float,
+        typer.Option(min=0.1, max=3600.0, callback=refuse_nan, help="Seconds without data after which it gives up."),
     ] = 30.0,
     catalogue: CatalogueOption = None,
 ) -> None:
@@ -61,10 +62,10 @@ def download_trace(
     with download_progress(trace.name) as show:
         new = download(trace, target, mirror=mirror or MIRROR, timeout_s=timeout, report=show)
     typer.echo(f"{target}: {'downloaded' if new else 'already there'}, SHA-256 checked")
-    _list_files(trace, target)
+    _print_files(trace, target)
 
 
-def _list_files(trace: "PublicTrace", target: Path) -> None:
+def _print_files(trace: "PublicTrace", target: Path) -> None:
     if trace.members is not None:
         files = sorted(path.name for path in target.glob(trace.members))
         typer.echo(f"files: {', '.join(files)}")

@@ -189,7 +189,7 @@ def train(
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
         from ..training.run import learn, open_run, rehearsals_for
 
-    beginning = _beginning(init, online, history, objective)
+    beginning = _initial_checkpoint(init, online, history, objective)
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
@@ -210,7 +210,9 @@ def train(
     _print_result(result, logdir, config)
 
 
-def _beginning(init: Path | None, online: Path | None, history: Path | None, objective: str | None) -> Path | None:
+def _initial_checkpoint(
+    init: Path | None, online: Path | None, history: Path | None, objective: str | None
+) -> Path | None:
     """Return the checkpoint to begin with, which is the one that is served where there is one.
 
     Raises:
@@ -235,11 +237,11 @@ def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoRet
         compile_first(rehearsals_for(config.algorithm))
         return training_progress(config.steps)
 
-    learned = learn_online(config, served, logdir, showing, _print_trained)
+    learned = learn_online(config, served, logdir, showing, _print_training_line)
     raise typer.Exit(BY_SIGNAL + learned.interrupted_by)
 
 
-def _print_trained(line: str) -> None:
+def _print_training_line(line: str) -> None:
     typer.echo(in_one_line(line))
 
 
@@ -306,15 +308,15 @@ def tune(
     )  # fmt: skip
     config = config if objective is None else with_objective(config, objective)
     # Those that ran elsewhere, too, find the files by these paths.
-    config = config.model_copy(update=_absolute(config.traces, config.cluster, config.faults))
+    config = config.model_copy(update=_absolute_paths(config.traces, config.cluster, config.faults))
 
     def runner() -> "TrialRunner":
         if ray is None:  # else it is compiled where the trials run
             compile_first(rehearsals_for(config.algorithm))
-        return _runner(ray, jobs)
+        return _trial_runner(ray, jobs)
 
-    tuned = search(config, logdir.absolute(), runner, _print_tuned, trials=trials, jobs=jobs)
-    for line in _table(tuned):
+    tuned = search(config, logdir.absolute(), runner, _print_tuning_line, trials=trials, jobs=jobs)
+    for line in _trial_lines(tuned):
         typer.echo(line)
     chosen = {"--preset": preset, "--algo": algo, "--steps": steps, "--cluster": cluster, "--faults": faults}
     chosen |= {"--objective": objective}
@@ -329,7 +331,7 @@ def tune(
         raise typer.Exit(BY_SIGNAL + tuned.interrupted_by)
 
 
-def _absolute(traces: tuple[str, ...], cluster: str | None, faults: str | None) -> dict[str, object]:
+def _absolute_paths(traces: tuple[str, ...], cluster: str | None, faults: str | None) -> dict[str, object]:
     found: dict[str, object] = {"traces": tuple(str(Path(path).absolute()) for path in traces)}
     return found | {
         name: None if path is None else str(Path(path).absolute())
@@ -337,17 +339,17 @@ def _absolute(traces: tuple[str, ...], cluster: str | None, faults: str | None) 
     }
 
 
-def _runner(ray: str | None, jobs: int) -> "TrialRunner":
+def _trial_runner(ray: str | None, jobs: int) -> "TrialRunner":
     from ..training.tuning import Processes, RayTasks
 
     return Processes(jobs) if ray is None else RayTasks(ray)
 
 
-def _print_tuned(line: str) -> None:
+def _print_tuning_line(line: str) -> None:
     typer.echo(in_one_line(line), err=True)
 
 
-def _table(tuned: "Tuned") -> list[str]:
+def _trial_lines(tuned: "Tuned") -> list[str]:
     """Return a line for each trial, and what is the best."""
     from ..training.tuning import text_of
 

@@ -38,14 +38,14 @@ def until(check: Callable[[], ValueT], within_s: float = 60.0) -> ValueT:
     return value
 
 
-def sh(
+def shell_attempt(
     script: str, *, grace_s: float = 30.0, limit_s: float = float("inf"), environment: Mapping[str, str] | None = None
 ) -> Attempt:
     """Return an attempt that runs a shell script; its name is unique."""
-    return running(("sh", "-c", script), grace_s=grace_s, limit_s=limit_s, environment=environment)
+    return command_attempt(("sh", "-c", script), grace_s=grace_s, limit_s=limit_s, environment=environment)
 
 
-def running(
+def command_attempt(
     command: tuple[str, ...],
     *,
     grace_s: float = 30.0,
@@ -58,18 +58,18 @@ def running(
     return Attempt(f"ls-{job}-1", job, 1, command, "", environment or {}, grace_s, limit_s)
 
 
-def end_of(backend: Backend, attempt: Attempt) -> Status:
+def wait_for_end(backend: Backend, attempt: Attempt) -> Status:
     """Return the status of an attempt that has ended and left no process."""
     until(lambda: backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.is_proven_gone(attempt.name))
     return backend.status(attempt.name)
 
 
-def runs(backend: Backend, attempt: Attempt) -> None:
+def wait_until_running(backend: Backend, attempt: Attempt) -> None:
     """Wait until an attempt runs."""
     until(lambda: backend.status(attempt.name).run is Run.RUNNING)
 
 
-def end_made(backend: Backend) -> None:
+def end_all_attempts(backend: Backend) -> None:
     """End all attempts that were made, and wait until their processes have exited."""
     for name in _attempts_made:
         backend.cancel(name, "the check is over")
@@ -131,16 +131,16 @@ def check_backend(make: Callable[[], Backend], *, checks_programs: bool = True) 
             except AssertionError as error:
                 raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
             finally:
-                end_made(trial.backend)
+                end_all_attempts(trial.backend)
 
 
-def _check(function: Callable[[BackendTrial], None]) -> Callable[[BackendTrial], None]:
+def _register_check(function: Callable[[BackendTrial], None]) -> Callable[[BackendTrial], None]:
     BACKEND_CHECKS[function.__name__.removeprefix("_")] = function
     return function
 
 
 @contextmanager
-def _refused(error: type[Exception]) -> Iterator[None]:
+def _expect_error(error: type[Exception]) -> Iterator[None]:
     """Demand that what is done inside raises an error."""
     try:
         yield
@@ -149,7 +149,7 @@ def _refused(error: type[Exception]) -> Iterator[None]:
     raise AssertionError(f"it raises no {error.__name__}")
 
 
-@_check
+@_register_check
 def _all_nodes_are_observed_in_their_order(trial: BackendTrial) -> None:
     backend = trial.backend
     before_s = time.time()
@@ -160,22 +160,22 @@ def _all_nodes_are_observed_in_their_order(trial: BackendTrial) -> None:
     assert all(0.0 <= gpu.utilisation <= 1.0 for node in nodes for gpu in node.gpus)
 
 
-@_check
+@_register_check
 def _what_was_never_launched_is_absent_and_holds_nothing(trial: BackendTrial) -> None:
     backend = trial.backend
-    name = sh("true").name
+    name = shell_attempt("true").name
     assert backend.status(name).run is Run.ABSENT
     assert backend.is_proven_gone(name)
     backend.forget(name)
 
 
-@_check
+@_register_check
 def _an_attempt_runs_to_its_end_once(trial: BackendTrial) -> None:
     backend, tmp_path = trial.backend, trial.folder
-    attempt = sh(f"echo rank $RANK >> {tmp_path}/starts; sleep 0.1")
+    attempt = shell_attempt(f"echo rank $RANK >> {tmp_path}/starts; sleep 0.1")
     for _ in range(3):
         backend.launch(attempt, ONE_GPU)
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     backend.launch(attempt, ONE_GPU)
     assert (tmp_path / "starts").read_text() == "rank 0\n"
     assert (status.run, status.reason) == (Run.EXITED, "")
@@ -183,25 +183,25 @@ def _an_attempt_runs_to_its_end_once(trial: BackendTrial) -> None:
     assert 0.0 < status.started_s <= status.ends[0].ended_s <= time.time()
 
 
-@_check
+@_register_check
 def _the_exit_code_of_every_rank_is_known(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("exit 0")
-    failing = sh("exit 17")
-    killed = sh("kill -KILL $$")
+    attempt = shell_attempt("exit 0")
+    failing = shell_attempt("exit 17")
+    killed = shell_attempt("kill -KILL $$")
     for one in (attempt, failing, killed):
         backend.launch(one, ONE_GPU)
-        end_of(backend, one)
+        wait_for_end(backend, one)
     found = backend.statuses((attempt.name, failing.name, killed.name))
     assert [(found[one.name].ends[0].code, found[one.name].ends[0].signal) for one in (attempt, failing, killed)] == [
         (0, 0), (17, 0), (0, 9),
     ]  # fmt: skip
 
 
-@_check
+@_register_check
 def _a_launch_that_comes_after_a_cancel_starts_nothing_even_if_the_attempt_was_forgotten(trial: BackendTrial) -> None:
     backend, tmp_path = trial.backend, trial.folder
-    attempt = sh(f"touch {tmp_path}/started; exec sleep 1000")
+    attempt = shell_attempt(f"touch {tmp_path}/started; exec sleep 1000")
     backend.cancel(attempt.name, "not wanted")
     until(lambda: backend.is_proven_gone(attempt.name))
     backend.forget(attempt.name)
@@ -212,31 +212,31 @@ def _a_launch_that_comes_after_a_cancel_starts_nothing_even_if_the_attempt_was_f
     assert not (tmp_path / "started").exists()
 
 
-@_check
+@_register_check
 def _another_attempt_under_the_same_name_is_an_error(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    with _refused(BackendError):
+    with _expect_error(BackendError):
         backend.launch(replace(attempt, command=("true",)), ONE_GPU)
-    with _refused(BackendError):
+    with _expect_error(BackendError):
         backend.launch(attempt, THREE_GPUS)
 
 
-@_check
+@_register_check
 def _ranks_get_exactly_the_gpus_that_were_chosen(trial: BackendTrial) -> None:
     backend = trial.backend
     if not backend.capabilities.exact_gpus:
         return
-    attempt = sh("echo $LONGSHORE_NODE $LOCAL_RANK $LOCAL_WORLD_SIZE $CUDA_VISIBLE_DEVICES")
-    alone = replace(sh(attempt.command[-1]), visible_gpus="rank")
+    attempt = shell_attempt("echo $LONGSHORE_NODE $LOCAL_RANK $LOCAL_WORLD_SIZE $CUDA_VISIBLE_DEVICES")
+    alone = replace(shell_attempt(attempt.command[-1]), visible_gpus="rank")
     # What CUDA calls a GPU is its index or a name that ends with it.
     for each, expected in (
         (attempt, [("a", 0, 2, "1,3"), ("a", 1, 2, "1,3"), ("b", 0, 1, "0")]),
         (alone, [("a", 0, 1, "1"), ("a", 0, 1, "3"), ("b", 0, 1, "0")]),
     ):
         backend.launch(each, THREE_GPUS)
-        end_of(backend, each)
+        wait_for_end(backend, each)
         printed = [backend.logs(each.name, rank, 0, 1000)[0].decode().split() for rank in range(3)]
         found = [
             (node, int(local), int(ranks), re.sub(r"[^,]*-", "", visible)) for node, local, ranks, visible in printed
@@ -244,84 +244,84 @@ def _ranks_get_exactly_the_gpus_that_were_chosen(trial: BackendTrial) -> None:
         assert found == expected
 
 
-@_check
+@_register_check
 def _gpus_that_cannot_be_given_are_refused(trial: BackendTrial) -> None:
     backend = trial.backend
     for placement in IMPOSSIBLE:
-        attempt = sh("true")
-        with _refused(CannotHonourError):
+        attempt = shell_attempt("true")
+        with _expect_error(CannotHonourError):
             backend.launch(attempt, placement)
         assert backend.status(attempt.name).run is Run.ABSENT
 
 
-@_check
+@_register_check
 def _a_program_that_is_not_there_is_refused_or_ends_with_the_status_of_a_shell(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = running(("no-such-program",))
+    attempt = command_attempt(("no-such-program",))
     if not trial.checks_programs:
         backend.launch(attempt, ONE_GPU)
-        assert [(end.rank, end.code) for end in end_of(backend, attempt).ends] == [(0, 127)]
+        assert [(end.rank, end.code) for end in wait_for_end(backend, attempt).ends] == [(0, 127)]
         return
-    with _refused(RefusedError):
+    with _expect_error(RefusedError):
         backend.launch(attempt, ONE_GPU)
     assert backend.status(attempt.name).run is Run.ABSENT
     assert backend.is_proven_gone(attempt.name)
 
 
-@_check
+@_register_check
 def _a_cancelled_attempt_ends_and_may_be_cancelled_again(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, THREE_GPUS)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     assert not backend.is_proven_gone(attempt.name)
     backend.cancel(attempt.name, "no longer wanted")
     backend.cancel(attempt.name, "again")
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     backend.cancel(attempt.name, "once more")
     assert backend.status(attempt.name) == status
     assert (status.run, status.reason) == (Run.EXITED, "cancelled")
     assert sorted((end.rank, end.signal) for end in status.ends) == [(0, 15), (1, 15), (2, 15)]
 
 
-@_check
+@_register_check
 def _an_attempt_that_is_cancelled_before_its_start_never_runs(trial: BackendTrial) -> None:
     backend, tmp_path = trial.backend, trial.folder
-    attempt = sh(f"touch {tmp_path}/started")
+    attempt = shell_attempt(f"touch {tmp_path}/started")
     backend.cancel(attempt.name, "no longer wanted")
     backend.launch(attempt, ONE_GPU)
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert (status.run, status.reason, status.ends) == (Run.EXITED, "cancelled", ())
     assert not (tmp_path / "started").exists()
 
 
-@_check
+@_register_check
 def _an_attempt_that_is_cancelled_while_it_starts_ends(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
     backend.cancel(attempt.name, "no longer wanted")
-    assert end_of(backend, attempt).reason == "cancelled"
+    assert wait_for_end(backend, attempt).reason == "cancelled"
 
 
-@_check
+@_register_check
 def _a_fresh_object_knows_what_an_earlier_one_launched(trial: BackendTrial) -> None:
     backend, tmp_path = trial.backend, trial.folder
-    attempt = sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9")
+    attempt = shell_attempt(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9")
     backend.launch(attempt, ONE_GPU)
     fresh = trial.make()
-    runs(fresh, attempt)
+    wait_until_running(fresh, attempt)
     fresh.launch(attempt, ONE_GPU)
     (tmp_path / "go").touch()
-    assert [end.code for end in end_of(fresh, attempt).ends] == [9]
+    assert [end.code for end in wait_for_end(fresh, attempt).ends] == [9]
 
 
-@_check
+@_register_check
 def _logs_are_read_piece_by_piece(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("echo out; echo err >&2; seq 1000")
+    attempt = shell_attempt("echo out; echo err >&2; seq 1000")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     whole, end = backend.logs(attempt.name, 0, 0, 1 << 20)
     pieces, offset = b"", 0
     while offset < end:
@@ -332,46 +332,46 @@ def _logs_are_read_piece_by_piece(trial: BackendTrial) -> None:
     assert backend.logs(attempt.name, 0, end + 5, 100) == (b"", end + 5)
 
 
-@_check
+@_register_check
 def _logs_are_read_while_it_runs(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("echo early; exec sleep 1000")
+    attempt = shell_attempt("echo early; exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
     assert until(lambda: backend.logs(attempt.name, 0, 0, 100)[0]) == b"early\n"
 
 
-@_check
+@_register_check
 def _what_a_python_program_printed_before_it_was_killed_is_in_its_log(trial: BackendTrial) -> None:
     backend, tmp_path = trial.backend, trial.folder
     script = tmp_path / "train.py"
     script.write_text("import os, signal\nprint('step 1')\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    ordinary = running((sys.executable, str(script)))
-    buffered = running((sys.executable, str(script)), environment={"PYTHONUNBUFFERED": ""})
+    ordinary = command_attempt((sys.executable, str(script)))
+    buffered = command_attempt((sys.executable, str(script)), environment={"PYTHONUNBUFFERED": ""})
     for attempt in (ordinary, buffered):
         backend.launch(attempt, ONE_GPU)
-        end_of(backend, attempt)
+        wait_for_end(backend, attempt)
     assert [backend.logs(attempt.name, 0, 0, 100)[0] for attempt in (ordinary, buffered)] == [b"step 1\n", b""]
 
 
-@_check
+@_register_check
 def _only_ranks_have_logs(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("true")
-    with _refused(BackendError):
+    attempt = shell_attempt("true")
+    with _expect_error(BackendError):
         backend.logs(attempt.name, 0, 0, 100)
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     for rank in (-1, 1):
-        with _refused(BackendError):
+        with _expect_error(BackendError):
             backend.logs(attempt.name, rank, 0, 100)
 
 
-@_check
+@_register_check
 def _what_is_forgotten_keeps_its_logs_and_never_starts_again(trial: BackendTrial) -> None:
     backend, tmp_path = trial.backend, trial.folder
-    attempt = sh(f"echo started; echo started >> {tmp_path}/starts")
+    attempt = shell_attempt(f"echo started; echo started >> {tmp_path}/starts")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     for _ in range(2):
         backend.forget(attempt.name)
     backend.launch(attempt, ONE_GPU)
@@ -380,24 +380,24 @@ def _what_is_forgotten_keeps_its_logs_and_never_starts_again(trial: BackendTrial
     assert (tmp_path / "starts").read_text() == "started\n"
 
 
-@_check
+@_register_check
 def _a_running_attempt_cannot_be_forgotten(trial: BackendTrial) -> None:
     backend = trial.backend
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
-    with _refused(BackendError):
+    wait_until_running(backend, attempt)
+    with _expect_error(BackendError):
         backend.forget(attempt.name)
     assert backend.status(attempt.name).run is Run.RUNNING
 
 
-@_check
+@_register_check
 def _step_lines_of_each_rank_are_returned_once(trial: BackendTrial) -> None:
     backend = trial.backend
     if not backend.capabilities.reads_steps:
         return
     script = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
-    attempt = sh(script)
+    attempt = shell_attempt(script)
     backend.launch(attempt, THREE_GPUS)
     first: list[StepLines] = []
 
@@ -412,11 +412,11 @@ def _step_lines_of_each_rank_are_returned_once(trial: BackendTrial) -> None:
     assert [(steps.steps, steps.saved) for steps in again] == [(b"", b"")] * 3
     assert [steps.steps_end for steps in again] == [steps.steps_end for steps in first]
     backend.cancel(attempt.name, "cancelled")
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
 
 
-@_check
+@_register_check
 def _an_attempt_that_never_began_has_no_step_lines(trial: BackendTrial) -> None:
     backend = trial.backend
     if backend.capabilities.reads_steps:
-        assert backend.step_lines(sh("true").name, THREE_GPUS, [StepLines()] * 3) == []
+        assert backend.step_lines(shell_attempt("true").name, THREE_GPUS, [StepLines()] * 3) == []

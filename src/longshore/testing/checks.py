@@ -26,15 +26,15 @@ def check_preflight_check(check: Check) -> None:
         AssertionError: With what is broken.
     """
     assert isinstance(check, Check), f"it is {type(check).__name__}, not a Check"
-    _check_record(check)
+    _check_fields(check)
     with tempfile.TemporaryDirectory() as folder:
-        context = _context(check, Path(folder))
+        context = _one_node_context(check, Path(folder))
         if any(context.lacks(need) is not None for need in check.needs):
             return
         took_s = float("inf")
         for run in range(RUNS):  # the shortest counts: others want the processor, too
             begin_s = time.perf_counter()
-            found = list(check.run(replace(context, group=_alone(folder, str(run)))))
+            found = list(check.run(replace(context, group=_one_node_group(folder, str(run)))))
             took_s = min(took_s, time.perf_counter() - begin_s)
     assert took_s <= check.limit_s, f"it took {took_s:.3g} s, longer than its limit of {check.limit_s:g} s"
     for finding in found:
@@ -44,7 +44,7 @@ def check_preflight_check(check: Check) -> None:
     assert [each.outcome for each in received] == [each.outcome for each in found], "its findings change in transit"
 
 
-def _check_record(check: Check) -> None:
+def _check_fields(check: Check) -> None:
     assert check.name, "its name is empty"
     assert 0 <= check.level <= MAX_LEVEL, f"its level is {check.level}, not 0 to {MAX_LEVEL}"
     assert check.limit_s > 0.0, f"its limit is {check.limit_s} s"
@@ -61,13 +61,13 @@ def _check_finding(finding: CheckFinding) -> None:
         assert finding.reason, f"it is {finding.outcome} without a reason"
 
 
-def _context(check: Check, folder: Path) -> Context:
+def _one_node_context(check: Check, folder: Path) -> Context:
     context = open_context(NodeSetup("here", folder, slots=True))
     context.workload = CheckedJob()
     context.chosen = CheckScope((0, 1), ("here",), max(check.level, 1), check.limit_s)
-    context.group = _alone(str(folder), "first")
+    context.group = _one_node_group(str(folder), "first")
     return context
 
 
-def _alone(folder: str, name: str) -> CheckGroup:
+def _one_node_group(folder: str, name: str) -> CheckGroup:
     return CheckGroup(name, ("here",), (2,), folder)

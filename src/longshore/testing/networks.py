@@ -16,7 +16,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..envs.batch import ACTIONS, AgentView, Batch
-from .policies import check_decisions, check_knowledge, check_patience, check_words
+from .policies import check_decisions, check_description, check_knowledge, check_patience
 
 NODES, JOBS, ROWS = 5, 12, 6
 WIDTH = 7  # that no network has by itself
@@ -49,18 +49,18 @@ def check_network(name: str) -> None:
             torch.manual_seed(0)
             network = untrained_network(schema)
             _check_weights(network, layout_of(schema), is_list=action == "candidate")
-            _check_passes(network, _observations(schema), layout_of(schema))
+            _check_forward_passes(network, _first_observations(schema), layout_of(schema))
             _check_policy(schema, network)
 
 
-def _problem(*, waiting: bool) -> Problem:
+def _small_problem(*, waiting: bool) -> Problem:
     problem = hetero64(ROWS, 1, nodes=NODES, jobs=JOBS, load=2.0)
     return problem._replace(rules=problem.rules._replace(waiting=waiting))
 
 
-def _observations(schema: Schema) -> Tensor:
+def _first_observations(schema: Schema) -> Tensor:
     """Return what is seen at the first decision of each scenario, shape (rows, size)."""
-    batch = Batch(_problem(waiting=schema.waiting), AgentView(schema.action, schema.observation), ROWS)
+    batch = Batch(_small_problem(waiting=schema.waiting), AgentView(schema.action, schema.observation), ROWS)
     batch.reset()
     return torch.from_numpy(batch.observations)
 
@@ -70,25 +70,27 @@ def _check_weights(network: Network, layout: ObservationLayout, *, is_list: bool
     assert weights, "it has no weights"
     for name, tensor in weights.items():
         assert tensor.is_floating_point(), f"weight {name} is of {tensor.dtype}, and checkpoints hold floating numbers"
-    assert _shapes(kind, layout) == {name: tuple(weight.shape) for name, weight in weights.items()}, (
+    assert _weight_shapes(kind, layout) == {name: tuple(weight.shape) for name, weight in weights.items()}, (
         "its weights have other shapes when it is made again"
     )
     if kind.any_size and not is_list:  # lists of candidates are as long on any cluster
-        larger = _shapes(kind, layout._replace(items=layout.items + 3, actions=layout.actions + 3))
-        assert larger == _shapes(kind, layout), "`any_size` is True, and the shapes of weights depend on the cluster"
+        larger = _weight_shapes(kind, layout._replace(items=layout.items + 3, actions=layout.actions + 3))
+        assert larger == _weight_shapes(kind, layout), (
+            "`any_size` is True, and the shapes of weights depend on the cluster"
+        )
     if kind.sized_by:
         assert kind.sized_by in weights, f"it has no weight {kind.sized_by}, which is its `sized_by`"
-        shapes = _shapes(kind, layout, WIDTH)
+        shapes = _weight_shapes(kind, layout, WIDTH)
         assert shapes[kind.sized_by][-1] == WIDTH, f"the last extent of {kind.sized_by} is not its width"
         assert shapes.keys() == weights.keys(), "its weights have other names where its width is another"
 
 
-def _shapes(kind: type[Network], layout: ObservationLayout, *width: int) -> dict[str, tuple[int, ...]]:
+def _weight_shapes(kind: type[Network], layout: ObservationLayout, *width: int) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in kind(layout, *width).state_dict().items()}
 
 
-def _check_passes(network: Network, observations: Tensor, layout: ObservationLayout) -> None:
+def _check_forward_passes(network: Network, observations: Tensor, layout: ObservationLayout) -> None:
     network.eval()
     logits, values = network(observations)
     expected = (ROWS, layout.actions + int(layout.waiting))
@@ -97,23 +99,23 @@ def _check_passes(network: Network, observations: Tensor, layout: ObservationLay
     assert bool(logits.isfinite().all() and values.isfinite().all()), "a logit or a value is not finite"
     same = map(torch.equal, network(observations), (logits, values))
     assert all(same), "a second call gives another output"
-    assert _near(network.values(observations), values), "`values` differ from those of a whole pass"
+    assert _is_near(network.values(observations), values), "`values` differ from those of a whole pass"
     alone = [network(row[None]) for row in observations]
-    assert _near(torch.cat([one[0] for one in alone]), logits), "logits depend on the other observations of a batch"
-    assert _near(torch.cat([one[1] for one in alone]), values), "values depend on the other observations of a batch"
+    assert _is_near(torch.cat([one[0] for one in alone]), logits), "logits depend on the other observations of a batch"
+    assert _is_near(torch.cat([one[1] for one in alone]), values), "values depend on the other observations of a batch"
     torch.autograd.backward(logits.square().sum() + values.square().sum())
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     assert any(gradient.any() for gradient in gradients), "no weight has a gradient, so it cannot learn"
     assert all(gradient.isfinite().all() for gradient in gradients), "a gradient is not finite"
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def _is_near(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE))
 
 
 def _check_policy(schema: Schema, network: Network) -> None:
-    policy, problem = policy_of("checked", schema, network), _problem(waiting=True)
-    check_words(policy)
+    policy, problem = policy_of("checked", schema, network), _small_problem(waiting=True)
+    check_description(policy)
     check_decisions(policy, problem)
     check_patience(policy, problem)
     check_knowledge(policy, problem, decisions=3)

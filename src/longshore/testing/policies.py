@@ -40,15 +40,15 @@ def check_policy(policy: Policy, problem: Problem | None = None, scenario: int =
     Raises:
         AssertionError: With what is broken.
     """
-    check_words(policy)
-    for each in [problem] if problem is not None else _problems():
+    check_description(policy)
+    for each in [problem] if problem is not None else _small_problems():
         check_decisions(policy, each, scenario)
         check_patience(policy, each, scenario)
         for decisions in range(DECISIONS):
             check_knowledge(policy, each, scenario, decisions, seed=decisions, draws=draws)
 
 
-def _problems() -> Iterator[Problem]:
+def _small_problems() -> Iterator[Problem]:
     for number, order in enumerate(ORDERS.values()):
         for waiting in (False, True):
             drawn = hetero64(1, 2 * number + waiting, nodes=NODES, jobs=JOBS, load=2.0)
@@ -57,7 +57,7 @@ def _problems() -> Iterator[Problem]:
             yield drawn._replace(scenarios=faulty, rules=rules)
 
 
-def check_words(policy: Policy) -> None:
+def check_description(policy: Policy) -> None:
     """Check the description of a policy.
 
     Raises:
@@ -70,25 +70,25 @@ def check_words(policy: Policy) -> None:
     assert policy.waits in (True, False), "`waits` is neither True nor False"
 
 
-def vacant(sim: Simulation) -> NDArray[np.bool_]:
+def vacant_gpus(sim: Simulation) -> NDArray[np.bool_]:
     """Return which GPUs of row 0 a job that suits their node may have, shape (gpus,)."""
     is_vacant: NDArray[np.bool_] = (sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0)
     return is_vacant
 
 
-def suitable(sim: Simulation, job: int) -> NDArray[np.bool_]:
+def suitable_gpus(sim: Simulation, job: int) -> NDArray[np.bool_]:
     """Return which GPUs of row 0 a job can use by its needs, shape (gpus,)."""
     needs = sim.scenarios.needs[sim.state.scenario[0], job]
     is_suitable: NDArray[np.bool_] = sim.cluster.suits[needs][sim.cluster.gpu_node] > 0
     return is_suitable
 
 
-def picks(sim: Simulation) -> list[int]:
+def picked_gpus(sim: Simulation) -> list[int]:
     """Return the GPUs picked for the job that is due in row 0, ascending."""
     return np.flatnonzero(sim.state.gpu_job[0] == sim.state.current[0]).tolist()
 
 
-def remember(sim: Simulation) -> dict[str, bytes]:
+def protected_parts(sim: Simulation) -> dict[str, bytes]:
     """Return all that a policy must leave as it is."""
     parts = [*sim.scenarios._asdict().items(), *sim.traits._asdict().items(), *sim.state._asdict().items()]
     return {
@@ -98,16 +98,16 @@ def remember(sim: Simulation) -> dict[str, bytes]:
     }
 
 
-def _place(policy: Policy, sim: Simulation) -> bool:
+def _check_placing(policy: Policy, sim: Simulation) -> bool:
     """Let a policy decide, and check its decision."""
-    before, were_vacant, waiting = remember(sim), vacant(sim), may_wait(sim, 0)
+    before, were_vacant, waiting = protected_parts(sim), vacant_gpus(sim), may_wait(sim, 0)
     due, rested, gpus = int(sim.state.current[0]), int(sim.state.rested[0]), sim.scenarios.gpus[sim.state.scenario[0]]
     places = policy.place(sim, 0)
-    chosen, job = picks(sim), int(sim.state.current[0])
+    chosen, job = picked_gpus(sim), int(sim.state.current[0])
     turns, need = job != due, int(gpus[job])
     assert len(chosen) == (need if places else 0), f"{len(chosen)} GPUs were picked for a job that needs {need}"
     assert sim.state.need[0] == need - len(chosen), "GPUs were picked beside `take_gpu` and `take_node`"
-    could_be_used = np.flatnonzero(were_vacant & suitable(sim, job)).tolist()
+    could_be_used = np.flatnonzero(were_vacant & suitable_gpus(sim, job)).tolist()
     assert set(chosen) <= set(could_be_used), "a GPU was picked that cannot be used"
     assert places or waiting, "it waits where that is not allowed"
     assert places or policy.waits, "it waits, though `waits` is False"
@@ -118,11 +118,11 @@ def _place(policy: Policy, sim: Simulation) -> bool:
         assert turn_to(sim, 0, job), "it turned to a job that the order regime does not allow"
         assert turn_to(sim, 0, due)
     sim.state.rested[0] = rested if not places else sim.state.rested[0]
-    after = remember(sim)
+    after = protected_parts(sim)
     changed = [name for name, was in before.items() if after[name] != was]
     assert not changed, f"it changed {', '.join(changed)}"
     assert policy.place(sim, 0) == places, "a second call decides otherwise"
-    assert picks(sim) == chosen, "a second call picks other GPUs"
+    assert picked_gpus(sim) == chosen, "a second call picks other GPUs"
     return places
 
 
@@ -135,7 +135,7 @@ def check_decisions(policy: Policy, problem: Problem, scenario: int = 0) -> None
     sim = simulation_of(problem)
     reset(sim, 0, scenario)
     while advance(sim, 0):
-        if _place(policy, sim):
+        if _check_placing(policy, sim):
             start(sim, 0)
         else:
             wait(sim, 0)
@@ -161,7 +161,7 @@ def check_patience(policy: Policy, problem: Problem, scenario: int = 0) -> None:
         start(sim, 0)
 
 
-def disturb(sim: Simulation, rng: np.random.Generator, *, seed: bool) -> None:
+def disturb_unknowns(sim: Simulation, rng: np.random.Generator, *, seed: bool) -> None:
     """Change what cannot be known at a decision: true run times, faults to come, and jobs that are not submitted.
 
     Recorded outages come at other times and last as long, as their mean length is known.
@@ -215,7 +215,7 @@ def check_knowledge(
                 wait(sim, 0)
             due = advance(sim, 0)
     if due:
-        disturb(disturbed, np.random.default_rng(seed), seed=not draws)
-        same = policy.place(disturbed, 0) == policy.place(plain, 0) and picks(disturbed) == picks(plain)
+        disturb_unknowns(disturbed, np.random.default_rng(seed), seed=not draws)
+        same = policy.place(disturbed, 0) == policy.place(plain, 0) and picked_gpus(disturbed) == picked_gpus(plain)
         same = same and disturbed.state.current[0] == plain.state.current[0]
         assert same, "it reads what no scheduler can know: true run times, faults to come or jobs not yet submitted"

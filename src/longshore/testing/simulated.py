@@ -91,7 +91,7 @@ class SimulatedConnection:
     @property
     def want(self) -> SeatRequest | None:
         """The empty seats of the ring; None while it stands still with a fault not found yet, and once it is over."""
-        return self._backend.want_of(self._ring)
+        return self._backend.seat_request_of(self._ring)
 
     def hints(self) -> list[str]:
         """Return nothing: there is no script."""
@@ -156,12 +156,12 @@ class SimulatedBackend(Backend):
         """Time of the simulation."""
         return float(self.sim.state.now_s[ROW])
 
-    def next_s(self) -> float:
+    def next_event_time_s(self) -> float:
         """Return the time of the next event, inf for none."""
         self._continue_rings()
         return float(next_event_s(self.sim, ROW))
 
-    def live_through(self, time_s: float) -> None:
+    def process_moment(self, time_s: float) -> None:
         """Process all events of the next moment."""
         sim = self.sim
         if not sim.rules.switching:
@@ -254,7 +254,7 @@ class SimulatedBackend(Backend):
         ring = self._rings.get(name)
         if ring is None:
             return None
-        order = [rank for _, rank in self._members(ring)] if self._lives(ring) else []
+        order = [rank for _, rank in self._members(ring)] if self._is_present(ring) else []
         seats = int(self.sim.scenarios.gpus[self.sim.state.scenario[ROW], ring.job])
         phase = ("stopping" if self._stands_still(ring) else "running") if order else "lost"
         if not order and self.sim.state.finish_s[ROW, ring.job] > 0.0:
@@ -270,7 +270,7 @@ class SimulatedBackend(Backend):
         """
         del reason
         ring, state = self._rings.get(name), self.sim.state
-        if ring is None or not self._lives(ring):
+        if ring is None or not self._is_present(ring):
             return False
         for place in gpus:
             gpu = self.layout.number(*place)
@@ -309,7 +309,7 @@ class SimulatedBackend(Backend):
             raise BackendError(f"{name}: GPU {gpu} of {node} cannot be of rank {rank}, as {len(ring.ranks)} is next")
         if state.gpu_job[ROW, number] >= 0 or state.gpu_down[ROW, number] > 0:
             raise BackendError(f"{name}: GPU {gpu} of {node} is not free")
-        if not self._lives(ring) or not (ring.empty if self._stands_still(ring) else state.short[ROW, ring.job]):
+        if not self._is_present(ring) or not (ring.empty if self._stands_still(ring) else state.short[ROW, ring.job]):
             raise BackendError(f"{name} has no seat for GPU {gpu} of {node}")
         ring.ranks.append(number)
         ring.held = 0 if ring.asks else ring.held or held_gpus(self.sim, ROW, ring.job)
@@ -322,17 +322,17 @@ class SimulatedBackend(Backend):
             state.shrunk[ROW] -= state.short[ROW, ring.job] == 0
         self._notify(ring)
         if ring.asks and not ring.empty:
-            self._form(ring)
+            self._continue_ring(ring)
 
-    def want_of(self, ring: _Ring) -> SeatRequest | None:
+    def seat_request_of(self, ring: _Ring) -> SeatRequest | None:
         """Return the empty seats of a ring, as `want` of its connection."""
-        if not self._lives(ring) or (self._stands_still(ring) and not ring.asks):
+        if not self._is_present(ring) or (self._stands_still(ring) and not ring.asks):
             return None
         if ring.want is None:
             members = self._members(ring)
             ring.want = SeatRequest(
                 generation=ring.generation,
-                empty=list(self._empty(ring, members)),
+                empty=list(self._empty_seats(ring, members)),
                 order=[rank for _, rank in members],
                 step_s=ring.before_s if ring.asks else float(average_s(self.sim, ROW, ring.job)),
                 compute_s={str(rank): float(compute_s(self.sim, ROW, ring.job, gpu)) for gpu, rank in members},
@@ -342,12 +342,12 @@ class SimulatedBackend(Backend):
 
     def give_up_seats(self, ring: _Ring) -> None:
         """Let a ring that stands still continue without the members for which it asks."""
-        if self._lives(ring) and ring.asks:
+        if self._is_present(ring) and ring.asks:
             state = self.sim.state
             state.shrunk[ROW] += state.short[ROW, ring.job] == 0
             state.short[ROW, ring.job] += len(ring.empty)
             ring.empty.clear()
-            self._form(ring)
+            self._continue_ring(ring)
 
     def _begin_ring(self, name: str, job: int, gpus: Collection[int]) -> None:
         """Give an attempt that has just started a ring."""
@@ -375,7 +375,7 @@ class SimulatedBackend(Backend):
         ring.generation += 1
         ring.asks = True
         if not ring.empty:
-            self._form(ring)
+            self._continue_ring(ring)
             return True
         remove(state.end_s, state.run_heap, state.run_place, state.running, ROW, job)
         state.end_s[ROW, job] = math.inf  # until the request is answered
@@ -395,9 +395,9 @@ class SimulatedBackend(Backend):
             if ring.held:
                 count_progress(self.sim, ROW, ring.job, self.sim.state.now_s[ROW], ring.held)
                 ring.held = 0
-                self._form(ring)
+                self._continue_ring(ring)
 
-    def _form(self, ring: _Ring) -> None:
+    def _continue_ring(self, ring: _Ring) -> None:
         """Let a ring continue with the GPUs that it holds."""
         ring.asks = False
         continue_after_switch(self.sim, ROW, ring.job)
@@ -415,7 +415,7 @@ class SimulatedBackend(Backend):
             raise BackendError(f"{name} has no ring")
         return self._rings[name]
 
-    def _lives(self, ring: _Ring) -> bool:
+    def _is_present(self, ring: _Ring) -> bool:
         return self._present.get(ring.job) is ring
 
     def _stands_still(self, ring: _Ring) -> bool:
@@ -427,7 +427,7 @@ class SimulatedBackend(Backend):
         held = np.flatnonzero(self.sim.state.gpu_job[ROW] == ring.job).tolist()
         return [(gpu, rank_of[gpu]) for gpu in held]
 
-    def _empty(self, ring: _Ring, members: list[tuple[int, int]]) -> Iterator[EmptySeat]:
+    def _empty_seats(self, ring: _Ring, members: list[tuple[int, int]]) -> Iterator[EmptySeat]:
         """Yield the empty seats: those of members that have just died, then those that it continued without."""
         first, last = members[0][1], members[-1][1]
         for at, place in enumerate(ring.empty):

@@ -43,7 +43,7 @@ def check_trace_format(trace_format: TraceFormat, sample: Path) -> Workload:
     assert not trace_format.sniff(""), "`sniff` takes an empty file"
     workload = trace_format.read(sample)
     _check_jobs(workload)
-    _check_again(trace_format, data, workload)
+    _check_windows_text(trace_format, data, workload)
     for damage, spoil in DAMAGES.items():
         _check_damaged(trace_format, spoil(data), damage)
     return workload
@@ -61,10 +61,10 @@ def _check_jobs(workload: Workload) -> None:
     assert len(set(workload.ids)) == len(workload.ids), "two jobs have one id"
 
 
-def _check_again(trace_format: TraceFormat, data: bytes, first: Workload) -> None:
+def _check_windows_text(trace_format: TraceFormat, data: bytes, first: Workload) -> None:
     """The same file with a byte order mark and other ends of lines holds the same jobs."""
     text = data.decode("utf-8-sig").replace("\r\n", "\n")
-    again = _read(trace_format, ("\ufeff" + text.replace("\n", "\r\n")).encode())
+    again = _read_bytes(trace_format, ("\ufeff" + text.replace("\n", "\r\n")).encode())
     for name in ("gpus", "work_s", "submit_s"):
         same = np.array_equal(getattr(again, name), getattr(first, name))
         assert same, f"{name} differs where lines end as on Windows"
@@ -72,7 +72,7 @@ def _check_again(trace_format: TraceFormat, data: bytes, first: Workload) -> Non
 
 def _check_damaged(trace_format: TraceFormat, data: bytes, damage: str) -> None:
     try:
-        workload = _read(trace_format, data)
+        workload = _read_bytes(trace_format, data)
     except InputError:
         return
     except Exception as error:
@@ -81,7 +81,7 @@ def _check_damaged(trace_format: TraceFormat, data: bytes, damage: str) -> None:
     _check_jobs(workload)
 
 
-def _read(trace_format: TraceFormat, data: bytes) -> Workload:
+def _read_bytes(trace_format: TraceFormat, data: bytes) -> Workload:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
         path.write_bytes(data)
@@ -113,7 +113,7 @@ def check_reward(name: str) -> None:
     assert (unit_s > 0.0).all(), "what its cost is compared with, which is its unit, is not above 0"
     for episode in range(EPISODES):
         batch.reset(first=episode)
-        rewards = _rewards_of(batch, rng)
+        rewards = _run_random_episode(batch, rng)
         assert np.isfinite(rewards).all(), "a reward is no number"
         cost_s = cost_so_far_s(REWARDS[name], batch.sim, 0)
         expected = (against_s[episode] - cost_s) / unit_s[episode]
@@ -122,7 +122,7 @@ def check_reward(name: str) -> None:
         assert not reward.at_end or not rewards[:-1].any(), "it pays before the end"
 
 
-def _rewards_of(batch: Batch, rng: np.random.Generator) -> NDArray[np.float64]:
+def _run_random_episode(batch: Batch, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return the rewards of one episode of random open actions, shape (steps,)."""
     rewards = []
     while True:

@@ -54,7 +54,7 @@ class Twin:
         )  # fmt: skip
         self.scheduler = Reconciler(self.parts)
         self._is_woken = False
-        backend.formed = self._record
+        backend.formed = self._record_compute_times
 
     @property
     def is_over(self) -> bool:
@@ -70,7 +70,7 @@ class Twin:
         """
         self.tick()
         while not self.is_over:
-            self.live_on()
+            self.process_next_moment()
             self.tick()
             self._check_all_live()
 
@@ -90,7 +90,7 @@ class Twin:
     def _wake(self) -> None:
         self._is_woken = True
 
-    def _record(self, job: int) -> None:
+    def _record_compute_times(self, job: int) -> None:
         """Record how long a job computes on the node types of its ring, which the simulation knows.
 
         Real jobs report their steps instead. Of types that the ring has left nothing is known, as in a simulation.
@@ -108,21 +108,21 @@ class Twin:
 
         self.parts.store.write(put)
 
-    def live_on(self) -> None:
+    def process_next_moment(self) -> None:
         """Process all events of the next moment, and submit its jobs."""
         state = self.backend.sim.state
         before = int(state.submitted[ROW])
-        self.backend.live_through(self.backend.next_s())
+        self.backend.process_moment(self.backend.next_event_time_s())
         self.submit(range(before, int(state.submitted[ROW])))
 
     def submit(self, jobs: Iterable[int]) -> None:
         """Submit jobs of the scenario, now."""
-        new = [self._new(job) for job in jobs]
+        new = [self._new_job(job) for job in jobs]
         for one in new:
             self.backend.of_job[one.id] = job_of(one.id)
         self.parts.store.write(lambda tx: [insert_job(tx, one, writer=TWIN_WRITER) for one in new])
 
-    def _new(self, job: int) -> NewJob:
+    def _new_job(self, job: int) -> NewJob:
         of = self.backend.sim.scenarios
         gpus, estimate_s = int(of.gpus[ROW, job]), float(of.estimate_s[ROW, job])
         spec = {

@@ -13,14 +13,32 @@ from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.testing.backends import NODES, ONE_GPU, THREE_GPUS, end_of, running, runs, sh, until
+from longshore.testing.backends import (
+    NODES,
+    ONE_GPU,
+    THREE_GPUS,
+    command_attempt,
+    shell_attempt,
+    until,
+    wait_for_end,
+    wait_until_running,
+)
 
-__all__ = ["NODES", "ONE_GPU", "THREE_GPUS", "end_of", "running", "runs", "sh", "until"]
+__all__ = [
+    "NODES",
+    "ONE_GPU",
+    "THREE_GPUS",
+    "command_attempt",
+    "shell_attempt",
+    "until",
+    "wait_for_end",
+    "wait_until_running",
+]
 
 
 def python(code: str) -> Attempt:
     """Return an attempt that runs a Python program."""
-    return running((sys.executable, "-I", "-S", "-c", code))
+    return command_attempt((sys.executable, "-I", "-S", "-c", code))
 
 
 def random_placements(rng: np.random.Generator, layout: Layout) -> list[Placement]:

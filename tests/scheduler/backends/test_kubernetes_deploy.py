@@ -13,7 +13,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.kubernetes.pods import LABELS
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.server import LOSE
-from tests.scheduler.backends.attempts import THREE_GPUS, end_of, runs, sh, until
+from tests.scheduler.backends.attempts import THREE_GPUS, shell_attempt, until, wait_for_end, wait_until_running
 from tests.scheduler.backends.kubernetes_trials import Trial
 from tests.support import processes
 
@@ -66,12 +66,12 @@ def live_through_everything(trial: Trial) -> None:
     backend.observe()
     for call in ("create pods", "patch resourceclaims"):  # which are made again
         trial.cluster.server.faults.once(call, LOSE)
-    attempt = sh("echo out; exec sleep 1000")
+    attempt = shell_attempt("echo out; exec sleep 1000")
     until(lambda: launches(backend, attempt))
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     backend.logs(attempt.name, 0, 0, 100)
     backend.cancel(attempt.name, "seen enough")
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     backend.forget(attempt.name)
     trial.make().observe()  # which renews the lease
 

@@ -14,7 +14,15 @@ from longshore.scheduler.backends.protocol import CannotHonourError, RefusedErro
 from longshore.scheduler.model.states import Run
 from tests.kubernetes_double.objects import Object
 from tests.kubernetes_double.server import CUT, HANG, LOSE
-from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until
+from tests.scheduler.backends.attempts import (
+    NODES,
+    ONE_GPU,
+    THREE_GPUS,
+    shell_attempt,
+    until,
+    wait_for_end,
+    wait_until_running,
+)
 from tests.scheduler.backends.kubernetes_launch import attempt_of
 from tests.scheduler.backends.kubernetes_trials import Trial
 from tests.support import processes
@@ -34,18 +42,18 @@ def backend(trial: Trial) -> KubernetesBackend:
 def test_a_launch_that_was_cut_short_anywhere_is_finished_by_another_scheduler_and_starts_once(
     trial: Trial, backend: KubernetesBackend, tmp_path: Path, call: str, fault: int | str
 ) -> None:
-    attempt = sh(f"echo $RANK >> {tmp_path}/starts")
+    attempt = shell_attempt(f"echo $RANK >> {tmp_path}/starts")
     trial.cluster.server.faults.once(call, fault)
     with pytest.raises(BackendError):
         backend.launch(attempt, THREE_GPUS)
     fresh = trial.make()
     fresh.launch(attempt, THREE_GPUS)
-    assert [end.code for end in end_of(fresh, attempt).ends] == [0, 0, 0]
+    assert [end.code for end in wait_for_end(fresh, attempt).ends] == [0, 0, 0]
     assert sorted((tmp_path / "starts").read_text().split()) == ["0", "1", "2"]
 
 
 def test_a_claim_that_was_another_pods_is_not_taken(trial: Trial, backend: KubernetesBackend) -> None:
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     trial.cluster.server.faults.once("patch pods", 503)
     with pytest.raises(BackendError, match="503"):
         backend.launch(attempt, ONE_GPU)
@@ -79,19 +87,19 @@ def test_the_attempt_of_a_scheduler_that_was_killed_while_it_launched_starts_onc
     trial.cluster.server.faults.lift()
     attempt, fresh = attempt_of(script), trial.make()
     fresh.launch(attempt, THREE_GPUS)
-    assert [end.code for end in end_of(fresh, attempt).ends] == [0, 0, 0]
+    assert [end.code for end in wait_for_end(fresh, attempt).ends] == [0, 0, 0]
     assert sorted((tmp_path / "starts").read_text().split()) == ["0", "1", "2"]
 
 
 @pytest.mark.full
 def test_every_call_ends_while_the_server_accepts_and_never_answers(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     trial.cluster.server.faults.always("*", HANG)
     with pytest.raises(BackendError):
-        backend.launch(sh("true"), ONE_GPU)
+        backend.launch(shell_attempt("true"), ONE_GPU)
     with pytest.raises(BackendError):
         backend.logs(attempt.name, 0, 0, 100)
     backend.cancel(attempt.name, "while it hangs")
@@ -102,25 +110,25 @@ def test_every_call_ends_while_the_server_accepts_and_never_answers(trial: Trial
     with pytest.raises(BackendError):
         backend.forget(attempt.name)
     trial.cluster.server.faults.lift()
-    assert end_of(backend, attempt).reason == "cancelled"
+    assert wait_for_end(backend, attempt).reason == "cancelled"
 
 
 def test_a_server_that_cannot_be_reached_leaves_everything_unknown(trial: Trial) -> None:
     trial.cluster.server.faults.always("*", 503)
     backend = trial.make(deadline_s=0.5)
-    assert backend.status(sh("true").name).run is Run.UNREACHABLE
-    assert not backend.is_proven_gone(sh("true").name)
+    assert backend.status(shell_attempt("true").name).run is Run.UNREACHABLE
+    assert not backend.is_proven_gone(shell_attempt("true").name)
     trial.cluster.server.faults.lift()
-    until(lambda: backend.status(sh("true").name).run is Run.ABSENT)
+    until(lambda: backend.status(shell_attempt("true").name).run is Run.ABSENT)
 
 
 def test_nothing_is_launched_while_the_view_may_be_old(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
     for call in ("list pods", "watch pods"):
         trial.cluster.server.faults.always(call, 500)
-    until(lambda: backend.status(sh("true").name).run is Run.UNREACHABLE)
+    until(lambda: backend.status(shell_attempt("true").name).run is Run.UNREACHABLE)
     with pytest.raises(BackendError, match="answered 500"):
-        backend.launch(sh("true"), ONE_GPU)
+        backend.launch(shell_attempt("true"), ONE_GPU)
     assert trial.cluster.pods() == []
 
 
@@ -128,9 +136,9 @@ def test_nothing_is_launched_while_the_nodes_cannot_be_read(trial: Trial) -> Non
     backend = trial.make(deadline_s=0.5)
     for call in ("list nodes", "watch nodes"):
         trial.cluster.server.faults.always(call, 500)
-    until(lambda: backend.status(sh("true").name).run is Run.UNREACHABLE)
+    until(lambda: backend.status(shell_attempt("true").name).run is Run.UNREACHABLE)
     with pytest.raises(BackendError, match="answered 500"):
-        backend.launch(sh("true"), ONE_GPU)
+        backend.launch(shell_attempt("true"), ONE_GPU)
     assert trial.cluster.pods() == []
 
 
@@ -139,31 +147,31 @@ def test_the_view_is_right_again_after_a_stream_that_failed(
     trial: Trial, backend: KubernetesBackend, fault: int | str
 ) -> None:
     trial.cluster.server.faults.once("watch pods", fault)
-    attempt = sh("exit 4")
+    attempt = shell_attempt("exit 4")
     with suppress(BackendError):  # The view may be old at this moment.
         backend.launch(attempt, ONE_GPU)
     until(lambda: backend.status(attempt.name).run is not Run.UNREACHABLE)
     backend.launch(attempt, ONE_GPU)
-    assert [end.code for end in end_of(backend, attempt).ends] == [4]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [4]
 
 
 def test_a_version_that_has_expired_is_answered_by_a_list(trial: Trial, backend: KubernetesBackend) -> None:
-    attempt = sh("exit 4")
+    attempt = shell_attempt("exit 4")
     backend.launch(attempt, ONE_GPU)
     lists = count_of(trial, "list")
     trial.cluster.objects.compact()
     trial.cluster.objects.create(("leases", "elsewhere", "newer"), {"metadata": {}})
     trial.cluster.objects.compact()
     until(lambda: count_of(trial, "list") > lists)
-    assert [end.code for end in end_of(backend, attempt).ends] == [4]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [4]
 
 
 @pytest.mark.full
 def test_a_restored_server_of_an_older_version_is_believed_after_a_list(trial: Trial) -> None:
     backend = trial.make(deadline_s=0.5)
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     trial.cluster.forget_all_pods(version=7)
     until(lambda: backend.status(attempt.name).run is Run.LOST)
 
@@ -180,7 +188,7 @@ def test_bookmarks_alone_keep_the_view_fresh(trial: Trial) -> None:
         return count_of(trial, "watch") >= watches + 4
 
     until(watched_again)
-    assert backend.is_proven_gone(sh("true").name)
+    assert backend.is_proven_gone(shell_attempt("true").name)
     assert count_of(trial, "list") == lists
 
 
@@ -191,7 +199,7 @@ def count_of(trial: Trial, verb: str) -> int:
 def test_a_pod_that_was_replaced_by_another_of_its_name_is_not_let_go(
     trial: Trial, backend: KubernetesBackend, tmp_path: Path
 ) -> None:
-    attempt = sh(f"touch {tmp_path}/started")
+    attempt = shell_attempt(f"touch {tmp_path}/started")
     trial.cluster.server.faults.once("patch pods", 500)
     with pytest.raises(BackendError):
         backend.launch(attempt, ONE_GPU)
@@ -211,7 +219,7 @@ def test_a_pod_that_was_replaced_by_another_of_its_name_is_not_let_go(
 def test_what_the_server_calls_invalid_is_refused(trial: Trial, backend: KubernetesBackend) -> None:
     trial.cluster.server.faults.once("create pods", 422)
     with pytest.raises(RefusedError, match="422"):
-        backend.launch(sh("true"), ONE_GPU)
+        backend.launch(shell_attempt("true"), ONE_GPU)
 
 
 @pytest.mark.parametrize("words", ["a quota", "a right"])
@@ -223,31 +231,31 @@ def test_what_may_be_granted_in_a_moment_is_no_reason_to_give_an_attempt_up(
         admission.most_pods = 0
     else:
         admission.withheld.add(("patch", "resourceclaims"))
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     with pytest.raises(BackendError, match="the API server answered 403") as caught:
         backend.launch(attempt, ONE_GPU)
     assert not isinstance(caught.value, RefusedError | CannotHonourError)
     admission.most_pods = None
     admission.withheld.clear()
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
 
 
 def test_a_pod_that_its_namespace_forbids_cannot_be_had_with_the_words_of_the_server(trial: Trial) -> None:
     trial.cluster.server.admission.level = "baseline"
     backend = trial.make(pod={"container": {"securityContext": {"privileged": True}}})
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     with pytest.raises(CannotHonourError, match="privileged \\(container"):
         backend.launch(attempt, ONE_GPU)
     assert trial.cluster.pods() == []
     backend.cancel(attempt.name, "it is tried again later")
-    assert end_of(backend, attempt).reason == "cancelled"
+    assert wait_for_end(backend, attempt).reason == "cancelled"
 
 
 def test_a_container_that_lacks_what_the_settings_name_says_so(trial: Trial, backend: KubernetesBackend) -> None:
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "data" not found'}
     trial.cluster.kubelets["a"].alive = False
 
@@ -262,23 +270,23 @@ def test_a_container_that_lacks_what_the_settings_name_says_so(trial: Trial, bac
 
 
 def test_a_lost_request_to_cancel_is_sent_again(trial: Trial, backend: KubernetesBackend) -> None:
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     trial.cluster.server.faults.once("delete pods", 500)
     backend.cancel(attempt.name, "no longer wanted")
-    assert end_of(backend, attempt).reason == "cancelled"
+    assert wait_for_end(backend, attempt).reason == "cancelled"
 
 
 def test_a_pod_that_appears_after_its_attempt_was_forgotten_is_removed(
     trial: Trial, backend: KubernetesBackend, tmp_path: Path
 ) -> None:
-    attempt = sh(f"touch {tmp_path}/started")
+    attempt = shell_attempt(f"touch {tmp_path}/started")
     trial.cluster.server.faults.once("create pods", 500)
     with pytest.raises(BackendError):
         backend.launch(attempt, ONE_GPU)
     backend.cancel(attempt.name, "no longer wanted")
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     backend.forget(attempt.name)
     elsewhere = KubernetesBackend(tmp_path / "elsewhere", NODES, backend.settings)
     trial.cluster.server.faults.once("patch pods", 500)

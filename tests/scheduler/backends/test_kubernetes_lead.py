@@ -11,7 +11,7 @@ from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.model.states import Run
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
-from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until
+from tests.scheduler.backends.attempts import ONE_GPU, shell_attempt, until, wait_until_running
 from tests.scheduler.backends.kubernetes_trials import Trial
 
 CLUSTER = """\
@@ -55,7 +55,7 @@ def test_the_lease_names_its_holder_and_is_renewed(trial: Trial, times: None) ->
 
 
 def test_another_installation_starts_nothing_while_one_has_the_namespace(trial: Trial, tmp_path: Path) -> None:
-    ours, others, attempt = trial.make(), trial.make("others"), sh(f"touch {tmp_path}/started")
+    ours, others, attempt = trial.make(), trial.make("others"), shell_attempt(f"touch {tmp_path}/started")
     assert takes_jobs(ours)
     holder = spec_of(trial)["holderIdentity"]
     assert not takes_jobs(others)
@@ -66,7 +66,7 @@ def test_another_installation_starts_nothing_while_one_has_the_namespace(trial: 
 
 
 def test_another_installation_takes_the_namespace_once_the_lease_is_not_renewed(trial: Trial, times: None) -> None:
-    ours, others, attempt = trial.make(), trial.make("others"), sh("exec sleep 1000")
+    ours, others, attempt = trial.make(), trial.make("others"), shell_attempt("exec sleep 1000")
     assert takes_jobs(ours)
     holder = spec_of(trial)["holderIdentity"]
     assert not takes_jobs(others)
@@ -74,17 +74,17 @@ def test_another_installation_takes_the_namespace_once_the_lease_is_not_renewed(
     assert spec_of(trial)["leaseTransitions"] == 1
     assert spec_of(trial)["holderIdentity"] != holder
     others.launch(attempt, ONE_GPU)
-    runs(others, attempt)
+    wait_until_running(others, attempt)
     assert not takes_jobs(ours)
     with pytest.raises(BackendError, match="it can be of one installation only"):
-        ours.launch(sh("true"), ONE_GPU)
+        ours.launch(shell_attempt("true"), ONE_GPU)
 
 
 def test_another_scheduler_of_the_same_installation_goes_on_at_once(trial: Trial) -> None:
     assert takes_jobs(trial.make())
-    attempt, another = sh("exec sleep 1000"), trial.make()
+    attempt, another = shell_attempt("exec sleep 1000"), trial.make()
     another.launch(attempt, ONE_GPU)
-    runs(another, attempt)
+    wait_until_running(another, attempt)
     assert spec_of(trial)["leaseTransitions"] == 0
 
 
@@ -103,7 +103,7 @@ def test_of_two_that_take_a_free_lease_at_once_one_has_it(trial: Trial, times: N
 
     others._api.call = late  # type: ignore[method-assign]
     with pytest.raises(BackendError, match="409"):
-        others.launch(sh("true"), ONE_GPU)
+        others.launch(shell_attempt("true"), ONE_GPU)
     assert trial.cluster.pods() == []
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_launched_while_the_holder_of_the_lease_is_unknown(trial: Tri
     trial.cluster.server.faults.always("get leases", 500)
     assert not takes_jobs(backend)
     with pytest.raises(BackendError, match="500"):
-        backend.launch(sh("true"), ONE_GPU)
+        backend.launch(shell_attempt("true"), ONE_GPU)
     assert trial.cluster.pods() == []
 
 
@@ -135,7 +135,7 @@ def test_why_no_pod_is_started_is_logged_once(trial: Trial, times: None, caplog:
 
 def test_pods_of_another_installation_are_left_alone(trial: Trial) -> None:
     trial.cluster.schedules = False
-    ours, others, attempt = trial.make(), trial.make("others", bind_s=0.01), sh("true")
+    ours, others, attempt = trial.make(), trial.make("others", bind_s=0.01), shell_attempt("true")
     ours.launch(attempt, ONE_GPU)
     for _ in range(3):
         others.statuses(())
@@ -155,7 +155,7 @@ def test_who_closes_gives_the_namespace_to_another_installation_at_once(trial: T
     assert takes_jobs(ours)
     assert not takes_jobs(others)
     ours.close()
-    others.launch(sh("true"), ONE_GPU)
+    others.launch(shell_attempt("true"), ONE_GPU)
     spec = spec_of(trial)
     assert (spec["leaseTransitions"], spec["leaseDurationSeconds"]) == (0, 15)
     assert takes_jobs(others)

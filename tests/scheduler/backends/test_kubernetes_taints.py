@@ -11,7 +11,7 @@ from longshore.scheduler.backends.kubernetes.objects import Taint
 from longshore.scheduler.backends.kubernetes.reading import AVOID_S, MAX_AVOID_S, AvoidedNodes
 from longshore.scheduler.backends.kubernetes.settings import Toleration, blocking_taint
 from tests.kubernetes_double.tainting import untolerated
-from tests.scheduler.backends.attempts import ONE_GPU, end_of, sh, until
+from tests.scheduler.backends.attempts import ONE_GPU, shell_attempt, until, wait_for_end
 from tests.scheduler.backends.kubernetes_trials import Trial, take_from_outside
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -66,44 +66,44 @@ def test_a_taint_that_the_settings_tolerate_keeps_no_job_away(trial: Trial) -> N
     backend = trial.make(pod={"tolerations": [{"key": "dedicated", "value": "infra"}]})
     trial.cluster.taint("a", "dedicated", "infra", "NoSchedule")
     trial.cluster.taint("b", "slow", "", "PreferNoSchedule")
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     until(lambda: len(backend._nodes.objects()["a"].taints) == 1)
     assert takes_jobs(backend) == [True, True]
     backend.launch(attempt, ONE_GPU)
-    assert [end.code for end in end_of(backend, attempt).ends] == [0]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [0]
 
 
 @pytest.mark.parametrize("gpus", ["claims", "counts"])
 def test_pods_tolerate_the_taint_that_keeps_nodes_for_pods_with_gpus(trial: Trial, gpus: str) -> None:
     backend = trial.make(gpus=gpus)
     trial.cluster.taint("a", "nvidia.com/gpu", "present", "NoSchedule")
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     backend.launch(attempt, ONE_GPU)
-    assert [end.code for end in end_of(backend, attempt).ends] == [0]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [0]
     assert takes_jobs(backend) == [True, True]
 
 
 def test_a_node_that_did_not_take_a_pod_is_left_alone_until_it_takes_one(trial: Trial) -> None:
     backend = trial.make(bind_s=0.3)
     take_from_outside(trial.cluster, "a", 4)
-    refused, late = sh("true"), sh("true")
+    refused, late = shell_attempt("true"), shell_attempt("true")
     backend.launch(late, ONE_GPU)
     until(lambda: backend.statuses((late.name,)) and len(backend._removal._unbound_since_s) == 1)
     backend.launch(refused, ONE_GPU)
     until(lambda: (backend.statuses((refused.name,)), takes_jobs(backend))[1] == [False, True])
-    assert "was not bound within 0.3 s" in end_of(backend, refused).reason
+    assert "was not bound within 0.3 s" in wait_for_end(backend, refused).reason
 
 
 def test_a_pod_that_is_bound_in_the_end_opens_its_node_again(trial: Trial) -> None:
     backend = trial.make()
     backend._avoided.add("a", 1e18)
     assert takes_jobs(backend) == [False, True]
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     trial.cluster.schedules = False
     backend.launch(attempt, ONE_GPU)
     until(lambda: (backend.statuses((attempt.name,)), backend._removal._unbound_since_s)[1])
     trial.cluster.schedules = True
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     assert takes_jobs(backend) == [True, True]
 
 
@@ -139,4 +139,4 @@ def test_a_status_has_the_reason_why_the_nodes_cannot_be_read(trial: Trial) -> N
     for call in ("list nodes", "watch nodes"):
         trial.cluster.server.faults.always(call, 403)
     words = "answered 403: told to answer 403"
-    until(lambda: backend.status(sh("true").name).reason.endswith(words))
+    until(lambda: backend.status(shell_attempt("true").name).reason.endswith(words))

@@ -23,12 +23,12 @@ from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
     THREE_GPUS,
-    end_of,
+    command_attempt,
     own_folder,
-    running,
-    runs,
-    sh,
+    shell_attempt,
     until,
+    wait_for_end,
+    wait_until_running,
 )
 
 
@@ -49,9 +49,9 @@ def cut_short(folder: Path, attempt: Attempt) -> None:
 
 
 def test_ranks_know_their_gpu_and_their_place(backend: LocalBackend) -> None:
-    attempt = sh("env", environment={"CUDA_VISIBLE_DEVICES": "7", "RANK": "9", "MODEL": "vgg"})
+    attempt = shell_attempt("env", environment={"CUDA_VISIBLE_DEVICES": "7", "RANK": "9", "MODEL": "vgg"})
     backend.launch(attempt, THREE_GPUS)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     logs = [backend.logs(attempt.name, rank, 0, 1 << 20)[0].decode() for rank in range(3)]
     reported = [dict(line.split("=", 1) for line in log.splitlines()) for log in logs]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in reported] == ["1,3", "1,3", "0"]
@@ -67,28 +67,28 @@ def test_ranks_know_their_gpu_and_their_place(backend: LocalBackend) -> None:
 
 
 def test_a_launch_that_was_cut_short_waits_and_is_made_up_for(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("exit 4")
+    attempt = shell_attempt("exit 4")
     cut_short(tmp_path, attempt)
     assert backend.status(attempt.name).run is Run.PENDING
     assert not backend.is_proven_gone(attempt.name)
     backend.launch(attempt, ONE_GPU)
-    assert [end.code for end in end_of(backend, attempt).ends] == [4]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [4]
 
 
 def test_a_launch_that_was_cut_short_can_be_cancelled_for_good(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("touch started")
+    attempt = shell_attempt("touch started")
     cut_short(tmp_path, attempt)
     backend.cancel(attempt.name, "no longer wanted")
     status = backend.status(attempt.name)
     assert (status.run, status.reason, status.ends) == (Run.EXITED, "cancelled", ())
     assert backend.is_proven_gone(attempt.name)
     backend.launch(attempt, ONE_GPU)
-    assert end_of(backend, attempt) == status
+    assert wait_for_end(backend, attempt) == status
     assert not (own_folder(tmp_path, attempt) / "work" / "started").exists()
 
 
 def test_what_a_canceller_said_first_is_kept(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
     backend.cancel(attempt.name, "first")
     backend.cancel(attempt.name, "second")
@@ -109,24 +109,24 @@ def test_a_name_that_could_lead_elsewhere_is_refused(tmp_path: Path, backend: Lo
 
 @pytest.mark.parametrize("rank", [-1, 1, 1 << 20, "../spec.json", "0/../../x"])
 def test_only_ranks_have_logs(backend: LocalBackend, rank: int) -> None:
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     with pytest.raises(BackendError):
         backend.logs(attempt.name, rank, 0, 10)
 
 
 @pytest.mark.parametrize("trick", ["ln -s /etc/passwd", "mkfifo", "mkdir"])
 def test_a_log_that_the_job_made_something_else_is_not_read(tmp_path: Path, backend: LocalBackend, trick: str) -> None:
-    attempt = sh(f'cd "${{LONGSHORE_PROGRESS%/*}}"; rm rank-0.log; {trick} rank-0.log')
+    attempt = shell_attempt(f'cd "${{LONGSHORE_PROGRESS%/*}}"; rm rank-0.log; {trick} rank-0.log')
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     with pytest.raises(BackendError):
         backend.logs(attempt.name, 0, 0, 10)
 
 
 def test_an_attempts_folder_that_the_job_made_a_link_is_not_followed(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     (tmp_path / "attempts" / attempt.name).symlink_to("/etc")
     assert backend.status(attempt.name).run is Run.UNREACHABLE
     with pytest.raises(BackendError):
@@ -136,7 +136,7 @@ def test_an_attempts_folder_that_the_job_made_a_link_is_not_followed(tmp_path: P
 
 def test_the_progress_of_a_job_is_reported(backend: LocalBackend) -> None:
     write = 'echo \'{"step": 120, "saved_s": 300.5}\' > new.json; mv new.json "$LONGSHORE_PROGRESS"; exec sleep 1000'
-    attempt = sh(write)
+    attempt = shell_attempt(write)
     backend.launch(attempt, ONE_GPU)
     assert until(lambda: backend.status(attempt.name).progress) == {"step": 120.0, "saved_s": 300.5}
 
@@ -190,14 +190,14 @@ def test_a_log_gives_its_beginning_back_and_keeps_its_offsets(tmp_path: Path, fo
 @pytest.mark.parametrize(
     "attempt",
     [
-        running(()),
-        running(("no-such-program",)),
-        running(("./no-such-program",)),
-        running(("/etc/passwd",)),
-        running(("true", "a\0b")),
-        running(("true", "\ud800")),
-        running(("true",), environment={"A=B": ""}),
-        running(("true",), environment={"": "x"}),
+        command_attempt(()),
+        command_attempt(("no-such-program",)),
+        command_attempt(("./no-such-program",)),
+        command_attempt(("/etc/passwd",)),
+        command_attempt(("true", "a\0b")),
+        command_attempt(("true", "\ud800")),
+        command_attempt(("true",), environment={"A=B": ""}),
+        command_attempt(("true",), environment={"": "x"}),
         Attempt("ls-refused-1", "refused", 1, ("true",), "no/absolute/path", {}),
         Attempt("ls-refused-1", "refused", 1, ("true",), "/no/such/folder", {}),
     ],
@@ -214,32 +214,32 @@ def test_a_job_runs_in_the_folder_that_it_names(tmp_path: Path, backend: LocalBa
     program = tmp_path / "here" / "program"
     program.write_text("#!/bin/sh\npwd\n")
     program.chmod(0o755)
-    attempt = Attempt(sh("").name, "job", 1, ("./program",), str(tmp_path / "here"), {})
+    attempt = Attempt(shell_attempt("").name, "job", 1, ("./program",), str(tmp_path / "here"), {})
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     assert backend.logs(attempt.name, 0, 0, 1000)[0].decode() == f"{tmp_path / 'here'}\n"
 
 
 def test_what_is_forgotten_leaves_its_logs_and_its_proof(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("echo out; touch file; mkdir -p a/b; ln -s /etc link")
+    attempt = shell_attempt("echo out; touch file; mkdir -p a/b; ln -s /etc link")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     backend.forget(attempt.name)
     assert sorted(path.name for path in own_folder(tmp_path, attempt).iterdir()) == ["exit.json", "rank-0.log"]
     assert Path("/etc/passwd").exists()
 
 
 def test_a_running_attempt_keeps_its_supervisor_when_it_is_asked_about(backend: LocalBackend) -> None:
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     for _ in range(20):
         assert not backend.is_proven_gone(attempt.name)
         assert backend.status(attempt.name).run is Run.RUNNING
 
 
 def test_a_spec_is_read_as_it_was_written(tmp_path: Path) -> None:
-    attempt = sh("true", grace_s=2.5, environment={"KEY": "värde", "B": "\n"})
+    attempt = shell_attempt("true", grace_s=2.5, environment={"KEY": "värde", "B": "\n"})
     spec = spec_of(attempt, THREE_GPUS, NODES, tmp_path)
     assert decode_spec(encode_spec(spec)) == spec
     assert spec.limit_s is None

@@ -16,15 +16,15 @@ from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
     end_all,
-    end_of,
     kill_supervisor,
     lives,
     number_in,
     own_folder,
-    runs,
-    sh,
+    shell_attempt,
     supervisor_of,
     until,
+    wait_for_end,
+    wait_until_running,
 )
 from tests.support.small_disk import small_disk
 
@@ -81,9 +81,9 @@ def disk(request: pytest.FixtureRequest) -> Disk:
 def ended_unrecorded(disk: Disk, outside: Path) -> tuple[LocalBackend, Attempt]:
     """Return an attempt whose rank has ended well while nothing could be written of it."""
     backend = LocalBackend(disk.folder, NODES)
-    attempt = sh(f"echo $$ > {outside}/rank.pid; while [ ! -e {outside}/go ]; do sleep 0.02; done")
+    attempt = shell_attempt(f"echo $$ > {outside}/rank.pid; while [ ! -e {outside}/go ]; do sleep 0.02; done")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     rank = number_in(outside / "rank.pid")
     disk.fill(attempt)
     (outside / "go").touch()
@@ -96,7 +96,7 @@ def test_an_end_on_a_full_disk_is_written_once_there_is_room(disk: Disk, tmp_pat
     assert backend.status(attempt.name).run is Run.RUNNING
     assert not backend.is_proven_gone(attempt.name)
     disk.free(attempt)
-    assert [(end.code, end.signal) for end in end_of(backend, attempt).ends] == [(0, 0)]
+    assert [(end.code, end.signal) for end in wait_for_end(backend, attempt).ends] == [(0, 0)]
 
 
 def test_an_end_that_could_never_be_written_is_a_loss_with_its_cause_and_no_success(disk: Disk, tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_an_attempt_that_ended_before_it_began_by_a_clock_that_was_set_back_ende
     tmp_path: Path, code: int, exit_class: ExitClass
 ) -> None:
     backend = LocalBackend(tmp_path, NODES)
-    attempt = sh(f"exit {code}")
+    attempt = shell_attempt(f"exit {code}")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     path = own_folder(tmp_path, attempt) / "exit.json"
     marker = json.loads(path.read_text())
     marker["ends"] = [[*end[:3], max(end[3] - 3600.0, 0.0)] for end in marker["ends"]]
@@ -128,9 +128,9 @@ def test_an_attempt_that_ended_before_it_began_by_a_clock_that_was_set_back_ende
 
 def test_the_first_end_that_was_written_stays(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path, NODES)
-    attempt = sh("exit 3")
+    attempt = shell_attempt("exit 3")
     backend.launch(attempt, ONE_GPU)
-    first = end_of(backend, attempt)
+    first = wait_for_end(backend, attempt)
     backend.cancel(attempt.name, "too late")
     backend.launch(attempt, ONE_GPU)
-    assert end_of(LocalBackend(tmp_path, NODES), attempt) == first
+    assert wait_for_end(LocalBackend(tmp_path, NODES), attempt) == first

@@ -16,17 +16,17 @@ from tests.scheduler.backends.attempts import (
     ONE_GPU,
     THREE_GPUS,
     end_all,
-    end_of,
     kill_guard,
     kill_supervisor,
     lives,
     number_in,
     own_folder,
     python,
-    runs,
-    sh,
+    shell_attempt,
     supervisor_of,
     until,
+    wait_for_end,
+    wait_until_running,
 )
 from tests.support import processes
 
@@ -40,16 +40,16 @@ def other_process() -> Iterator[processes.Process[bytes]]:
 
 def ended(folder: Path, backend: LocalBackend) -> tuple[Attempt, Path]:
     """Return an attempt that ended well, and its folder."""
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     return attempt, own_folder(folder, attempt)
 
 
 def test_an_attempt_whose_supervisor_was_killed_is_lost_and_leaves_nothing(
     tmp_path: Path, backend: LocalBackend
 ) -> None:
-    attempt = sh(
+    attempt = shell_attempt(
         "sleep 1000 & echo $! > near.pid; env -i sleep 1000 & echo $! > bare.pid; "
         "setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait"
     )
@@ -101,7 +101,7 @@ def forget_group() -> Iterator[Callable[[Path], None]]:
 def test_nothing_outlives_a_job_that_kills_its_supervisor(
     tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None], escape: str
 ) -> None:
-    attempt = sh(f"{ESCAPES[escape]} {THEN} kill -9 $PPID")
+    attempt = shell_attempt(f"{ESCAPES[escape]} {THEN} kill -9 $PPID")
     backend.launch(attempt, ONE_GPU)
     folder = own_folder(tmp_path, attempt)
     far = number_in(folder / "work" / "far.pid")
@@ -117,7 +117,7 @@ def test_nothing_outlives_a_job_that_kills_its_supervisor(
 def test_nothing_outlives_a_job_in_a_control_group_that_kills_its_guard_and_its_supervisor(
     tmp_path: Path, backend: LocalBackend, escape: str
 ) -> None:
-    attempt = sh(f"{ESCAPES[escape]} {THEN} kill -9 $guard $PPID")
+    attempt = shell_attempt(f"{ESCAPES[escape]} {THEN} kill -9 $guard $PPID")
     backend.launch(attempt, ONE_GPU)
     folder = own_folder(tmp_path, attempt)
     far = number_in(folder / "work" / "far.pid")
@@ -133,7 +133,7 @@ def test_nothing_outlives_a_job_in_a_control_group_that_kills_its_guard_and_its_
 def test_a_process_that_keeps_any_trace_is_found_without_a_control_group_and_a_guard(
     tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None], trace: str
 ) -> None:
-    attempt = sh(f"{trace} sh -c 'echo $$ > far.pid; exec sleep 777' & {THEN} kill -9 $guard $PPID")
+    attempt = shell_attempt(f"{trace} sh -c 'echo $$ > far.pid; exec sleep 777' & {THEN} kill -9 $guard $PPID")
     backend.launch(attempt, ONE_GPU)
     folder = own_folder(tmp_path, attempt)
     far = number_in(folder / "work" / "far.pid")
@@ -146,7 +146,7 @@ def test_a_process_that_keeps_any_trace_is_found_without_a_control_group_and_a_g
 def test_nothing_is_released_while_a_guard_has_not_seen_to_what_is_left(
     tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None]
 ) -> None:
-    attempt = sh("setsid env -i sh -c 'echo $$ > far.pid; exec sleep 777 > /dev/null 2>&1' & wait")
+    attempt = shell_attempt("setsid env -i sh -c 'echo $$ > far.pid; exec sleep 777 > /dev/null 2>&1' & wait")
     backend.launch(attempt, ONE_GPU)
     far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
     guard, _ = json.loads((own_folder(tmp_path, attempt) / "started.json").read_text())["guard"]
@@ -161,39 +161,39 @@ def test_nothing_is_released_while_a_guard_has_not_seen_to_what_is_left(
 
 
 def test_an_attempt_goes_on_without_its_guard(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("until [ -e go ]; do sleep 0.02; done; exit 3")
+    attempt = shell_attempt("until [ -e go ]; do sleep 0.02; done; exit 3")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     kill_guard(tmp_path, attempt)
     assert backend.status(attempt.name).run is Run.RUNNING
     (own_folder(tmp_path, attempt) / "work" / "go").touch()
-    assert [end.code for end in end_of(backend, attempt).ends] == [3]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [3]
 
 
 @pytest.mark.usefixtures("confined")
 def test_a_control_group_is_removed_with_what_the_job_made_inside_it(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("until [ -e go ]; do sleep 0.02; done")
+    attempt = shell_attempt("until [ -e go ]; do sleep 0.02; done")
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     folder = own_folder(tmp_path, attempt)
     group = Path(json.loads((folder / "ranks.json").read_text())["cgroup"])
     (group / "inner").mkdir()
     (folder / "work" / "go").touch()
-    assert end_of(backend, attempt).run is Run.EXITED
+    assert wait_for_end(backend, attempt).run is Run.EXITED
     until(lambda: not group.exists())
 
 
 def test_ranks_are_killed_for_memory_before_their_supervisor(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("cat /proc/self/oom_score_adj > rank; cat /proc/$PPID/oom_score_adj > supervisor")
+    attempt = shell_attempt("cat /proc/self/oom_score_adj > rank; cat /proc/$PPID/oom_score_adj > supervisor")
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     work = own_folder(tmp_path, attempt) / "work"
     rank, supervisor = (int((work / name).read_text()) for name in ("rank", "supervisor"))
     assert rank == min(supervisor + 500, 1000)
 
 
 def test_ranks_do_not_outlive_their_supervisor(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("trap '' TERM; echo $$ > rank$RANK.pid; while :; do sleep 1; done")
+    attempt = shell_attempt("trap '' TERM; echo $$ > rank$RANK.pid; while :; do sleep 1; done")
     backend.launch(attempt, THREE_GPUS)
     work = own_folder(tmp_path, attempt) / "work"
     ranks = [number_in(work / f"rank{rank}.pid") for rank in range(3)]
@@ -202,7 +202,7 @@ def test_ranks_do_not_outlive_their_supervisor(tmp_path: Path, backend: LocalBac
 
 
 def test_nothing_of_an_attempt_lives_once_it_is_reported_lost(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait")
+    attempt = shell_attempt("setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait")
     backend.launch(attempt, ONE_GPU)
     far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
     kill_supervisor(tmp_path, attempt)
@@ -211,13 +211,13 @@ def test_nothing_of_an_attempt_lives_once_it_is_reported_lost(tmp_path: Path, ba
 
 
 def test_a_lost_attempt_never_starts_again(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("echo started >> starts; sleep 1000")
+    attempt = shell_attempt("echo started >> starts; sleep 1000")
     backend.launch(attempt, ONE_GPU)
     starts = own_folder(tmp_path, attempt) / "work" / "starts"
     until(starts.exists)
     kill_supervisor(tmp_path, attempt)
     backend.launch(attempt, ONE_GPU)
-    assert end_of(backend, attempt).run is Run.LOST
+    assert wait_for_end(backend, attempt).run is Run.LOST
     assert starts.read_text() == "started\n"
     backend.forget(attempt.name)
     backend.launch(attempt, ONE_GPU)
@@ -290,11 +290,11 @@ def test_after_a_restart_of_the_machine_an_attempt_is_lost_and_no_number_is_beli
 def test_an_attempt_of_the_same_name_under_another_scheduler_lives(tmp_path: Path, backend: LocalBackend) -> None:
     (tmp_path / "other").mkdir()
     other = LocalBackend(tmp_path / "other", NODES)
-    attempt = sh("setsid sleep 1000 & echo $! > far.pid; wait")
+    attempt = shell_attempt("setsid sleep 1000 & echo $! > far.pid; wait")
     try:
         for one in (backend, other):
             one.launch(attempt, ONE_GPU)
-            runs(one, attempt)
+            wait_until_running(one, attempt)
         kill_supervisor(tmp_path, attempt)
         until(lambda: backend.is_proven_gone(attempt.name))
         assert lives(number_in(own_folder(tmp_path / "other", attempt) / "work" / "far.pid"))

@@ -11,7 +11,7 @@ import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.rules.attempts import ExitClass, class_of
-from tests.scheduler.backends.attempts import THREE_GPUS, end_of, sh
+from tests.scheduler.backends.attempts import THREE_GPUS, shell_attempt, wait_for_end
 
 MOST_BYTES = 48 << 20
 PLACES = {  # of the two versions of control groups
@@ -42,14 +42,14 @@ def test_a_rank_that_is_killed_as_memory_runs_out_differs_from_any_other_kill(
     backend: LocalBackend, little: Path
 ) -> None:
     hungry = f"echo $$ > {little}/cgroup.procs && exec {sys.executable} -S -c 'bytearray({4 * MOST_BYTES})'"
-    attempt = sh(f"[ $RANK = 1 ] || exec sleep 1000; {hungry}", environment={"PATH": os.defpath})
+    attempt = shell_attempt(f"[ $RANK = 1 ] || exec sleep 1000; {hungry}", environment={"PATH": os.defpath})
     backend.launch(attempt, THREE_GPUS)
-    reported = class_of(end_of(backend, attempt))
+    reported = class_of(wait_for_end(backend, attempt))
     assert reported == (ExitClass.RESOURCE, "rank 1 was killed as memory ran out")
 
-    killed = sh("[ $RANK = 1 ] || exec sleep 1000; kill -KILL $$")
+    killed = shell_attempt("[ $RANK = 1 ] || exec sleep 1000; kill -KILL $$")
     backend.launch(killed, THREE_GPUS)
-    assert class_of(end_of(backend, killed))[0] is ExitClass.AMBIGUOUS
+    assert class_of(wait_for_end(backend, killed))[0] is ExitClass.AMBIGUOUS
 
 
 @pytest.mark.full
@@ -59,6 +59,6 @@ def test_a_rank_that_dies_long_after_its_kill_for_memory_is_still_reported_as_su
     """The kernel counts a kill at once; here the count rises by another process, and the rank dies much later."""
     hungry = f"echo $$ > {little}/cgroup.procs && exec {sys.executable} -S -c 'bytearray({4 * MOST_BYTES})'"
     script = f"[ $RANK = 1 ] || exec sleep 1000; (sh -c {shlex.quote(hungry)}); sleep 2; kill -KILL $$"
-    attempt = sh(script, environment={"PATH": os.defpath})
+    attempt = shell_attempt(script, environment={"PATH": os.defpath})
     backend.launch(attempt, THREE_GPUS)
-    assert class_of(end_of(backend, attempt))[0] is ExitClass.RESOURCE
+    assert class_of(wait_for_end(backend, attempt))[0] is ExitClass.RESOURCE

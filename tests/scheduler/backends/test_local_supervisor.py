@@ -19,16 +19,16 @@ from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
     THREE_GPUS,
-    end_of,
+    command_attempt,
     lives,
     number_in,
     own_folder,
     python,
-    running,
-    runs,
-    sh,
+    shell_attempt,
     supervisor_of,
     until,
+    wait_for_end,
+    wait_until_running,
 )
 from tests.support import processes
 
@@ -59,19 +59,19 @@ def start_again(folder: Path, attempt: Attempt) -> int:
 
 
 def test_a_job_outlives_its_scheduler_and_is_adopted_by_the_next(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh(WAIT_FOR_GO + "exit 9")
+    attempt = shell_attempt(WAIT_FOR_GO + "exit 9")
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), attempt.name, attempt.command[2]]
     with processes.start(command, stdout=processes.PIPE) as scheduler:
         assert scheduler.stdout is not None
         assert scheduler.stdout.readline() == b"launched\n"
         scheduler.kill()
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     (work_of(tmp_path, attempt) / "go").touch()
-    assert [end.code for end in end_of(backend, attempt).ends] == [9]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [9]
 
 
 def test_a_supervisor_is_no_child_of_the_scheduler(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh(WAIT_FOR_GO)
+    attempt = shell_attempt(WAIT_FOR_GO)
     backend.launch(attempt, ONE_GPU)
     supervisor = find(supervisor_of(tmp_path, attempt).pid)
     assert supervisor is not None
@@ -79,13 +79,13 @@ def test_a_supervisor_is_no_child_of_the_scheduler(tmp_path: Path, backend: Loca
 
 
 def test_a_second_start_is_refused_while_the_first_runs_and_after_it(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("echo started >> starts; " + WAIT_FOR_GO)
+    attempt = shell_attempt("echo started >> starts; " + WAIT_FOR_GO)
     backend.launch(attempt, ONE_GPU)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     assert start_again(tmp_path, attempt) == TWIN
     until((work_of(tmp_path, attempt) / "starts").exists)
     (work_of(tmp_path, attempt) / "go").touch()
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     assert start_again(tmp_path, attempt) == STARTED_BEFORE
     assert (work_of(tmp_path, attempt) / "starts").read_text() == "started\n"
 
@@ -95,32 +95,32 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path, ba
         "trap '' TERM; echo $$ > rank$RANK.pid; "
         "setsid sh -c 'echo $$ > far$RANK.pid; while :; do sleep 1; done' & while :; do sleep 1; done"
     )
-    attempt = sh(script, grace_s=0.2)
+    attempt = shell_attempt(script, grace_s=0.2)
     backend.launch(attempt, THREE_GPUS)
     pids = [
         number_in(work_of(tmp_path, attempt) / f"{kind}{rank}.pid") for kind in ("rank", "far") for rank in range(3)
     ]
     backend.cancel(attempt.name, "no longer wanted")
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert not [pid for pid in pids if lives(pid)]
     assert status.reason == "cancelled"
     assert {end.signal for end in status.ends} == {9}
 
 
 def test_ranks_are_killed_at_once_where_there_is_no_grace(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("trap '' TERM; touch ready; while :; do sleep 1; done", grace_s=0.0)
+    attempt = shell_attempt("trap '' TERM; touch ready; while :; do sleep 1; done", grace_s=0.0)
     backend.launch(attempt, ONE_GPU)
     until((work_of(tmp_path, attempt) / "ready").exists)
     backend.cancel(attempt.name, "no longer wanted")
-    assert [end.signal for end in end_of(backend, attempt).ends] == [9]
+    assert [end.signal for end in wait_for_end(backend, attempt).ends] == [9]
 
 
 def test_a_supervisor_that_is_asked_to_end_cancels_its_attempt(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, THREE_GPUS)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     os.kill(supervisor_of(tmp_path, attempt).pid, signal.SIGTERM)
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert (status.run, status.reason) == (Run.EXITED, "cancelled")
 
 
@@ -129,10 +129,12 @@ def test_a_rank_that_is_asked_to_end_before_its_supervisor_did_not_end_by_itself
     tmp_path: Path, backend: LocalBackend, trap: str
 ) -> None:
     for number in range(60):
-        attempt = replace(sh(f"{trap} touch ready; while :; do sleep 0.001; done"), name=f"ls-together-{number}")
+        attempt = replace(
+            shell_attempt(f"{trap} touch ready; while :; do sleep 0.001; done"), name=f"ls-together-{number}"
+        )
         backend.launch(attempt, ONE_GPU)
         until((work_of(tmp_path, attempt) / "ready").exists)
-        runs(backend, attempt)
+        wait_until_running(backend, attempt)
         supervisor = supervisor_of(tmp_path, attempt)
         began = time.monotonic()
         for child in children(supervisor.pid):
@@ -141,7 +143,7 @@ def test_a_rank_that_is_asked_to_end_before_its_supervisor_did_not_end_by_itself
         with suppress(ProcessLookupError):  # this process was kept waiting for so long that all is over
             os.kill(supervisor.pid, signal.SIGTERM)
         together = time.monotonic() - began < _TOGETHER_S / 2.0
-        reason = end_of(backend, attempt).reason
+        reason = wait_for_end(backend, attempt).reason
         if together:  # else this process was kept waiting, and the two signals were too far apart
             break
     assert together
@@ -149,11 +151,11 @@ def test_a_rank_that_is_asked_to_end_before_its_supervisor_did_not_end_by_itself
 
 
 def test_a_job_may_end_by_itself_within_the_grace(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("trap 'echo saved > saved; exit 42' TERM; touch ready; while :; do sleep 0.05; done")
+    attempt = shell_attempt("trap 'echo saved > saved; exit 42' TERM; touch ready; while :; do sleep 0.05; done")
     backend.launch(attempt, ONE_GPU)
     until((work_of(tmp_path, attempt) / "ready").exists)
     backend.cancel(attempt.name, "moved")
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert [(end.code, end.signal) for end in status.ends] == [(42, 0)]
     assert (work_of(tmp_path, attempt) / "saved").exists()
 
@@ -161,32 +163,32 @@ def test_a_job_may_end_by_itself_within_the_grace(tmp_path: Path, backend: Local
 def test_when_one_rank_fails_the_others_are_stopped_and_the_cause_is_the_first(
     tmp_path: Path, backend: LocalBackend
 ) -> None:
-    attempt = sh("touch up$RANK; if [ $RANK = 1 ]; then " + WAIT_FOR_GO + "exit 3; fi; sleep 1000")
+    attempt = shell_attempt("touch up$RANK; if [ $RANK = 1 ]; then " + WAIT_FOR_GO + "exit 3; fi; sleep 1000")
     backend.launch(attempt, THREE_GPUS)
     until(lambda: all((work_of(tmp_path, attempt) / f"up{rank}").exists() for rank in range(3)))
     (work_of(tmp_path, attempt) / "go").touch()
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert status.reason == "rank failed"
     assert (status.ends[0].rank, status.ends[0].code) == (1, 3)
     assert sorted((end.rank, end.code, end.signal) for end in status.ends[1:]) == [(0, 0, 15), (2, 0, 15)]
 
 
 def test_ranks_that_are_done_are_reported_while_others_run(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("if [ $RANK = 1 ]; then exit 0; fi; " + WAIT_FOR_GO)
+    attempt = shell_attempt("if [ $RANK = 1 ]; then exit 0; fi; " + WAIT_FOR_GO)
     backend.launch(attempt, THREE_GPUS)
     ends = until(lambda: backend.status(attempt.name).ends)
     assert [(end.rank, end.code) for end in ends] == [(1, 0)]
     assert backend.status(attempt.name).run is Run.RUNNING
     (work_of(tmp_path, attempt) / "go").touch()
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert sorted((end.rank, end.code, end.signal) for end in status.ends) == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]
     assert status.reason == ""
 
 
 def test_a_job_is_stopped_at_its_time_limit(backend: LocalBackend) -> None:
-    attempt = sh("exec sleep 1000", limit_s=0.3)
+    attempt = shell_attempt("exec sleep 1000", limit_s=0.3)
     backend.launch(attempt, ONE_GPU)
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert status.reason == "time limit"
     assert [(end.code, end.signal) for end in status.ends] == [(0, 15)]
 
@@ -206,35 +208,35 @@ def test_a_job_that_leaves_daemons_behind_leaves_nothing(tmp_path: Path, backend
         "    time.sleep(0.02)\n"
     )
     backend.launch(attempt, ONE_GPU)
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert [(end.code, end.signal) for end in status.ends] == [(0, 0)]
     assert not lives(number_in(work_of(tmp_path, attempt) / "daemon.pid"))
 
 
 def test_twenty_attempts_start_at_once(backend: LocalBackend) -> None:
-    attempts = [sh(f"exit {code}") for code in range(20)]
+    attempts = [shell_attempt(f"exit {code}") for code in range(20)]
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(lambda attempt: backend.launch(attempt, ONE_GPU), attempts))
-    assert [end_of(backend, attempt).ends[0].code for attempt in attempts] == list(range(20))
+    assert [wait_for_end(backend, attempt).ends[0].code for attempt in attempts] == list(range(20))
 
 
 def test_an_attempt_that_is_launched_twenty_times_at_once_starts_once(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("echo started >> starts")
+    attempt = shell_attempt("echo started >> starts")
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(lambda _: backend.launch(attempt, ONE_GPU), range(20)))
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     assert (work_of(tmp_path, attempt) / "starts").read_text() == "started\n"
 
 
 def test_no_shell_meets_the_command_or_the_environment(tmp_path: Path, backend: LocalBackend) -> None:
     trap = f"$(touch {tmp_path}/trapped) `touch {tmp_path}/trapped`; touch {tmp_path}/trapped\n"
-    attempt = running(("printenv", "TRAP"), environment={"TRAP": trap})
+    attempt = command_attempt(("printenv", "TRAP"), environment={"TRAP": trap})
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     assert backend.logs(attempt.name, 0, 0, 1 << 20)[0].decode() == trap + "\n"
-    spoken = running(("printf", "%s", trap))
+    spoken = command_attempt(("printf", "%s", trap))
     backend.launch(spoken, ONE_GPU)
-    end_of(backend, spoken)
+    wait_for_end(backend, spoken)
     assert backend.logs(spoken.name, 0, 0, 1 << 20)[0].decode() == trap
     assert not (tmp_path / "trapped").exists()
 
@@ -245,16 +247,16 @@ def test_a_program_that_vanishes_before_its_start_ends_with_127_and_the_reason(
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    attempt = running((str(script),))
+    attempt = command_attempt((str(script),))
     backend.launch(attempt, ONE_GPU)
-    assert [end.code for end in end_of(backend, attempt).ends] == [127]
+    assert [end.code for end in wait_for_end(backend, attempt).ends] == [127]
     assert b"cannot start" in backend.logs(attempt.name, 0, 0, 1000)[0]
 
 
 def test_a_rank_begins_with_no_signal_blocked_or_ignored(backend: LocalBackend) -> None:
-    attempt = running(("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"))
+    attempt = command_attempt(("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"))
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     lines = backend.logs(attempt.name, 0, 0, 1000)[0].decode().splitlines()
     # The C library keeps the signals 32 and 33 for its threads: nobody can ask or set how they are taken.
     ours = sum(1 << number - 1 for number in signal.valid_signals())
@@ -262,17 +264,17 @@ def test_a_rank_begins_with_no_signal_blocked_or_ignored(backend: LocalBackend) 
 
 
 def test_a_rank_has_no_descriptors_but_its_streams(backend: LocalBackend) -> None:
-    attempt = running(("ls", "-l", "/proc/self/fd"))
+    attempt = command_attempt(("ls", "-l", "/proc/self/fd"))
     backend.launch(attempt, ONE_GPU)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     links = [line.split()[-3] for line in backend.logs(attempt.name, 0, 0, 4000)[0].decode().splitlines()[1:]]
     assert links == ["0", "1", "2", "3"]  # 3: the folder that ls reads
 
 
 def test_the_end_is_written_as_soon_as_it_can_be(tmp_path: Path, backend: LocalBackend) -> None:
-    attempt = sh("mkdir ../exit.json; exit 5")
+    attempt = shell_attempt("mkdir ../exit.json; exit 5")
     backend.launch(attempt, ONE_GPU)
     until(lambda: backend.status(attempt.name).run is Run.UNREACHABLE)
     assert not backend.is_proven_gone(attempt.name)
     (own_folder(tmp_path, attempt) / "exit.json").rmdir()
-    assert [end.code for end in end_of(LocalBackend(tmp_path, NODES), attempt).ends] == [5]
+    assert [end.code for end in wait_for_end(LocalBackend(tmp_path, NODES), attempt).ends] == [5]

@@ -14,15 +14,15 @@ from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.launcher import ALIVE, QUEUE
 from longshore.scheduler.model.states import Run
 from tests.scheduler.backends.attempts import (
-    end_of,
     kill_guard,
     kill_supervisor,
     lives,
     number_in,
     own_folder,
-    runs,
-    sh,
+    shell_attempt,
     until,
+    wait_for_end,
+    wait_until_running,
 )
 from tests.scheduler.backends.ray_cluster import RayCluster, backend_of, end_attempts
 
@@ -54,9 +54,9 @@ def taking(backend: RayBackend) -> dict[str, bool]:
 def test_a_job_lives_on_without_its_nodes_daemon_and_ends_as_ever_when_that_is_back(
     ray_cluster: RayCluster, backend: RayBackend
 ) -> None:
-    attempt = sh("while [ ! -e go ]; do sleep 0.05; done; exit 9")
+    attempt = shell_attempt("while [ ! -e go ]; do sleep 0.05; done; exit 9")
     backend.launch(attempt, ON_D)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     ray_cluster.kill_node("d")
     until(lambda: taking(backend) == {"a": True, "b": True, "c": True, "d": False})
     assert all(gpu.healthy for gpu in backend.observe()[3].gpus)
@@ -64,16 +64,18 @@ def test_a_job_lives_on_without_its_nodes_daemon_and_ends_as_ever_when_that_is_b
     ray_cluster.heal()
     assert backend.status(attempt.name).run is Run.RUNNING
     (own_folder(ray_cluster.folder, attempt) / "work" / "go").touch()
-    assert [end.code for end in end_of(backend, attempt).ends][:1] == [9]
+    assert [end.code for end in wait_for_end(backend, attempt).ends][:1] == [9]
 
 
 def test_a_node_that_is_lost_with_its_processes_stops_the_others_and_is_free_only_when_it_is_back(
     ray_cluster: RayCluster, backend: RayBackend
 ) -> None:
-    attempt = sh("[ $RANK = 0 ] && exec sleep 1000; setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait")
+    attempt = shell_attempt(
+        "[ $RANK = 0 ] && exec sleep 1000; setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait"
+    )
     backend.launch(attempt, ON_A_AND_D)
     far = number_in(own_folder(ray_cluster.folder, attempt) / "work" / "far.pid")
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     ray_cluster.kill_node("d")
     kill_guard(ray_cluster.folder, attempt, "part-1")
     kill_supervisor(ray_cluster.folder, attempt, "part-1")
@@ -82,15 +84,15 @@ def test_a_node_that_is_lost_with_its_processes_stops_the_others_and_is_free_onl
     assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.UNREACHABLE, False)
     assert lives(far)
     ray_cluster.heal()
-    status = end_of(backend, attempt)
+    status = wait_for_end(backend, attempt)
     assert (status.run, status.reason) == (Run.LOST, "node fault: Ray lost node d")
     assert not lives(far)
 
 
 def test_an_attempt_whose_claim_makes_no_sense_holds_up_no_other(ray_cluster: RayCluster, backend: RayBackend) -> None:
-    broken, fine = sh("true"), sh("exit 3")
+    broken, fine = shell_attempt("true"), shell_attempt("exit 3")
     backend.launch(broken, ON_A)
-    end_of(backend, broken)
+    wait_for_end(backend, broken)
     until(lambda: not (ray_cluster.folder / QUEUE / broken.name).exists())
     claim = own_folder(ray_cluster.folder, broken) / "claim.json"
     content = claim.read_bytes()
@@ -98,14 +100,14 @@ def test_an_attempt_whose_claim_makes_no_sense_holds_up_no_other(ray_cluster: Ra
     (ray_cluster.folder / QUEUE / broken.name).touch()
     living = launcher(ray_cluster)
     backend.launch(fine, ON_D)
-    assert end_of(backend, fine).ends[0].code == 3
+    assert wait_for_end(backend, fine).ends[0].code == 3
     assert running_launchers(ray_cluster) == [living]
     claim.write_bytes(content)
 
 
 def test_gpus_of_a_node_that_ray_does_not_have_cannot_be_given(ray_cluster: RayCluster, backend: RayBackend) -> None:
     larger = RayBackend(ray_cluster.folder, {"a": 4, "e": 4}, address=ray_cluster.address, token=ray_cluster.token)
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     with pytest.raises(CannotHonourError, match="Ray has 0 living nodes with the label of node e"):
         larger.launch(attempt, (Share("a", (0,)), Share("e", (0,))))
     assert taking(larger) == {"a": True, "e": False}
@@ -117,9 +119,9 @@ def test_gpus_of_a_node_that_ray_does_not_have_cannot_be_given(ray_cluster: RayC
 def test_where_the_launcher_is_killed_the_next_one_holds_the_gpus_of_what_runs(
     ray_cluster: RayCluster, backend: RayBackend
 ) -> None:
-    first, second = sh("while [ ! -e go ]; do sleep 0.05; done"), sh("true")
+    first, second = shell_attempt("while [ ! -e go ]; do sleep 0.05; done"), shell_attempt("true")
     backend.launch(first, ON_A)
-    runs(backend, first)
+    wait_until_running(backend, first)
     doomed = launcher(ray_cluster)
     os.kill(doomed.pid, signal.SIGKILL)
     until(lambda: ray_cluster.ask(f"/api/jobs/{doomed.job}")["status"] == "FAILED")
@@ -128,17 +130,17 @@ def test_where_the_launcher_is_killed_the_next_one_holds_the_gpus_of_what_runs(
     until(lambda: sorted(group_states(ray_cluster, first, second)) == ["CREATED", "PENDING"])
     assert (fresh.status(first.name).run, fresh.status(second.name).run) == (Run.RUNNING, Run.PENDING)
     (own_folder(ray_cluster.folder, first) / "work" / "go").touch()
-    assert end_of(fresh, first).run is Run.EXITED
-    assert end_of(fresh, second).run is Run.EXITED
+    assert wait_for_end(fresh, first).run is Run.EXITED
+    assert wait_for_end(fresh, second).run is Run.EXITED
 
 
 def test_a_launcher_that_hangs_is_replaced(ray_cluster: RayCluster, backend: RayBackend) -> None:
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     hung = launcher(ray_cluster)
     os.kill(hung.pid, signal.SIGSTOP)
     os.utime(ray_cluster.folder / ALIVE, (0, 0))
     backend.launch(attempt, ON_A)
-    assert end_of(backend, attempt).run is Run.EXITED
+    assert wait_for_end(backend, attempt).run is Run.EXITED
     until(lambda: not lives(hung.pid))
 
 
@@ -170,9 +172,9 @@ def group_states(cluster: RayCluster, *attempts: Attempt) -> list[str]:
 
 
 def test_a_hung_ray_hangs_no_call(ray_cluster: RayCluster, backend: RayBackend) -> None:
-    running, late = sh("exec sleep 1000"), sh("true")
+    running, late = shell_attempt("exec sleep 1000"), shell_attempt("true")
     backend.launch(running, ON_A)
-    runs(backend, running)
+    wait_until_running(backend, running)
     os.kill(ray_cluster.dashboard(), signal.SIGSTOP)
     try:
         fresh = backend_of(ray_cluster, deadline_s=1.0)  # of what will not come
@@ -183,7 +185,7 @@ def test_a_hung_ray_hangs_no_call(ray_cluster: RayCluster, backend: RayBackend) 
         reported = fresh.statuses((running.name, late.name))
         assert [reported[one.name].run for one in (running, late)] == [Run.RUNNING, Run.ABSENT]
         fresh.cancel(running.name, "no longer wanted")
-        assert end_of(fresh, running).reason == "cancelled"
+        assert wait_for_end(fresh, running).reason == "cancelled"
     finally:
         os.kill(ray_cluster.dashboard(), signal.SIGCONT)
 
@@ -191,13 +193,13 @@ def test_a_hung_ray_hangs_no_call(ray_cluster: RayCluster, backend: RayBackend) 
 def test_only_a_whole_record_of_the_end_counts_and_without_one_the_attempt_is_lost(
     ray_cluster: RayCluster, backend: RayBackend
 ) -> None:
-    attempt = sh("true")
+    attempt = shell_attempt("true")
     backend.launch(attempt, ON_A)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     folder = own_folder(ray_cluster.folder, attempt)
     for torn in (b"", b'{"attempt": "ls', b"{}"):
         (folder / "part-0" / "exit.json").write_bytes(torn)
         assert (backend.status(attempt.name).run, backend.is_proven_gone(attempt.name)) == (Run.UNREACHABLE, False)
     (folder / "part-0" / "exit.json").unlink()
     age_marker(ray_cluster, attempt, "part-0")
-    assert end_of(backend, attempt).run is Run.LOST
+    assert wait_for_end(backend, attempt).run is Run.LOST

@@ -19,7 +19,7 @@ from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from tests.scheduler.backends.attempts import age_marker, kill_supervisor, sh
+from tests.scheduler.backends.attempts import age_marker, kill_supervisor, shell_attempt
 from tests.scheduler.backends.slurm_users import Site, block, held_gpus_of
 
 pytestmark = pytest.mark.full
@@ -147,7 +147,7 @@ def test_a_job_of_a_node_that_is_switched_off_runs_again_on_another(site: Site, 
     job = jobs.submit("exec sleep 1000", gpus=4)
     jobs.becomes(job, JobState.RUNNING)
     (share,) = jobs.attempts(job)[0].placement
-    attempt = replace(sh(""), name=f"ls-{job}-1")
+    attempt = replace(shell_attempt(""), name=f"ls-{job}-1")
     site.cluster.kill(f"slurmd.{share.node}")
     kill_supervisor(tmp_path, attempt, "part-0")
     site.cluster.lose_node(share.node, "fenced: power cut")

@@ -17,7 +17,7 @@ from longshore.scheduler.backends.slurm.commands import SLURM_TIMES, SlurmTimes
 from longshore.scheduler.backends.slurm.submission import comment_of
 from longshore.scheduler.model.states import Run
 from longshore.scheduler.rules.attempts import ExitClass, class_of
-from tests.scheduler.backends.attempts import end_of, own_folder, runs, sh
+from tests.scheduler.backends.attempts import own_folder, shell_attempt, wait_for_end, wait_until_running
 from tests.scheduler.backends.slurm_backends import IMPATIENT, NODES, ON_A, backend_of
 
 Saying = Callable[..., SlurmBackend]
@@ -45,9 +45,9 @@ def saying(slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_marker_is_believed_and_not_a_slurm_that_says_completed(backend: SlurmBackend, saying: Saying) -> None:
-    attempt = sh("exit 1")
+    attempt = shell_attempt("exit 1")
     backend.launch(attempt, ON_A)
-    end_of(backend, attempt)
+    wait_for_end(backend, attempt)
     other = saying(f"echo '1|COMPLETED|{comment_of(attempt.name)}'")
     assert class_of(other.status(attempt.name))[0] is ExitClass.USER
 
@@ -55,11 +55,11 @@ def test_the_marker_is_believed_and_not_a_slurm_that_says_completed(backend: Slu
 def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
     slurm_cluster: SlurmCluster, backend: SlurmBackend, saying: Saying
 ) -> None:
-    attempt = sh("trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    attempt = shell_attempt("trap 'exit 0' TERM; while :; do sleep 0.05; done")
     backend.launch(attempt, ON_A)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     slurm_cluster.call("scancel", "--name", attempt.name)
-    assert end_of(backend, attempt).reason == "stopped by Slurm"
+    assert wait_for_end(backend, attempt).reason == "stopped by Slurm"
     other = saying(f"echo '1|TIMEOUT|{comment_of(attempt.name)}'")
     assert class_of(other.status(attempt.name))[0] is ExitClass.LIMIT
 
@@ -67,9 +67,9 @@ def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("script", ["exit 1", "true", "exec sleep 1000"])
 def test_a_slurm_that_says_nothing_ends_no_job(backend: SlurmBackend, saying: Saying, script: str) -> None:
-    attempt = sh("exec sleep 1000")
+    attempt = shell_attempt("exec sleep 1000")
     backend.launch(attempt, ON_A)
-    runs(backend, attempt)
+    wait_until_running(backend, attempt)
     other = saying(script, IMPATIENT)
     assert (other.status(attempt.name).run, other.is_proven_gone(attempt.name)) == (Run.RUNNING, False)
 
@@ -78,10 +78,10 @@ def test_a_slurm_that_says_nothing_ends_no_job(backend: SlurmBackend, saying: Sa
 def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_the_answer(
     backend: SlurmBackend, saying: Saying, tmp_path: Path
 ) -> None:
-    running = sh("exec sleep 1000")
+    running = shell_attempt("exec sleep 1000")
     backend.launch(running, ON_A)
-    runs(backend, running)
-    waiting = [sh("true") for _ in range(5000)]
+    wait_until_running(backend, running)
+    waiting = [shell_attempt("true") for _ in range(5000)]
     for attempt in waiting:
         own_folder(tmp_path, attempt).mkdir()
         spec = spec_of(attempt, ON_A, NODES, tmp_path)

@@ -81,7 +81,7 @@ class Watched:
         self.wait(1)
 
     def live_on(self) -> None:
-        self.twin.live_on()
+        self.twin.process_next_moment()
         self.twin.tick()
 
     def wait(self, seconds: float) -> None:
