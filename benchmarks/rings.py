@@ -105,7 +105,7 @@ class Trial:
             at_s = 0.0 if number is None else await self._harm(number)
             await launcher.wait_for_end()
             if self._cold.exits or self._spare == "cold":
-                await self._cold.ended()
+                await self._cold.wait_for_end()
             return self._read(at_s)
 
     def _start(self, member: int) -> MemberStart:

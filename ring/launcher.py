@@ -1,11 +1,11 @@
 """Starts the processes of a ring: its coordinator, a warm process and members; and reports at once how they end.
 
-    async with RingLauncher(folder) as launcher:       # folder: made by coordinator_server.make_ring
+    async with RingLauncher(folder) as launcher:       # folder: made by `make_ring_folder`
         await launcher.start_coordinator()             # on one node; it is restarted if it is killed
         await launcher.connect()
         launcher.start(MemberStart(0, ("python", "train.py"), os.environ, Path.cwd()))
         launcher.start(MemberStart(7, ...))            # at any time later: a member that joins
-        end = await launcher.ended()                   # done or lost, as the coordinator reports
+        end = await launcher.wait_for_end()            # done or lost, as the coordinator reports
 
 A member's number is never used twice. A member runs in a session of its own; one that was declared gone is killed with
 its group. Source: SPEC F8 to F10.

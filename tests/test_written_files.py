@@ -27,7 +27,7 @@ from longshore.preflight.check import warned
 from longshore.preflight.warm_worker import read_reply, reply_of
 from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint
 from longshore.ring import wire
-from longshore.ring.coordinator_server import RING, make_ring, read_settings
+from longshore.ring.coordinator_server import RING, make_ring_folder, read_settings
 from longshore.ring.state import read_state, write_state
 from longshore.scheduler.backends.local import ranks
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
@@ -116,7 +116,7 @@ def attempt(folder: Path, name: str) -> tuple[Any, Any]:
 
 def ring(folder: Path, name: str) -> tuple[Any, Any]:
     (folder / RING).unlink(missing_ok=True)
-    it = make_ring(folder, 2, name)
+    it = make_ring_folder(folder, 2, name)
     return it, read_settings(folder)
 
 
