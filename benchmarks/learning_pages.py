@@ -184,7 +184,7 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
         "Rollouts try the best candidates of a policy, the *base*, in imagined futures "
         "([policies.md](policies.md#rollouts)). `hetero64-wait` is the first shipped policy, of one training seed. The "
         "first row of each base is the base alone, the dashed line in the picture.", "",
-        "- *futures*: at most; *width*: candidates beside the base's own; *horizon*: jobs after which a try stops.",
+        "- *futures*: at most; *width*: candidates beside the base's own; *horizon*: jobs after which a rollout stops.",
         "- *least_value*: what knowing more has to be worth for further futures, in mean run times of a job.", "",
         "`longshore evaluate --oracle --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
         f"Milliseconds are of {TIMED} workloads, on an otherwise idle machine.",
