@@ -238,7 +238,7 @@ def open_nvml() -> "GpuReader":
     try:
         import pynvml
     except ImportError as error:
-        problem = "nvidia-ml-py is not installed; run pip install 'longshore[nvidia]'"
+        problem = "nvidia-ml-py is not installed; run pip install '.[nvidia]' in a clone of Longshore"
         raise BackendError(problem) from error
     try:
         pynvml.nvmlInit()

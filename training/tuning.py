@@ -202,7 +202,7 @@ class RayTasks:
 
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
-            raise InputError("Ray is not installed", "pip install 'longshore[ray]'", field="--ray")
+            raise InputError("Ray is not installed", "pip install '.[ray]' in a clone of Longshore", field="--ray")
         _check_port(address)
         import ray
 
@@ -469,7 +469,9 @@ def _check(config: TrainingConfig, folder: Path) -> None:
         InputError: If Optuna is not installed, or it holds a study of something else.
     """
     if find_spec("optuna") is None:
-        raise InputError("Optuna, which proposes hyper-parameters, is not installed", "pip install 'longshore[tune]'")
+        raise InputError(
+            "Optuna, which proposes hyper-parameters, is not installed", "pip install '.[tune]' in a clone of Longshore"
+        )
     kept = folder / CONFIG
     if kept.exists() and not _is_of(config, kept):
         raise InputError(

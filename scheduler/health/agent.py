@@ -52,7 +52,9 @@ def _nvml() -> ModuleType | None:
     try:
         import pynvml
     except ImportError:
-        log.warning("no GPU is reported: nvidia-ml-py is not installed (pip install 'longshore[nvidia]')")
+        log.warning(
+            "no GPU is reported: nvidia-ml-py is not installed (pip install '.[nvidia]' in a clone of Longshore)"
+        )
         return None
     try:
         pynvml.nvmlInit()

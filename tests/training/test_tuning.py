@@ -198,5 +198,5 @@ def test_without_optuna_the_error_is_how_to_install_it(
     monkeypatch.setitem(sys.modules, "optuna", None)
     done = longshore("tune", "--logdir", tmp_path)
     assert done.status == 2
-    assert "pip install 'longshore[tune]'" in done.err.splitlines()[-1]
+    assert "pip install '.[tune]'" in done.err.splitlines()[-1]
     assert "Traceback" not in done.err

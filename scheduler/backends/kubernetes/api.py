@@ -54,7 +54,9 @@ class KubernetesApi:
         try:
             from kubernetes import client, config
         except ImportError as error:
-            raise InputError("the Kubernetes client is missing", "pip install 'longshore[kubernetes]'") from error
+            raise InputError(
+                "the Kubernetes client is missing", "pip install '.[kubernetes]' in a clone of Longshore"
+            ) from error
         configuration = client.Configuration()
         try:
             if kubeconfig is None:

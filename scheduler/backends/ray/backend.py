@@ -295,7 +295,7 @@ class RayBackend(SharedFolderBackend):
     ) -> None:  # fmt: skip
         found = find_spec("ray")
         if found is None or found.origin is None:
-            raise BackendError("Ray is not installed; pip install 'longshore[ray]'")
+            raise BackendError("Ray is not installed; pip install '.[ray]' in a clone of Longshore")
         super().__init__(folder, nodes)
         self._api = RayApi(address, token, deadline_s=deadline_s)
         self._ray_nodes: Mapping[str, RayNode] = {}  # by label

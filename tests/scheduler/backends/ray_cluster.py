@@ -21,7 +21,7 @@ from tests.scheduler.backends.attempts import until
 from tests.support import processes
 
 GPUS = 4
-INSTALL = "pip install 'longshore[ray]'"
+INSTALL = "pip install '.[ray]' in a clone of Longshore"
 
 _PATIENCE_S = 120.0
 _ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's address to the outside

@@ -107,6 +107,6 @@ def test_a_gpu_without_memory_or_utilisation_values_is_healthy_and_a_lost_one_is
 def test_the_gpus_of_this_machine_are_reported_if_it_has_any() -> None:
     found = gpu_reports()
     if not found:
-        pytest.skip("no GPU, or no nvidia-ml-py: pip install 'longshore[nvidia]'")
+        pytest.skip("no GPU, or no nvidia-ml-py: pip install '.[nvidia]' in a clone of Longshore")
     assert [it.index for it in found] == list(range(len(found)))
     assert all(it.healthy and it.free_bytes > 0 for it in found)
