@@ -14,7 +14,7 @@ from ..cluster.model.problem import Problem
 from .comparison import CONFIDENCE
 from .every_order import (
     COMMON,
-    Against,
+    AgainstRival,
     AgeingBoundFigures,
     Candidate,
     CandidateFigures,
@@ -128,7 +128,7 @@ def number_text(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _against_common_text(advice: OrderAdvice, against: Against) -> str:
+def _against_common_text(advice: OrderAdvice, against: AgainstRival) -> str:
     """Return how the chosen does against what is common."""
     rival = against.rival
     if rival == advice.chosen:
@@ -279,7 +279,7 @@ TIME_TITLES = {
 }
 
 
-class Versus(NamedTuple):
+class VersusCell(NamedTuple):
     """A difference to something common, as text."""
 
     text: str
@@ -293,7 +293,7 @@ class RankingRow(NamedTuple):
     candidate: Candidate
     tag: str  # "chosen", "common today", "" for others
     cells: tuple[str, ...]  # as `head`
-    versus: tuple[Versus, ...]  # as COMMON
+    versus: tuple[VersusCell, ...]  # as COMMON
     above: str  # what is possible
 
 
@@ -377,7 +377,7 @@ def _ranking_row(advice: OrderAdvice, row: int) -> RankingRow:
     candidate, figures, shown = advice.grid.candidates[row], advice.grid.figures, advice.grid.is_reported
     tag = "chosen" if row == advice.chosen_row else "common today" if candidate in COMMON else ""
     if not advice.grid.ended[row]:
-        none = Versus("-", "", "open")
+        none = VersusCell("-", "", "open")
         return RankingRow(
             candidate, tag or "did not end", ("-",) * len(ranking_titles(advice)), (none,) * len(COMMON), "-"
         )
@@ -399,16 +399,16 @@ def _cell_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _versus_cell(advice: OrderAdvice, against: Against, row: int) -> Versus:
+def _versus_cell(advice: OrderAdvice, against: AgainstRival, row: int) -> VersusCell:
     if (
         against.rival == advice.grid.candidates[row]
         or not advice.grid.ended[advice.grid.candidates.index(against.rival)]
     ):
-        return Versus("-", "", "open")
+        return VersusCell("-", "", "open")
     value, low, high = (float(end[row]) for end in against.percent)
     interval = "" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
     clear = (low > 0 or high < 0) and against.p[row] < 1 - CONFIDENCE
-    return Versus(percent_text(value), interval, ("worse" if low > 0 else "better") if clear else "open")
+    return VersusCell(percent_text(value), interval, ("worse" if low > 0 else "better") if clear else "open")
 
 
 def report_sections(advice: OrderAdvice, ageing_s: float, remarks: Sequence[str] = ()) -> str:

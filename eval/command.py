@@ -23,12 +23,12 @@ from ..cluster.presets.problems import Regime
 from .answer import answer_document, headline, remarks_on, report_sections, sentences, terminal_ranking
 from .asides import Aside, backup_aside, planning_aside, switching_aside
 from .bounds import lower_bounds
-from .comparison import Comparison, compare, run_all, run_recorded
+from .comparison import Comparison, compare, run_all, run_with_events
 from .every_order import OrderAdvice, advice_of, every_order, figures_by_ageing_bound, run_grid
 from .figures import report_pictures, write_pictures
 from .report import write_json, write_report
 from .setting import EvaluationRequest, Setting, is_heuristic, setting_of, tune_patient_by_order, tuned_text
-from .table import CompileFirst, OpenStatus, ShowStatus, compile_as_called, terminal_tables
+from .table import CompileFirst, OpenStatus, ShowStatus, compile_nothing, terminal_tables
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +54,7 @@ def evaluate_request(
     request: EvaluationRequest,
     console: "Console",
     progress: OpenStatus,
-    compile_first: CompileFirst = compile_as_called,
+    compile_first: CompileFirst = compile_nothing,
 ) -> None:
     """Evaluate policies on scenarios.
 
@@ -72,7 +72,7 @@ def evaluate_request(
     """
     _check_options(request)
     with progress("reading the input"):
-        named = with_distinct_names([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
+        named = make_names_distinct([(name, find_policy(name)) for name in dict.fromkeys(request.policies)])
         setting = _with_objective(setting_of(request), request)
     if request.pictures is not None:
         make_folder(request.pictures, "--pictures")
@@ -291,8 +291,8 @@ def _used_under(request: EvaluationRequest, problem: Problem) -> UsedUnder:
     return use._replace(orders=()) if request.every_order else use
 
 
-def with_distinct_names(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
-    """Return policies; checkpoints of the same name get the names of the folders in which they differ, too.
+def make_names_distinct(named: Sequence[tuple[str, Policy]]) -> list[Policy]:
+    """Rename checkpoints of the same name after the folders in which they differ, and return all policies.
 
     Args:
         named: Policies with the names that they were found by.
@@ -353,7 +353,7 @@ def _typical_events(
     events = {}
     for name in dict.fromkeys(shown):
         show(f"running a typical scenario under {name}")
-        events[name] = run_recorded(problem, by_name[name], typical)[1]
+        events[name] = run_with_events(problem, by_name[name], typical)[1]
     return _typical_scenario_text(typical, own.size, shown[0], best), events
 
 

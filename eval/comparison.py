@@ -61,7 +61,7 @@ METRICS = (  # in the order of their columns
 SLOWDOWN = "JCT over work, averaged over a scenario's jobs; work below 10 min counts as 10 min."
 
 
-def metrics_with(objective: Weighting | str | None) -> tuple[Metric, ...]:
+def metrics_with_objective(objective: Weighting | str | None) -> tuple[Metric, ...]:
     """Return the metrics, first of them an objective that is a weighting and none of them."""
     if not isinstance(objective, Weighting) or objective.field in {metric.name for metric in METRICS}:
         return METRICS
@@ -167,7 +167,7 @@ def compare(
         PluginError: If a metric of another package cannot be used.
     """
     _check_comparable(outcomes, scenarios, heuristics, groups)
-    metrics = metrics_with(objective)
+    metrics = metrics_with_objective(objective)
     objective_index = _objective_index(objective, scenarios, metrics)
     table = {name: _metric_values(outcome, scenarios, cluster_gpus, metrics) for name, outcome in outcomes.items()}
     ranked = sorted(table, key=lambda name: _cost(table[name][objective_index], metrics[objective_index]).mean())
@@ -353,7 +353,7 @@ def run_all(
     return outcomes
 
 
-def run_recorded(problem: Problem, policy: Policy, scenario: int) -> tuple[Outcome, list[Event]]:
+def run_with_events(problem: Problem, policy: Policy, scenario: int) -> tuple[Outcome, list[Event]]:
     """Run one scenario and return also every event of it."""
     jobs = int(problem.scenarios.jobs[scenario])
     room = 8 * jobs + 4 * problem.cluster.gpu_node.size

@@ -146,7 +146,7 @@ def run_grid(
     for regime in regimes:
         ruled = problem._replace(rules=regime.over(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
-        outcomes = run_all(ruled, [*policies, *own], partial(_report_candidate, on_progress, regime.order))
+        outcomes = run_all(ruled, [*policies, *own], partial(_report_progress, on_progress, regime.order))
         for name, outcome in outcomes.items():
             candidates.append(Candidate(regime.order, name))
             rows.append(candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size))
@@ -162,7 +162,7 @@ def run_grid(
     return OrderGrid(tuple(candidates), figures, unit, by, weighting is not None, names, chosen, kept)
 
 
-def _report_candidate(on_progress: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
+def _report_progress(on_progress: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
     on_progress(str(Candidate(order, policy)), done)
 
 
@@ -235,7 +235,7 @@ QUARTILES_FROM, HALVES_FROM = 8, 4  # windows: fewer are cut into halves, or int
 MIN_SPREAD = 0.02  # windows that differ by a smaller share in a trait are not grouped by it
 
 
-class Against(NamedTuple):
+class AgainstRival(NamedTuple):
     """All candidates against one of them, on the windows that are reported."""
 
     rival: Candidate
@@ -288,7 +288,7 @@ class OrderAdvice:
     mean: NDArray[np.float64]  # (candidates,) of the objective
     bound_s: float  # mean of the lower bounds of the objective; nan if it has none
     above_percent: NDArray[np.float64]  # (candidates,) largest possible distance to the optimum
-    against: tuple[Against, ...]  # what is common, then the second
+    against: tuple[AgainstRival, ...]  # what is common, then the second
     losses: int  # reported windows in which EASY with pack is better
     window_groups: tuple[WindowGroup, ...]
     saving: HoursSaved | None  # None where EASY with pack did not end
@@ -388,12 +388,14 @@ def _sums_by_unit(values: NDArray[np.float64], unit: NDArray[np.intp]) -> NDArra
     return np.asarray(np.bincount(unit, weights=values), dtype=np.float64)
 
 
-def _against_rival(grid: OrderGrid, rival: Candidate, cost: NDArray[np.float64], unit: NDArray[np.intp]) -> Against:
+def _against_rival(
+    grid: OrderGrid, rival: Candidate, cost: NDArray[np.float64], unit: NDArray[np.intp]
+) -> AgainstRival:
     base = unit_sums(np.broadcast_to(cost[grid.candidates.index(rival)], cost.shape), unit)
     change = unit_sums(cost, unit) - base
     p = mean_p_values(change, base)
     p[grid.candidates.index(rival)] = np.nan
-    return Against(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm(p))
+    return AgainstRival(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm(p))
 
 
 def _window_groups(

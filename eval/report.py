@@ -46,15 +46,15 @@ def write_report(
         title=escape(title),
         answer=answer or "",
         summary=escape(summary(comparison)),
-        table=_main_table(comparison),
+        table=_main_table_html(comparison),
         caption=escape(table_caption(comparison)),
         losses=_losses_html(comparison),
         figures="\n".join(_figure_html(picture) for picture in pictures),
         objective=comparison.objective_metric.title,
         best_heuristic=escape(comparison.best_heuristic),
-        wins=_wins_table(comparison),
-        relative=_relative_table(comparison),
-        sizes=_size_table(comparison),
+        wins=_wins_table_html(comparison),
+        relative=_relative_table_html(comparison),
+        sizes=_size_table_html(comparison),
         meanings=_meanings_html(comparison),
         facts="".join(_definition_html(name, value, code=name.lower() == "command") for name, value in facts.items()),
     )
@@ -149,12 +149,12 @@ def _estimates_document(
     }
 
 
-def _main_table(comparison: Comparison) -> str:
+def _main_table_html(comparison: Comparison) -> str:
     head = ["policy", *(_heading_html(*title) for title in (*metric_titles(comparison), *versus_titles(comparison)))]
-    return _table(head, [_main_row(row) for row in table_rows(comparison)])
+    return _table_html(head, [_main_row_html(row) for row in table_rows(comparison)])
 
 
-def _main_row(row: Row) -> str:
+def _main_row_html(row: Row) -> str:
     kind = {"best heuristic": "baseline", "heuristic": "", "challenger": "challenger"}[row.kind]
     tag = f'<span class="tag">{row.kind}</span>' if kind else ""
     cells = [_td(cell.text, "best" if cell.best else "") for cell in row.cells]
@@ -162,7 +162,7 @@ def _main_row(row: Row) -> str:
     return _tr(f"{escape(row.policy)}{tag}", [*cells, *versus, _td(row.worse_in)], kind)
 
 
-def _wins_table(comparison: Comparison) -> str:
+def _wins_table_html(comparison: Comparison) -> str:
     body = []
     for row, name in enumerate(comparison.policies):
         texts = [
@@ -172,17 +172,17 @@ def _wins_table(comparison: Comparison) -> str:
         shade = [f"background: rgb(0 114 178 / {0.45 * share:.2f})" for share in comparison.wins[row]]
         cells = [f'<td style="{style}">{text}</td>' for style, text in zip(shade, texts, strict=True)]
         body.append(_tr(escape(name), cells))
-    return _table(["", *(escape(name) for name in comparison.policies)], body, "matrix")
+    return _table_html(["", *(escape(name) for name in comparison.policies)], body, "matrix")
 
 
-def _relative_table(comparison: Comparison) -> str:
+def _relative_table_html(comparison: Comparison) -> str:
     body = []
     for row, name in enumerate(comparison.policies):
         if name != comparison.best_heuristic:
             cells = [_relative_td(comparison, row, metric) for metric in range(len(comparison.metrics))]
             body.append(_tr(escape(name), cells))
     head = [_heading_html(metric.title, f"{metric.better} is better") for metric in comparison.metrics]
-    return _table(["policy", *head], body)
+    return _table_html(["policy", *head], body)
 
 
 def _relative_td(comparison: Comparison, row: int, metric: int) -> str:
@@ -191,7 +191,7 @@ def _relative_td(comparison: Comparison, row: int, metric: int) -> str:
     return f'<td class="{cell.verdict}">{escape(cell.text)}<small>{interval}</small></td>'
 
 
-def _size_table(comparison: Comparison) -> str:
+def _size_table_html(comparison: Comparison) -> str:
     sizes = comparison.job_sizes
     unit, scale = time_unit(float(sizes.mean_jct_s.max()))
     body = []
@@ -206,7 +206,7 @@ def _size_table(comparison: Comparison) -> str:
         _heading_html(f"{title} ({unit})", _count_text(int(jobs), "job"))
         for title, jobs in zip(sizes.title, sizes.jobs, strict=True)
     ]
-    return _table(["policy", *head], body)
+    return _table_html(["policy", *head], body)
 
 
 def _losses_html(comparison: Comparison) -> str:
@@ -267,6 +267,6 @@ def _tr(heading: str, cells: Iterable[str], style: str = "") -> str:
     return f'<tr class="{style}"><th scope="row">{heading}</th>{"".join(cells)}</tr>'
 
 
-def _table(head: Iterable[str], body: Iterable[str], style: str = "") -> str:
+def _table_html(head: Iterable[str], body: Iterable[str], style: str = "") -> str:
     titles_row = "".join(f'<th scope="col">{title}</th>' for title in head)
     return f'<table class="{style}"><thead><tr>{titles_row}</tr></thead><tbody>{"".join(body)}</tbody></table>'

@@ -21,9 +21,9 @@ from ..cluster.presets.problems import Regime, Stream, capacity_of, cluster_prob
 from ..cluster.traces.read import read_trace
 from ..cluster.traces.write import write_cluster, write_events, write_jobs
 from ..cluster.workloads.estimates import EstimateKind, with_estimates
-from .comparison import run_recorded
+from .comparison import run_with_events
 from .setting import JobsRequest
-from .table import CompileFirst, OpenStatus, compile_as_called, print_run
+from .table import CompileFirst, OpenStatus, compile_nothing, print_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def simulate_request(
     request: SimulationRequest,
     console: "Console",
     progress: OpenStatus,
-    compile_first: CompileFirst = compile_as_called,
+    compile_first: CompileFirst = compile_nothing,
 ) -> None:
     """Run the simulation, write the schedule and print the run's figures.
 
@@ -77,7 +77,7 @@ def simulate_request(
         problem, workload = _read_problem(request)
     compile_first(rehearsals_of([policy]))
     with progress(f"simulating {workload.jobs} jobs under {policy.name}"):
-        outcome, happened = run_recorded(problem, policy, 0)
+        outcome, happened = run_with_events(problem, policy, 0)
     ids = _unique_job_ids(workload)
     if request.events:
         write_events(request.events, happened, ids)

@@ -280,8 +280,8 @@ OpenStatus: TypeAlias = Callable[[str], AbstractContextManager[ShowStatus]]  # s
 CompileFirst: TypeAlias = Callable[[list[str]], None]  # takes what `compile_ahead` takes
 
 
-def compile_as_called(rehearsals: list[str]) -> None:
-    """Let each kernel be compiled when it is called."""
+def compile_nothing(rehearsals: list[str]) -> None:
+    """Compile nothing in advance: each kernel is compiled when it is called."""
 
 
 def print_run(

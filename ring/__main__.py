@@ -11,13 +11,13 @@ from types import FrameType
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _log_signal(number: int) -> None:
-    os.write(2, f"longshore.ring: {signal.Signals(number).name}: all members are ended\n".encode())
+def _log_signal(signal_number: int) -> None:
+    os.write(2, f"longshore.ring: {signal.Signals(signal_number).name}: all members are ended\n".encode())
 
 
-def _exit_at_once(number: int, _frame: FrameType | None) -> None:
-    _log_signal(number)
-    os._exit(128 + number)
+def _exit_at_once(signal_number: int, _frame: FrameType | None) -> None:
+    _log_signal(signal_number)
+    os._exit(128 + signal_number)
 
 
 if __name__ == "__main__":
@@ -144,10 +144,10 @@ class RingRun:
         if not self._signals and not self._launcher.is_over:
             self._start_member(local_rank)
 
-    def _receive_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
+    def _receive_signal(self, signal_number: int, _frame: FrameType | None) -> None:
+        self._signals.append(signal_number)
         if len(self._signals) == 1:
-            _log_signal(number)
+            _log_signal(signal_number)
         self._on_signal()
 
     def _end_members(self) -> None:

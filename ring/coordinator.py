@@ -123,8 +123,8 @@ class Coordinator:
     def _seated_members(self) -> list[MemberState]:
         return [self.members[number] for number in self.seated_numbers()]
 
-    def _send(self, to: int, message: wire.Message) -> None:
-        self.outbox.append((to, message))
+    def _send(self, receiver: int, message: wire.Message) -> None:
+        self.outbox.append((receiver, message))
 
     # The recovery: steps 1 to 6
 
@@ -515,26 +515,26 @@ class AwaitedMembers:
         self.has_scheduler = self.is_refused = False  # a scheduler is connected; it has no member to offer
         self.until_s = -math.inf  # until then the ring waits though no member was offered
 
-    def add_offered(self, number: int, now_s: float) -> None:
+    def add_offered(self, member: int, now_s: float) -> None:
         """A member is offered; NO_MEMBER is one whose launcher will give it a number."""
-        self._awaited[number] = now_s + self._limits.coming_s
+        self._awaited[member] = now_s + self._limits.coming_s
 
-    def add_starting(self, number: int, now_s: float) -> None:
+    def add_starting(self, member: int, now_s: float) -> None:
         """A launcher starts a member; it repeats that whenever it connects."""
-        self.add_offered(number, now_s)
-        self._started.setdefault(number, now_s)
+        self.add_offered(member, now_s)
+        self._started.setdefault(member, now_s)
 
-    def remove_connected(self, number: int, now_s: float) -> None:
+    def remove_connected(self, member: int, now_s: float) -> None:
         """A member has connected."""
-        if number in self._started:
-            self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[number])
+        if member in self._started:
+            self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[member])
             self.drop(NO_MEMBER)  # an offer that was repeated after its launcher's message
-        self.drop(number)
+        self.drop(member)
 
-    def drop(self, number: int) -> None:
+    def drop(self, member: int) -> None:
         """Stop waiting for a member."""
-        self._awaited.pop(number, None)
-        self._started.pop(number, None)
+        self._awaited.pop(member, None)
+        self._started.pop(member, None)
 
     def exclude_gap(self, gap_s: float) -> None:
         """Do not count a time in which no message could be received."""

@@ -290,12 +290,12 @@ class CoordinatorServer:
             for writer in self._writers_to(to):
                 _send(writer, message, line)
 
-    def _writers_to(self, to: int) -> list[Writer]:
-        if to == LAUNCHERS:
+    def _writers_to(self, receiver: int) -> list[Writer]:
+        if receiver == LAUNCHERS:
             return list(self._launchers)
-        if to == SCHEDULERS:
+        if receiver == SCHEDULERS:
             return list(self._schedulers)
-        return [self._members[to]] if to in self._members else []
+        return [self._members[receiver]] if receiver in self._members else []
 
     # Connections
 

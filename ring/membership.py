@@ -57,40 +57,40 @@ class CoordinatorState:
     slow: dict[str, float] = field(default_factory=dict)  # of slow seated members: times the others' computing time
     cost_s: float = 0.0  # the longest time to form the ring and copy its state; 0 before the first
 
-    def has_seat(self, number: int) -> bool:
+    def has_seat(self, member: int) -> bool:
         """Return whether a member has a seat."""
-        return str(number) in self.tokens and str(number) not in self.relieved
+        return str(member) in self.tokens and str(member) not in self.relieved
 
-    def give_seat(self, seat: int, number: int, token: str) -> None:
+    def give_seat(self, seat: int, member: int, token: str) -> None:
         """Give a seat to a member."""
         self.changes += 1
-        self.holders[seat], self.tokens[str(number)] = number, token
+        self.holders[seat], self.tokens[str(member)] = member, token
 
-    def remove_member(self, number: int, reason: str) -> bool:
+    def remove_member(self, member: int, reason: str) -> bool:
         """Count a member as gone for good; return whether it had a seat."""
         self.changes += 1
-        self.gone[str(number)] = reason
+        self.gone[str(member)] = reason
         if len(self.gone) > MAX_GONE_REASONS:
             self.gone[list(self.gone)[-MAX_GONE_REASONS - 1]] = "gone long ago"
-        self.tokens.pop(str(number), None)
-        self.relieved.pop(str(number), None)
-        if number not in self.holders:
+        self.tokens.pop(str(member), None)
+        self.relieved.pop(str(member), None)
+        if member not in self.holders:
             return False
-        self.holders[self.holders.index(number)] = NO_MEMBER
+        self.holders[self.holders.index(member)] = NO_MEMBER
         return True
 
-    def relieve(self, number: int) -> int:
+    def relieve(self, member: int) -> int:
         """Take the seat from a slow member until it is fast again; return the seat."""
         self.changes += 1
-        seat = self.holders.index(number)
-        self.holders[seat], self.relieved[str(number)] = NO_MEMBER, seat
+        seat = self.holders.index(member)
+        self.holders[seat], self.relieved[str(member)] = NO_MEMBER, seat
         return seat
 
-    def reinstate(self, number: int) -> int:
+    def reinstate(self, member: int) -> int:
         """Let a relieved member have a seat again; return which one it had."""
         self.changes += 1
-        del self.tokens[str(number)]
-        return self.relieved.pop(str(number))
+        del self.tokens[str(member)]
+        return self.relieved.pop(str(member))
 
     def with_last_gone_reason(self, problem: str) -> str:
         """Return a problem with the reason of the member that was declared gone last."""

@@ -107,7 +107,7 @@ class WarmProcess:
                     woken.recv(4096)
                 else:
                     self._kill_abandoned_member(key.fileobj)
-            self._reap()
+            self._reap_members()
         for pid in self._members:
             os.kill(pid, signal.SIGKILL)
         return None
@@ -154,7 +154,7 @@ class WarmProcess:
             if own is connection:
                 os.kill(pid, signal.SIGKILL)
 
-    def _reap(self) -> None:
+    def _reap_members(self) -> None:
         for pid in list(self._members):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:

@@ -138,7 +138,7 @@ CONFIG_COMMANDS = CommandGroup("Check the configuration of a scheduler.", {
 
 POLICY_COMMANDS = CommandGroup("List policies, import models, replay decisions.", {
     "list": CommandEntry(
-        "commands.policies:policies", "List the policies that can be named, and the shipped checkpoints.",
+        "commands.policies:list_policies", "List the policies that can be named, and the shipped checkpoints.",
         "longshore policy list",
     ),
     "import": CommandEntry(
@@ -172,14 +172,15 @@ PLAN_COMMANDS = CommandGroup("Find the GPUs that train a model by a deadline; ca
 
 TRACE_COMMANDS = CommandGroup("Inspect, convert, sample, plan and download job traces.", {
     "inspect": CommandEntry(
-        "commands.traces:inspect", "Show the statistics of a trace.", "longshore trace inspect jobs.csv --gpus 64",
+        "commands.traces:inspect_trace", "Show the statistics of a trace.",
+        "longshore trace inspect jobs.csv --gpus 64",
     ),
     "convert": CommandEntry(
-        "commands.traces:convert", "Write a trace in Longshore's own format.",
+        "commands.traces:convert_trace", "Write a trace in Longshore's own format.",
         "longshore trace convert jobs.swf jobs.csv",
     ),
     "sample": CommandEntry(
-        "commands.traces:sample", "Write a window of consecutive jobs.",
+        "commands.traces:sample_trace", "Write a window of consecutive jobs.",
         "longshore trace sample jobs.csv window.csv --jobs 96 --load 0.8",
     ),
     "plan": CommandEntry(
@@ -262,7 +263,7 @@ HELP_PANELS: Mapping[str, Mapping[str, CommandEntry | CommandGroup]] = {
         "plan": PLAN_COMMANDS,
         "trace": TRACE_COMMANDS,
         "compile": CommandEntry(
-            "commands.policies:compile_", "Compile kernels before other commands need them.",
+            "commands.policies:compile_kernels", "Compile kernels before other commands need them.",
             "longshore compile heuristics serve",
         ),
     },

@@ -14,7 +14,12 @@ from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
 from longshore.testing import check_policy
-from longshore.testing.policies import check_decisions, check_description, check_knowledge, check_patience
+from longshore.testing.policies import (
+    check_decisions,
+    check_description,
+    check_reads_no_unknowns,
+    check_waits_only_if_allowed,
+)
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases, needy_cases, planned_cases
 from tests.support.budgets import examples
@@ -50,7 +55,7 @@ def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_runs_as_it_p
 @settings(max_examples=examples(5))
 @given(case=cases() | needy_cases() | planned_cases())
 def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> None:
-    check_patience(POLICIES[name], problem_of(case), case.row)
+    check_waits_only_if_allowed(POLICIES[name], problem_of(case), case.row)
 
 
 @pytest.mark.few(13)
@@ -59,7 +64,7 @@ def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> N
 @given(case=cases(), decisions=st.integers(0, 15), seed=st.integers(0, 2**32 - 1))
 def test_a_policy_does_not_see_what_cannot_be_known(case: Case, decisions: int, seed: int, name: str) -> None:
     draws = name in DRAW_FROM_THE_SEED
-    check_knowledge(POLICIES[name], problem_of(case), case.row, decisions, seed=seed, draws=draws)
+    check_reads_no_unknowns(POLICIES[name], problem_of(case), case.row, decisions, seed=seed, draws=draws)
 
 
 class Cheat:

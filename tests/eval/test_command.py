@@ -15,7 +15,7 @@ from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime, training_key
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.workloads.estimates import with_estimates
-from longshore.eval.command import with_distinct_names
+from longshore.eval.command import make_names_distinct
 from longshore.eval.setting import EvaluationRequest, setting_of
 from longshore.training.problems import PRESETS
 from tests.checkout import HETERO64
@@ -98,7 +98,7 @@ def test_a_checkpoint_may_not_take_the_name_of_a_heuristic(tmp_path: Path) -> No
 
 
 def named(*names: str) -> list[str]:
-    return [policy.name for policy in with_distinct_names([(name, find_policy(name)) for name in names])]
+    return [policy.name for policy in make_names_distinct([(name, find_policy(name)) for name in names])]
 
 
 def test_checkpoints_of_one_name_get_the_names_of_their_folders(tmp_path: Path) -> None:

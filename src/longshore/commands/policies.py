@@ -12,7 +12,7 @@ SERVE = "serve"
 GROUP_NAMES = ("heuristics", "candidates", "networks", "environments", "training", SERVE)  # all that there are
 
 
-def compile_(
+def compile_kernels(
     groups: Annotated[
         list[str] | None, typer.Argument(metavar="[GROUP]...", help=f"{', '.join(GROUP_NAMES)}; default: all.")
     ] = None,
@@ -52,7 +52,7 @@ def compile_(
 SHIPPED_CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 
 
-def policies() -> None:
+def list_policies() -> None:
     """List the policies that can be named, and the shipped checkpoints."""
     from ..agents.registry import find_policy, policy_names
 

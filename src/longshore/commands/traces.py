@@ -123,7 +123,7 @@ def plan_trace(
 FormatOption = Annotated[str | None, typer.Option("--format", help="Its format; default: detected.")]
 
 
-def inspect(
+def inspect_trace(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     trace_format: FormatOption = None,
     gpus: Annotated[int | None, typer.Option(min=1, max=MAX_GPUS, help="Also show the load on that many GPUs.")] = None,
@@ -147,7 +147,7 @@ def inspect(
         print_estimate_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
 
 
-def convert(
+def convert_trace(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     output: Annotated[Path, typer.Argument(help="The csv file to write (docs/formats.md).")],
     trace_format: FormatOption = None,
@@ -164,7 +164,7 @@ def convert(
     typer.echo(f"{output}: {workload.jobs} jobs ({workload.left_out} rows omitted)")
 
 
-def sample(
+def sample_trace(
     file: Annotated[Path, typer.Argument(help="A trace of any format.")],
     output: Annotated[Path, typer.Argument(help="The csv file to write.")],
     jobs: Annotated[int, typer.Option(min=1, help="Consecutive jobs of the window.")] = 96,

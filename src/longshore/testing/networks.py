@@ -16,7 +16,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..envs.batch import ACTIONS, AgentView, Batch
-from .policies import check_decisions, check_description, check_knowledge, check_patience
+from .policies import check_decisions, check_description, check_reads_no_unknowns, check_waits_only_if_allowed
 
 NODES, JOBS, ROWS = 5, 12, 6
 WIDTH = 7  # that no network has by itself
@@ -117,8 +117,8 @@ def _check_policy(schema: Schema, network: Network) -> None:
     policy, problem = policy_of("checked", schema, network), _small_problem(waiting=True)
     check_description(policy)
     check_decisions(policy, problem)
-    check_patience(policy, problem)
-    check_knowledge(policy, problem, decisions=3)
+    check_waits_only_if_allowed(policy, problem)
+    check_reads_no_unknowns(policy, problem, decisions=3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checked.zip"
         save_policy(path, schema, network)

@@ -43,9 +43,9 @@ def check_policy(policy: Policy, problem: Problem | None = None, scenario: int =
     check_description(policy)
     for each in [problem] if problem is not None else _small_problems():
         check_decisions(policy, each, scenario)
-        check_patience(policy, each, scenario)
+        check_waits_only_if_allowed(policy, each, scenario)
         for decisions in range(DECISIONS):
-            check_knowledge(policy, each, scenario, decisions, seed=decisions, draws=draws)
+            check_reads_no_unknowns(policy, each, scenario, decisions, seed=decisions, draws=draws)
 
 
 def _small_problems() -> Iterator[Problem]:
@@ -148,7 +148,7 @@ def check_decisions(policy: Policy, problem: Problem, scenario: int = 0) -> None
         assert same, f"`run` comes to another {name} than `place`"
 
 
-def check_patience(policy: Policy, problem: Problem, scenario: int = 0) -> None:
+def check_waits_only_if_allowed(policy: Policy, problem: Problem, scenario: int = 0) -> None:
     """Check that a policy never waits where waiting is off.
 
     Raises:
@@ -185,7 +185,7 @@ def disturb_unknowns(sim: Simulation, rng: np.random.Generator, *, seed: bool) -
         scenarios.fault_seed[:] = rng.integers(0, 2**32, scenarios.fault_seed.shape)
 
 
-def check_knowledge(
+def check_reads_no_unknowns(
     policy: Policy, problem: Problem, scenario: int = 0, decisions: int = 0, *, seed: int = 0, draws: bool = False
 ) -> None:
     """Check that a decision is the same whatever becomes of what no scheduler can know.
