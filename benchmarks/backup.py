@@ -17,7 +17,7 @@ from pathlib import Path
 
 from longshore.ring.coordinator_server import make_ring_folder
 from longshore.ring.launcher import MemberStart, RingLauncher
-from longshore.ring.ring_client import RingClient, current_report
+from longshore.ring.ring_client import RingClient, request_ring_report
 from longshore.ring.wire import MemberOffer
 
 from .harness import ROOT, Row, main, progress
@@ -81,7 +81,9 @@ class Trial:
             self._asked_s = time.time()
             scheduler.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))
-            await self._until(lambda: (ring := current_report(self._folder)) is not None and ring.relieved == [SLOW])
+            await self._until(
+                lambda: (ring := request_ring_report(self._folder)) is not None and ring.relieved == [SLOW]
+            )
             await asyncio.sleep(40 * COMPUTE_S)
         finally:
             scheduler.close()

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longshore.cluster.files.processes import environment, living
-from longshore.ring.ring_client import current_report
+from longshore.ring.ring_client import request_ring_report
 from longshore.scheduler.client import Client
 from longshore.scheduler.model.states import FINAL
 from longshore.scheduler.store.attempts import held_gpus
@@ -231,12 +231,14 @@ async def relive(world: World, number: int, turn: int) -> tuple[bool, bool]:
 
 
 def _show(world: World, job: str, what: str) -> bool:
-    progress(f"{job}: {what}; holds {world.held_by(job)}, uses {world.used_by(job)}, {current_report(world.ring(job))}")
+    progress(
+        f"{job}: {what}; holds {world.held_by(job)}, uses {world.used_by(job)}, {request_ring_report(world.ring(job))}"
+    )
     return False
 
 
 def _has_backup(world: World, job: str) -> bool:
-    report = current_report(world.ring(job))
+    report = request_ring_report(world.ring(job))
     return report is not None and report.relieved == [1]
 
 
@@ -254,7 +256,7 @@ def _has_reached(world: World, job: str, sign: str) -> bool:
 
 def _is_at_rest(world: World, job: str) -> bool:
     """Return whether a ring runs with all its members on just the GPUs that are reserved for it."""
-    report = current_report(world.ring(job))
+    report = request_ring_report(world.ring(job))
     if report is None or report.phase != "running" or -1 in report.order or report.relieved or report.spares:
         return False
     held = world.held_by(job)

@@ -183,7 +183,7 @@ class Prices(NamedTuple):
     worth_s: NDArray[np.float64]  # (jobs,) of a job's work
 
 
-def priced_ends_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> float:
+def priced_ends_bound_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> float:
     """Return a bound on the sum of ends that knows GPUs of several speeds, and how long a job runs alone.
 
     Let a job's *middle* be the mean moment of its work. It works no faster than alone, so that its end is at least its
@@ -330,10 +330,10 @@ def least_mean_jct_s(release_s: NDArray[np.float64], minimums: JobMinimums) -> f
     one machine with releases nothing has a smaller sum of ends than to run the job with the shortest remaining time
     (Schrage 1968).
 
-    The second is `priced_ends_s`, which is also no less than each job alone.
+    The second is `priced_ends_bound_s`, which is also no less than each job alone.
     """
     first = max(shortest_remaining_ends_s(release_s, row) for row in np.unique(minimums.shares_s, axis=0))
-    second = priced_ends_s(release_s, minimums)
+    second = priced_ends_bound_s(release_s, minimums)
     return float(max(first, second) - release_s.sum()) / release_s.size
 
 

@@ -30,7 +30,7 @@ from typing import Self
 from ..cluster.files.processes import ending_with, last_error
 from .coordinator import WORN_OUT
 from .coordinator_server import STATE, RingSettings, read_settings
-from .warm import connect_warm, fork_member, python_arguments
+from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
     GONE_STATUS,
@@ -485,7 +485,7 @@ class RingLauncher:
         self, warm: Path, start: MemberStart, arguments: list[str], environment: Mapping[str, str], output: int
     ) -> Coroutine[None, None, int] | None:
         """Let the warm process fork a member; return a coroutine that waits for its exit status, None if it cannot."""
-        connection = await connect_warm(warm, self._has_warm_ended)
+        connection = await connect_to_warm_process(warm, self._has_warm_ended)
         if connection is None:
             return None
         request = {"arguments": arguments, "environment": dict(environment), "folder": str(start.folder)}

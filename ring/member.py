@@ -30,7 +30,7 @@ from .state import (
     HasState,
     NewestCheckpoint,
     find_newest_checkpoint,
-    load_model,
+    load_model_state,
     model_state,
     plain_state,
     random_state,
@@ -465,7 +465,7 @@ class Formation:
         self.client.end_apply(int(state["step"]))
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        load_model(self._model, state["model"])
+        load_model_state(self._model, state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         set_random_state(state["random"])
         self._random = None

@@ -506,7 +506,7 @@ class Backups:
             return
         usual_s = {
             member.number: time_s for member in seated
-            if (time_s := usual_compute_s(member, self._limits.slow_steps)) is not None
+            if (time_s := shortest_recent_compute_s(member, self._limits.slow_steps)) is not None
         }  # fmt: skip
         step, cost_s = max(member.step for member in seated), state.cost_s or UNKNOWN_COST_S
         longer = sorted(slow_members(usual_s), key=lambda slow: -slow.compute_s)
@@ -583,7 +583,7 @@ def _relieve_member(
     return SeatChange(reason, begins=True, outbox=((slow.number, Relieved(state.generation + 1)),))
 
 
-def usual_compute_s(member: MemberState, steps: int) -> float | None:
+def shortest_recent_compute_s(member: MemberState, steps: int) -> float | None:
     """Return the shortest computing time of a member's last steps, None if it has reported fewer."""
     last = list(member.compute_s)[-steps:]
     return min(last) if len(last) >= steps else None

@@ -45,13 +45,13 @@ MAX_SETTINGS_BYTES, MAX_STATE_BYTES = 1 << 16, 1 << 24  # of files
 MADE_UP_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
-def current_report(folder: Path) -> RingReport | None:
+def request_ring_report(folder: Path) -> RingReport | None:
     """Return the report of a ring; None if there is no ring in the folder, or its coordinator does not answer."""
     reply = _send_and_receive(folder, "status", [])
     return reply if isinstance(reply, RingReport) else None
 
 
-def last_report(folder: Path) -> RingReport | None:
+def read_written_ring_report(folder: Path) -> RingReport | None:
     """Return the report that the coordinator wrote last; None if there is none."""
     try:
         report: RingReport = from_json(_read_json(folder, STATE, MAX_STATE_BYTES)["report"], RingReport)
@@ -70,7 +70,7 @@ def retire_members(folder: Path, members: Mapping[int, str]) -> bool:
     """
     until_s = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < until_s:
-        report = current_report(folder)
+        report = request_ring_report(folder)
         if report is not None and report.phase in ("done", "lost"):
             return report.phase == "done"
         if report is not None:

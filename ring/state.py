@@ -80,7 +80,7 @@ def model_state(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
-def load_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_model_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load parameters and buffers, in place.
 
     Raises:

@@ -265,7 +265,7 @@ def python_arguments(command: tuple[str, ...]) -> list[str] | None:
     return None if rest[0].startswith("-") else rest
 
 
-async def connect_warm(path: Path, has_ended: Callable[[], bool]) -> socket.socket | None:
+async def connect_to_warm_process(path: Path, has_ended: Callable[[], bool]) -> socket.socket | None:
     """Connect to a warm process, which may not be ready yet.
 
     Args:

@@ -28,7 +28,7 @@ from longshore.ring.coordinator_server import (
     with_short_texts,
     write_file,
 )
-from longshore.ring.ring_client import current_report, last_report
+from longshore.ring.ring_client import read_written_ring_report, request_ring_report
 
 from .coordinator_process import Peer, Process, can_connect, started, wait_for
 from .trial import LIMIT_S
@@ -53,7 +53,7 @@ def test_while_a_disk_fails_members_are_answered_and_no_message_depends_on_unwri
     what: int, ring: Process
 ) -> None:
     launcher = Peer(ring, "launcher")
-    assert current_report(ring.folder) is not None  # All earlier changes are written.
+    assert request_ring_report(ring.folder) is not None  # All earlier changes are written.
     before = (ring.folder / STATE).read_bytes()
     kept = limit(ring, what, 0)
     launcher.send(wire.MemberExited(2, -9))
@@ -66,7 +66,7 @@ def test_while_a_disk_fails_members_are_answered_and_no_message_depends_on_unwri
     ring.all_receive(wire.Resume(2), without=[2])
     assert launcher.receive(wire.MemberGone) == wire.MemberGone(2, "its process ended with status -9")
     assert json.loads((ring.folder / STATE).read_bytes())["generation"] == 2
-    assert current_report(ring.folder) is not None
+    assert request_ring_report(ring.folder) is not None
 
 
 def test_a_coordinator_restarts_on_a_full_disk(ring: Process) -> None:
@@ -78,7 +78,7 @@ def test_a_coordinator_restarts_on_a_full_disk(ring: Process) -> None:
             member = Peer(again, "member", number, generation=1)
             assert member.receive(wire.Resume) == wire.Resume(1)
             member.beat()
-        assert current_report(again.folder) is not None
+        assert request_ring_report(again.folder) is not None
 
 
 def test_a_file_of_recoveries_that_cannot_be_written_stops_no_process(ring: Process) -> None:
@@ -89,7 +89,7 @@ def test_a_file_of_recoveries_that_cannot_be_written_stops_no_process(ring: Proc
             (ring.folder / "in the way").rename(ring.folder / RECOVERIES)
     ring.lose(2)
     ring.all_receive(wire.Resume(2), without=[2])
-    assert current_report(ring.folder) is not None
+    assert request_ring_report(ring.folder) is not None
 
 
 def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
@@ -193,7 +193,7 @@ def test_long_texts_of_peers_are_cut_where_they_arrive(text: str, ring: Process)
     scheduler.send(wire.NoMemberOffer(text))
     scheduler.send(wire.Retire(2, text))
     assert launcher.receive(wire.MemberGone) == wire.MemberGone(2, text[:MAX_TEXT])
-    report = current_report(ring.folder)
+    report = request_ring_report(ring.folder)
     assert report is not None
     assert report.gone == {"1": text[:MAX_TEXT], "2": text[:MAX_TEXT]}
     assert (ring.folder / STATE).stat().st_size < 64_000
@@ -224,17 +224,17 @@ def test_connections_at_the_end_leave_no_traceback_in_the_log(outcome: str, ring
     wait_for(lambda: "State:\tZ" in Path(f"/proc/{ring.pid}/status").read_text())
     ungreeted.close()
     assert [line for line in ring.log().splitlines() if not line.startswith("longshore.ring: ")] == []
-    report = last_report(ring.folder)
+    report = read_written_ring_report(ring.folder)
     assert report is not None
     assert report.phase == outcome
 
 
 def test_the_last_report_of_a_ring_that_its_launcher_ends_is_the_one_before(ring: Process) -> None:
     launcher = Peer(ring, "launcher")
-    before, log = current_report(ring.folder), ring.log()
+    before, log = request_ring_report(ring.folder), ring.log()
     launcher.send(wire.Terminating())
     for number in range(3):
         launcher.send(wire.MemberExited(number, -15))
     launcher.receive(wire.RingEnd)
-    assert last_report(ring.folder) == before
+    assert read_written_ring_report(ring.folder) == before
     assert ring.log() == log

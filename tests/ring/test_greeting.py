@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from longshore.ring import wire
-from longshore.ring.ring_client import current_report
+from longshore.ring.ring_client import request_ring_report
 from longshore.ring.wire import (
     answer_challenge,
     check_welcome,
@@ -215,7 +215,7 @@ def test_a_process_that_does_not_prove_the_secret_receives_nothing_and_the_ring_
                 connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             assert file.read() == b""
-    report = current_report(ring.folder)
+    report = request_ring_report(ring.folder)
     assert report is not None
     assert (report.gone, report.generation) == ({}, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, Coordinator
 from longshore.ring.membership import Phase, RingLimits
-from longshore.ring.ring_client import current_report
+from longshore.ring.ring_client import request_ring_report
 
 from .coordinator_process import Peer, Process, can_connect, started, wait_for
 from .obedient_ring import Ring
@@ -65,7 +65,7 @@ def test_processes_that_reconnect_to_a_coordinator_that_was_killed_at_the_end_re
         for member in ring.members:
             member.send(wire.MemberDone(member.member, 1, 7))
         ring.all_receive(wire.Finish(1))
-        before = current_report(tmp_path)
+        before = request_ring_report(tmp_path)
         assert before is not None
         assert (before.phase, before.step) == ("done", 7)
         os.kill(ring.pid, signal.SIGKILL)
@@ -80,4 +80,4 @@ def test_processes_that_reconnect_to_a_coordinator_that_was_killed_at_the_end_re
         for number in range(3):
             reconnect(ring, number)
         assert Peer(ring, "member", 3).receive(wire.Evicted) == wire.Evicted("the ring was done before it connected")
-        assert current_report(tmp_path) == before
+        assert request_ring_report(tmp_path) == before

@@ -14,7 +14,7 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.ring import ring_client
 from longshore.ring.coordinator_server import RING, STATE, make_ring_folder
-from longshore.ring.ring_client import RingClient, current_report, retire_members
+from longshore.ring.ring_client import RingClient, request_ring_report, retire_members
 from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, make_welcome, new_challenge, proves_secret
 from longshore.scheduler.backends.local.backend import LocalBackend
 
@@ -84,7 +84,7 @@ def test_what_is_in_the_place_of_a_file_is_never_waited_for(
     ring = ring_at(tmp_path, listening)
     (ring / name).unlink()
     HOSTILE[kind](ring / name)
-    assert in_time(lambda: current_report(ring)) is None
+    assert in_time(lambda: request_ring_report(ring)) is None
     assert isinstance(in_time(lambda: retire_members(ring, {0: "a test"})), TimeoutError)
     scheduler = RingClient(ring, lambda: None, ring / "places.json")
     assert in_time(scheduler.close) is None
@@ -150,7 +150,7 @@ ANSWERS: dict[str, Callable[[socket.socket], object]] = {
 def test_no_process_that_answers_is_waited_for_long(tmp_path: Path, listening: socket.socket, kind: str) -> None:
     answering(listening, ANSWERS[kind])
     ring = ring_at(tmp_path, listening)
-    assert in_time(lambda: current_report(ring)) is None
+    assert in_time(lambda: request_ring_report(ring)) is None
     assert isinstance(in_time(lambda: retire_members(ring, {0: "a test"})), TimeoutError)
     scheduler = RingClient(ring, lambda: None, ring / "places.json")
     assert in_time(scheduler.close) is None
@@ -161,7 +161,7 @@ def test_no_other_machine_is_contacted(tmp_path: Path, listening: socket.socket)
     settings = json.loads((ring / RING).read_text())
     answering(listening, lambda it: welcomes(it, settings["secret"]))
     (ring / RING).write_text(json.dumps({**settings, "host": "192.0.2.1"}))
-    assert current_report(ring) == REPORT
+    assert request_ring_report(ring) == REPORT
     assert ring_client.HOST == "127.0.0.1"
 
 

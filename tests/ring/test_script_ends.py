@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from longshore.ring.warm import connect_warm, fork_member
+from longshore.ring.warm import connect_to_warm_process, fork_member
 from tests.support import processes
 
 WAIT_S = 60.0
@@ -142,7 +142,7 @@ def by_python(folder: Path, arguments: Sequence[str]) -> Ended:
 
 def by_fork(folder: Path, arguments: Sequence[str], warm: Path) -> Ended:
     async def run() -> int:
-        connection = await connect_warm(warm, lambda: False)
+        connection = await connect_to_warm_process(warm, lambda: False)
         assert connection is not None
         output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
         what = {"arguments": list(arguments), "environment": dict(os.environ), "folder": str(folder)}

@@ -19,7 +19,7 @@ from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import Identity, boot_id, is_alive, last_error, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
-from ....ring.ring_client import RingClient, current_report, last_report, retire_members
+from ....ring.ring_client import RingClient, read_written_ring_report, request_ring_report, retire_members
 from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status, read_reason
@@ -154,7 +154,7 @@ class LocalBackend(Backend):
     def ring_report(self, name: str) -> RingReport | None:
         """Return the state of an attempt's ring, the last known one if its coordinator does not answer."""
         ring = self._ring_folder(name)
-        return current_report(ring) or last_report(ring)
+        return request_ring_report(ring) or read_written_ring_report(ring)
 
     def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
         """Remove the members on some GPUs from the ring of an attempt, and return whether it continues without them."""

@@ -46,7 +46,7 @@ class Twin:
     ) -> None:
         self.backend = backend
         kinds = site.cluster.node_type.tolist()
-        self._type_of = dict(zip(backend.layout.nodes, map(type_name, kinds), strict=True))
+        self._type_of = dict(zip(backend.layout.nodes, map(node_type_name, kinds), strict=True))
         monitor = Monitor(backend, "simulated", backend.layout, self._type_of)
         self.parts = Parts(
             store=store, backend=backend, backend_name="simulated", site=site, layout=backend.layout, placer=placer,
@@ -98,7 +98,7 @@ class Twin:
         self._wake()  # a scheduler ticks every second, and so sees that it runs long before anything else happens
         sim, mean_s = self.backend.sim, dict[str, list[float]]()
         for gpu in np.flatnonzero(sim.state.gpu_job[ROW] == job).tolist():
-            kind = type_name(int(sim.cluster.node_type[sim.cluster.gpu_node[gpu]]))
+            kind = node_type_name(int(sim.cluster.node_type[sim.cluster.gpu_node[gpu]]))
             mean_s.setdefault(kind, []).append(float(compute_s(sim, ROW, job, gpu)))
         records = {kind: (1, sum(times_s) / len(times_s), ()) for kind, times_s in mean_s.items()}
 
@@ -134,7 +134,7 @@ class Twin:
         return NewJob(id_of(job), "job", owner, spec, 0, gpus, estimate_s, self.backend.now_s)
 
 
-def type_name(number: int) -> str:
+def node_type_name(number: int) -> str:
     """Return the name of a node type."""
     return f"type {number}"
 
