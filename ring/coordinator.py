@@ -319,8 +319,8 @@ class Coordinator:
 
     # Events of members
 
-    def member_connected(self, hello: wire.Hello, now_s: float) -> bool:
-        """A process connects as a member. Return whether it is one."""
+    def admit_member(self, hello: wire.Hello, now_s: float) -> bool:
+        """Admit a process that connects as a member; return False if it was refused."""
         self.now_s = now_s
         number, state = hello.member, self.state
         if state.phase is Phase.DONE and str(number) not in state.gone:
@@ -363,8 +363,8 @@ class Coordinator:
             self.members[number].connected = False
             self._disconnected_s[number] = now_s
 
-    def member_message(self, number: int, message: wire.Message, now_s: float) -> None:
-        """A member sends a message. One of another generation counts only as a sign of life."""
+    def receive_member_message(self, number: int, message: wire.Message, now_s: float) -> None:
+        """Take a message of a member. One of another generation counts only as a sign of life."""
         self.now_s = now_s
         member = self.members.get(number)
         if member is None:
@@ -438,8 +438,8 @@ class Coordinator:
 
     # Events of launchers, of schedulers, and of time
 
-    def launcher_message(self, message: wire.Message, now_s: float) -> None:
-        """A launcher starts a member, or reports that its process has exited: then it is gone at once."""
+    def receive_launcher_message(self, message: wire.Message, now_s: float) -> None:
+        """Take a message of a launcher: it starts a member, or a member's process has exited and is gone at once."""
         self.now_s = now_s
         if self.state.phase is Phase.DONE and isinstance(message, wire.MemberStarting) and self._is_new(message.member):
             self._declare_gone(message.member, NOT_NEEDED)
@@ -462,8 +462,8 @@ class Coordinator:
         """No scheduler is connected any more."""
         self._awaited.has_scheduler = False
 
-    def scheduler_message(self, message: wire.Message, now_s: float) -> None:
-        """A scheduler offers a member, has none to offer, or retires one."""
+    def receive_scheduler_message(self, message: wire.Message, now_s: float) -> None:
+        """Take a message of a scheduler: it offers a member, has none to offer, or retires one."""
         self.now_s = now_s
         if isinstance(message, wire.MemberOffer) and self._is_new(message.member):
             self._awaited.add_offered(message.member, now_s)

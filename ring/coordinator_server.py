@@ -335,7 +335,7 @@ class CoordinatorServer:
     async def _serve_member(self, hello: Hello, reader: asyncio.StreamReader, writer: Writer) -> None:
         before = self._members.get(hello.member)
         self._members[hello.member] = writer
-        if not self._coordinator.member_connected(hello, time.monotonic()):
+        if not self._coordinator.admit_member(hello, time.monotonic()):
             await self._refuse_member(hello.member, before, writer)
             return
         if before is not None:
@@ -345,7 +345,7 @@ class CoordinatorServer:
             async for message in _read_messages(reader):
                 if self._members.get(hello.member) is not writer or getattr(message, "member", -1) != hello.member:
                     return
-                self._coordinator.member_message(hello.member, message, time.monotonic())
+                self._coordinator.receive_member_message(hello.member, message, time.monotonic())
                 self._write_and_send()
         finally:
             if self._members.get(hello.member) is writer:
@@ -378,7 +378,7 @@ class CoordinatorServer:
                 if isinstance(message, Terminating):
                     self._report()
                     self._is_ending = True
-                self._coordinator.launcher_message(message, time.monotonic())
+                self._coordinator.receive_launcher_message(message, time.monotonic())
                 self._write_and_send()
         finally:
             self._launchers.discard(writer)
@@ -389,7 +389,7 @@ class CoordinatorServer:
         self._write_and_send()
         try:
             async for message in _read_messages(reader):
-                self._coordinator.scheduler_message(message, time.monotonic())
+                self._coordinator.receive_scheduler_message(message, time.monotonic())
                 self._write_and_send()
         finally:
             self._schedulers.discard(writer)

@@ -59,7 +59,7 @@ def writing(folder: Path, name: str, content: Any) -> None:
         passed(f"wrote {content['phase']}", content["generation"])
 
 
-for method in ("member_message", "launcher_message", "scheduler_message"):
+for method in ("receive_member_message", "receive_launcher_message", "receive_scheduler_message"):
     watch(method)
 for name, replacement in (("_send", sending), ("write_file", writing)):
     setattr(coordinator_server, name, replacement)

@@ -20,7 +20,7 @@ class Ring:
             self.join(number)
 
     def join(self, number: int) -> None:
-        self.coordinator.member_connected(wire.Hello("member", number, f"t{number}"), self.now_s)
+        self.coordinator.admit_member(wire.Hello("member", number, f"t{number}"), self.now_s)
         self.answer()
 
     def answer(self) -> None:
@@ -43,14 +43,14 @@ class Ring:
             self.send(wire.FirstStep(number, message.generation, step + 1))
 
     def send(self, message: wire.Message) -> None:
-        self.coordinator.member_message(getattr(message, "member", -1), message, self.now_s)
+        self.coordinator.receive_member_message(getattr(message, "member", -1), message, self.now_s)
 
     def launch(self, number: int) -> None:
-        self.coordinator.launcher_message(wire.MemberStarting(number), self.now_s)
+        self.coordinator.receive_launcher_message(wire.MemberStarting(number), self.now_s)
         self.answer()
 
     def exit(self, number: int) -> None:
-        self.coordinator.launcher_message(wire.MemberExited(number, -9), self.now_s)
+        self.coordinator.receive_launcher_message(wire.MemberExited(number, -9), self.now_s)
         self.answer()
 
     def wait(self, seconds: float) -> None:

@@ -147,8 +147,10 @@ class World:
         """A member repeats messages of an earlier generation, as a process that has lost its seat does."""
         generation = self.random.randrange(self.coordinator.state.generation)
         kind = self.random.choice([wire.MemberReady, wire.MemberDone, wire.FirstStep])
-        self.coordinator.member_message(number, kind(number, generation, self.random.randrange(50)), self.now_s)
-        self.coordinator.member_message(number, wire.Stopped(number, generation, 40, awaits_layout=True), self.now_s)
+        self.coordinator.receive_member_message(number, kind(number, generation, self.random.randrange(50)), self.now_s)
+        self.coordinator.receive_member_message(
+            number, wire.Stopped(number, generation, 40, awaits_layout=True), self.now_s
+        )
         self.act()
 
     def stop(self, number: int) -> None:
@@ -203,7 +205,7 @@ class World:
     def deliver_to_coordinator(self, number: int) -> None:
         member = self.members[number]
         if member.outbox:
-            self.coordinator.member_message(number, member.outbox.popleft(), self.now_s)
+            self.coordinator.receive_member_message(number, member.outbox.popleft(), self.now_s)
             self.act()
 
     def move(self, number: int) -> None:
@@ -230,7 +232,7 @@ class World:
     def connect(self, member: Simulated) -> None:
         member.connected = True
         hello = wire.Hello("member", member.number, member.token, member.at, member.step, member.fresh)
-        if not self.coordinator.member_connected(hello, self.now_s):
+        if not self.coordinator.admit_member(hello, self.now_s):
             assert str(member.number) in self.coordinator.state.gone or self.coordinator.state.phase.is_over
         self.act()
 
@@ -272,7 +274,7 @@ class World:
 
     def launcher_moves(self) -> None:
         if self.launched:
-            self.coordinator.launcher_message(self.launched.popleft(), self.now_s)
+            self.coordinator.receive_launcher_message(self.launched.popleft(), self.now_s)
             self.act()
 
     def run_to_rest(self) -> bool:

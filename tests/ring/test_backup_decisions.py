@@ -63,7 +63,7 @@ class Timed(Ring):
             is_fresh = not self.coordinator.state.has_seat(number)
             generation, step = self.coordinator.state.generation, self.steps.get(number, 0)
             hello = wire.Hello("member", number, it.token, generation, step, is_fresh)
-            assert self.coordinator.member_connected(hello, self.now_s)
+            assert self.coordinator.admit_member(hello, self.now_s)
         self.answer()
 
     @property

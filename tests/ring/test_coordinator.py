@@ -52,7 +52,7 @@ def test_the_ring_waits_for_an_offered_member_and_gives_it_the_seat() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.scheduler_message(wire.MemberOffer(7), ring.now_s)
+    ring.coordinator.receive_scheduler_message(wire.MemberOffer(7), ring.now_s)
     ring.wait(10.0)
     assert ring.coordinator.state.phase is Phase.STOPPING
     ring.join(7)
@@ -63,10 +63,10 @@ def test_the_ring_waits_for_a_member_offered_without_a_number_until_the_launcher
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.scheduler_message(wire.MemberOffer(-1), ring.now_s)
+    ring.coordinator.receive_scheduler_message(wire.MemberOffer(-1), ring.now_s)
     ring.wait(10.0)
     assert ring.coordinator.state.phase is Phase.STOPPING
-    ring.coordinator.launcher_message(wire.MemberStarting(4), ring.now_s)
+    ring.coordinator.receive_launcher_message(wire.MemberStarting(4), ring.now_s)
     ring.exit(4)
     ring.wait(3.0)
     assert (ring.order(), ring.coordinator.state.phase) == ([0, -1, 2, 3], Phase.RUNNING)
@@ -79,10 +79,10 @@ def test_without_a_new_member_the_ring_shrinks(answer: str) -> None:
         ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
     if answer == "none":
-        ring.coordinator.scheduler_message(wire.NoMemberOffer("no GPU is free"), ring.now_s)
+        ring.coordinator.receive_scheduler_message(wire.NoMemberOffer("no GPU is free"), ring.now_s)
         ring.answer()
     elif answer.startswith("one"):
-        ring.coordinator.scheduler_message(wire.MemberOffer(9), ring.now_s)
+        ring.coordinator.receive_scheduler_message(wire.MemberOffer(9), ring.now_s)
         if answer == "one that dies":
             ring.exit(9)
     if answer not in ("none", "no scheduler"):
@@ -190,7 +190,7 @@ def test_faults_of_long_ago_do_not_count() -> None:
 def test_a_worn_out_process_is_restarted_and_waited_for() -> None:
     ring = Ring(3)
     ring.groups = 20
-    ring.coordinator.member_message(0, wire.ExchangeFailed(0, 1, "", "made up"), ring.now_s)
+    ring.coordinator.receive_member_message(0, wire.ExchangeFailed(0, 1, "", "made up"), ring.now_s)
     ring.quiet.add(0)
     ring.answer()
     ring.wait(6.0)
@@ -210,10 +210,10 @@ def test_a_member_without_a_seat_or_of_another_generation_may_not_save() -> None
 def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -> None:
     ring = Ring(2)
     ring.exit(1)
-    assert not ring.coordinator.member_connected(wire.Hello("member", 1, "t1"), 0.0)
-    assert not ring.coordinator.member_connected(wire.Hello("member", 0, "another"), 0.0)
-    assert not ring.coordinator.member_connected(wire.Hello("member", -2, "x"), 0.0)
-    assert not ring.coordinator.member_connected(wire.Hello("member", 8, "x", fresh=False), 0.0)
+    assert not ring.coordinator.admit_member(wire.Hello("member", 1, "t1"), 0.0)
+    assert not ring.coordinator.admit_member(wire.Hello("member", 0, "another"), 0.0)
+    assert not ring.coordinator.admit_member(wire.Hello("member", -2, "x"), 0.0)
+    assert not ring.coordinator.admit_member(wire.Hello("member", 8, "x", fresh=False), 0.0)
     assert ring.order() == [0, -1]
 
 
@@ -221,7 +221,7 @@ def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -
 def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> None:
     ring = Ring(2, spares=1)
     for _ in range(2):  # a second time nothing changes
-        ring.coordinator.scheduler_message(wire.Retire(number, "its GPU is broken"), ring.now_s)
+        ring.coordinator.receive_scheduler_message(wire.Retire(number, "its GPU is broken"), ring.now_s)
         ring.answer()
     assert ring.coordinator.state.gone == {str(number): "its GPU is broken"}
     assert (-2, wire.MemberGone(number, "its GPU is broken")) in ring.sent
@@ -233,7 +233,7 @@ def started(ring: Ring, number: int, how: str) -> None:
     """A member is started; its launcher reports that once or repeatedly, or it was offered before."""
     if how == "offered":
         ring.coordinator.scheduler_connected(ring.now_s)
-        ring.coordinator.scheduler_message(wire.MemberOffer(-1), ring.now_s)
+        ring.coordinator.receive_scheduler_message(wire.MemberOffer(-1), ring.now_s)
     for _ in range(3 if how == "repeated" else 1):
         ring.launch(number)
         ring.wait(5.0)
@@ -255,7 +255,7 @@ def test_a_member_that_never_connects_is_declared_gone_and_logged(how: str, seat
     assert set(ring.coordinator.state.gone) == {"0", "9"}
     assert [to for to, it in ring.sent if isinstance(it, wire.MemberGone) and it.member == 9] == [LAUNCHERS]
     assert any(line.startswith("member 9 is gone") for line in ring.coordinator.log_lines)
-    assert not ring.coordinator.member_connected(wire.Hello("member", 9, "t9"), ring.now_s)
+    assert not ring.coordinator.admit_member(wire.Hello("member", 9, "t9"), ring.now_s)
 
 
 def test_at_the_start_members_have_as_long_as_the_ring_waits_and_no_longer() -> None:
@@ -309,10 +309,10 @@ def test_of_very_many_members_that_are_gone_all_are_refused_and_few_reasons_are_
     ring = Ring(2)
     for number in range(2, 2000):
         ring.join(number)
-        ring.coordinator.member_message(number, wire.Leave(number, 1, "\U0001f525" * 500), ring.now_s)
+        ring.coordinator.receive_member_message(number, wire.Leave(number, 1, "\U0001f525" * 500), ring.now_s)
     ring.answer()
     assert len(wire.encode(ring.coordinator.report())) < wire.MAX_LINE_BYTES
-    assert not any(ring.coordinator.member_connected(wire.Hello("member", it, f"t{it}"), 0.0) for it in range(2, 2000))
+    assert not any(ring.coordinator.admit_member(wire.Hello("member", it, f"t{it}"), 0.0) for it in range(2, 2000))
 
 
 @given(

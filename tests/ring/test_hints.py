@@ -50,7 +50,7 @@ def test_members_that_were_started_and_do_not_connect_cause_a_hint_before_they_a
 def test_the_reason_of_a_lost_ring_names_its_last_member() -> None:
     ring = Ring(2)
     for number in range(2):
-        ring.coordinator.launcher_message(wire.MemberExited(number, 1, "ImportError: no such thing"), 0.0)
+        ring.coordinator.receive_launcher_message(wire.MemberExited(number, 1, "ImportError: no such thing"), 0.0)
         ring.answer()
     (end,) = [message for to, message in ring.sent if isinstance(message, wire.RingEnd) and to == LAUNCHERS]
     assert end.reason.endswith("; the last: member 1: its process ended with status 1: ImportError: no such thing")

@@ -62,7 +62,7 @@ def _check_jobs(workload: Workload) -> None:
 
 
 def _check_windows_text(trace_format: TraceFormat, data: bytes, first: Workload) -> None:
-    """The same file with a byte order mark and other ends of lines holds the same jobs."""
+    """Check that the file holds the same jobs with a byte order mark and with other ends of lines."""
     text = data.decode("utf-8-sig").replace("\r\n", "\n")
     again = _read_bytes(trace_format, ("\ufeff" + text.replace("\n", "\r\n")).encode())
     for name in ("gpus", "work_s", "submit_s"):
