@@ -137,9 +137,9 @@ def _run_every_order(
     pairs, scenarios = len(regimes) * len(policies) + len(tuned), problem.scenarios.jobs.size
     places = itertools.count(1)
 
-    def show_run(what: str, done: int) -> None:
+    def show_run(candidate: str, done: int) -> None:
         place = f" ({next(places)} of {pairs})" if not done else f", {done:,} of {scenarios:,}"
-        show(f"running {what}{place}")
+        show(f"running {candidate}{place}")
 
     grid = run_grid(problem, regimes, policies, show_run, weighting=request.objective, tuned=tuned)
     show("computing what is possible")

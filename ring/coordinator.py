@@ -356,12 +356,12 @@ class Coordinator:
         else:
             self._begin_recovery(f"member {member.number} returned from generation {generation}")
 
-    def member_disconnected(self, number: int, now_s: float) -> None:
+    def member_disconnected(self, member: int, now_s: float) -> None:
         """A member's connection has ended; the member may return."""
         self.now_s = now_s
-        if number in self.members:
-            self.members[number].connected = False
-            self._disconnected_s[number] = now_s
+        if member in self.members:
+            self.members[member].connected = False
+            self._disconnected_s[member] = now_s
 
     def receive_member_message(self, number: int, message: wire.Message, now_s: float) -> None:
         """Take a message of a member. One of another generation counts only as a sign of life."""
@@ -473,8 +473,8 @@ class Coordinator:
             self._declare_gone(message.member, message.reason)
         self._advance()
 
-    def _is_new(self, number: int) -> bool:
-        return number not in self.members and str(number) not in self.state.gone | self.state.tokens
+    def _is_new(self, member: int) -> bool:
+        return member not in self.members and str(member) not in self.state.gone | self.state.tokens
 
     def tick(self, now_s: float) -> None:
         """Let time pass: find members that are silent, do not stop, never connect, or are slow."""

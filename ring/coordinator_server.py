@@ -352,15 +352,15 @@ class CoordinatorServer:
                 del self._members[hello.member]
                 self._coordinator.member_disconnected(hello.member, time.monotonic())
 
-    async def _refuse_member(self, number: int, before: Writer | None, writer: Writer) -> None:
+    async def _refuse_member(self, member: int, before: Writer | None, writer: Writer) -> None:
         """Send `Evicted` to a process that is no member, but not to the process that is the member of its number."""
         coordinator = self._coordinator
-        refusals = [sent for sent in coordinator.outbox if sent[0] == number and isinstance(sent[1], Evicted)]
+        refusals = [sent for sent in coordinator.outbox if sent[0] == member and isinstance(sent[1], Evicted)]
         coordinator.outbox = [sent for sent in coordinator.outbox if sent not in refusals]
         if before is None:
-            del self._members[number]
+            del self._members[member]
         else:
-            self._members[number] = before
+            self._members[member] = before
         self._write_and_send()
         await self._wait_until_written()
         for _, message in refusals:

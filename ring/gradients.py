@@ -90,12 +90,12 @@ class GradientPiece:
         flags = torch.tensor([*is_dense, *(float(at in apart) for at in range(len(is_dense)))])
         return Gathered(torch.cat([*parts, flags.to(self._flags), *along]), apart)
 
-    def finish_average(self, mean: Tensor, own: Gathered, exchange: GradientExchange, parts: int) -> Averaged:
+    def finish_average(self, mean: Tensor, gathered: Gathered, exchange: GradientExchange, parts: int) -> Averaged:
         """Return the gradients in a mean, and exchange those that are not in it.
 
         Args:
             mean: Of the flat tensors of all processes.
-            own: What this process has gathered.
+            gathered: What this process has gathered.
             exchange: Of all processes.
             parts: Divisor of sums.
         """
@@ -109,10 +109,10 @@ class GradientPiece:
         for at, parameter in enumerate(self.parameters):
             inside = pieces[at] if is_dense[at] and not self._is_sparse[at] else None
             if is_apart[at] and not is_dense[at]:
-                found.append(_mean_of_sparse(parameter, own.apart.get(at), exchange, parts))
+                found.append(_mean_of_sparse(parameter, gathered.apart.get(at), exchange, parts))
                 continue
             if is_apart[at]:
-                apart = _mean_of_sparse_and_dense(parameter, own.apart.get(at), exchange, parts)
+                apart = _mean_of_sparse_and_dense(parameter, gathered.apart.get(at), exchange, parts)
                 inside = apart if inside is None else inside + apart
             found.append(None if inside is None else _shaped_like(inside, parameter))
         return Averaged(found, pieces[-1])
@@ -333,21 +333,23 @@ def _shaped_like(numbers: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=shaped.dtype, requires_grad=False).copy_(shaped)
 
 
-def _mean_of_sparse_and_dense(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
+def _mean_of_sparse_and_dense(
+    parameter: Tensor, gradient: Tensor | None, exchange: GradientExchange, parts: int
+) -> Tensor:
     """Return the mean of sparse gradients where other processes have dense ones, as real numbers."""
     dtype, device = _flat_dtype_and_device(parameter)
-    if own is None:
+    if gradient is None:
         mean = torch.zeros(_real_numbers(parameter), dtype=dtype, device=device)
     else:
-        mean = _flat_real(own if own.layout is torch.strided else own.to_dense(), dtype) / parts
+        mean = _flat_real(gradient if gradient.layout is torch.strided else gradient.to_dense(), dtype) / parts
     _sum_unless_empty(mean, exchange)
     return mean
 
 
-def _mean_of_sparse(parameter: Tensor, own: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
+def _mean_of_sparse(parameter: Tensor, gradient: Tensor | None, exchange: GradientExchange, parts: int) -> Tensor:
     """Return the mean of sparse gradients: the rows of all processes, added up where several have one."""
     wide, device = _sum_dtype(parameter), parameter.device
-    rows = None if own is None else own.coalesce()
+    rows = None if gradient is None else gradient.coalesce()
     counts = torch.zeros(exchange.size, dtype=torch.int64, device=device)
     counts[exchange.rank] = 0 if rows is None else rows.values().shape[0]
     _sum_unless_empty(counts, exchange)

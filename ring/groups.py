@@ -279,10 +279,10 @@ class _Event(ctypes.Structure):
     _fields_ = (("events", ctypes.c_uint32), ("kept", ctypes.c_uint64))
 
 
-def _descriptor_target(number: int) -> str:
+def _descriptor_target(descriptor: int) -> str:
     """Return the target of a descriptor, "" if it was closed."""
     with suppress(OSError):
-        return os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
     return ""
 
 

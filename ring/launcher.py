@@ -461,9 +461,9 @@ class RingLauncher:
         elif isinstance(message, RingEnd) and not self._end.done():
             self._end.set_result(message)
 
-    def _kill_member(self, number: int) -> None:
-        if number in self._running:
-            _signal_group(self._running[number], signal.SIGKILL)
+    def _kill_member(self, member: int) -> None:
+        if member in self._running:
+            _signal_group(self._running[member], signal.SIGKILL)
 
     def _send(self, message: Message) -> None:
         if self._writer is not None:

@@ -457,11 +457,11 @@ class MemberClient:
         if self._connection.has_greeted:
             self._connection.send(message)
 
-    def _renew_lease(self, number: int) -> None:
+    def _renew_lease(self, heartbeat: int) -> None:
         """Extend the lease by the answer to a heartbeat; it runs from when the heartbeat was sent."""
         with self._changed:
-            self._leased_s = max(self._leased_s, self._sent_s.pop(number, self._leased_s))
-            self._sent_s = {later: sent_s for later, sent_s in self._sent_s.items() if later > number}
+            self._leased_s = max(self._leased_s, self._sent_s.pop(heartbeat, self._leased_s))
+            self._sent_s = {later: sent_s for later, sent_s in self._sent_s.items() if later > heartbeat}
             self._silence.end()
             self._changed.notify_all()
 

@@ -399,9 +399,9 @@ class Accusations:
         if accused is not None:
             self.add_pair(failure.member, accused, failure.generation, now_s)
 
-    def add_pair(self, one: int, other: int, generation: int, now_s: float) -> None:
+    def add_pair(self, member: int, peer: int, generation: int, now_s: float) -> None:
         """Count a failure; of a pair, each generation has at most one."""
-        pair = frozenset((one, other))
+        pair = frozenset((member, peer))
         if generation > self._noted.get(pair, 0):
             self._noted[pair] = generation
             self._pairs.append((now_s, pair))

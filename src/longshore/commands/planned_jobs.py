@@ -115,14 +115,14 @@ def job_plan_request(file: YamlFile, data: Mapping[str, Any]) -> JobPlanRequest:
     return request
 
 
-def _check_deadline(file: YamlFile, place: tuple[str, ...], request: JobPlanRequest) -> None:
+def _check_deadline(file: YamlFile, field: tuple[str, ...], request: JobPlanRequest) -> None:
     try:
         deadline_s = request.deadline_s
     except ValueError as error:
         problem, _, fix = str(error).partition("; ")
-        raise file.error(place, problem, fix) from error
+        raise file.error(field, problem, fix) from error
     if deadline_s is not None and not MIN_DEADLINE_S <= deadline_s <= MAX_DEADLINE_S:
-        raise file.error(place, f"{file.seen(place, request.deadline)} is too short or too long", "write 1ms to 366d")
+        raise file.error(field, f"{file.seen(field, request.deadline)} is too short or too long", "write 1ms to 366d")
 
 
 def _training_of_command(file: YamlFile, command: object) -> dict[str, Any]:

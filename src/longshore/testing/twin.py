@@ -134,9 +134,9 @@ class Twin:
         return NewJob(id_of(job), "job", owner, spec, 0, gpus, estimate_s, self.backend.now_s)
 
 
-def node_type_name(number: int) -> str:
+def node_type_name(node_type: int) -> str:
     """Return the name of a node type."""
-    return f"type {number}"
+    return f"type {node_type}"
 
 
 def id_of(job: int) -> str:
