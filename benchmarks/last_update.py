@@ -93,7 +93,7 @@ def longer_percent(line: str) -> float:
     config, watched = config_by(line), Watched()
     with (
         tempfile.TemporaryDirectory() as name,
-        mock.patch.object(ppo, "falling", former),
+        mock.patch.object(ppo, "falling_rate", former),
         mock.patch.object(
             BaseAlgorithm, "_update_learning_rate", watched.update_learning_rate(BaseAlgorithm._update_learning_rate)
         ),

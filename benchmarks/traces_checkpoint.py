@@ -15,7 +15,7 @@ from pathlib import Path
 from longshore.agents.learned.checkpoint import load_policy, save_policy
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_network
 from longshore.training.config import TrainingConfig, problem_request
-from longshore.training.distil import log_cost, with_best_margin
+from longshore.training.distil import mean_log_cost, with_best_margin
 from longshore.training.problems import DEFAULT_SIZES, OVER_TIME, PRESETS, TRACES
 from longshore.training.run import train
 from longshore.training.run_folder import Progress
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
     config = config_of(SEEDS[0], paths)
     joined = CandidatePolicy(CHECKPOINT.stem, policies[0].schema, mean_network(networks))
     validated = PRESETS[TRACES].build(problem_request(config, DEFAULT_SIZES))[1]
-    policy = with_best_margin(joined, lambda it: log_cost(it, validated, config.group.group_tail))
+    policy = with_best_margin(joined, lambda it: mean_log_cost(it, validated, config.group.group_tail))
     save_policy(CHECKPOINT, policy.schema, policy.network)
     progress(f"{CHECKPOINT}: the mean of {len(policies)} networks, margin {policy.schema.margin:g}")
 

@@ -21,7 +21,7 @@ from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.setting import TESTED_PART
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.training.problems import SIGMA, TRAINED_PART
-from longshore.training.validation import cost_of, tuned_patient
+from longshore.training.validation import run_for_costs, tuned_patient
 
 from .against import geometric_mean
 from .harness import ROOT, Row, main, progress
@@ -107,7 +107,7 @@ def measure() -> Iterator[Row]:
         label = same_jobs(problem.scenarios)
         logs = []
         for one in (policy, tuned_patient(tuning)):
-            values = cost_of(simulation_of(problem, rows=problem.scenarios.jobs.size), one, problem, weighting)
+            values = run_for_costs(simulation_of(problem, rows=problem.scenarios.jobs.size), one, problem, weighting)
             logs.append(np.log(np.bincount(label, weights=values) / np.bincount(label)))
         difference = geometric_mean(logs[0] - logs[1])
         found.append(difference.percent)

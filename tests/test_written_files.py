@@ -33,7 +33,7 @@ from longshore.scheduler.backends.local import ranks
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
 from longshore.scheduler.policy_host.messages import Failed, read_message
 from longshore.training.config import TrainingConfig
-from longshore.training.validation import LATER, Later, write_later
+from longshore.training.validation import LATER, LaterComparison, write_comparisons
 
 ODD = (
     "1e3", "0x1f", "0o7", "1:30", "2026-01-01", "null", "~", "yes", "off", "-", "- a", "a: b", "# a", "&a", "*a", "!a",
@@ -89,8 +89,8 @@ def message(folder: Path, name: str) -> tuple[Any, Any]:
 
 
 def later(folder: Path, name: str) -> tuple[Any, Any]:
-    it = Later(name, 1, -2.5, math.nan, math.inf, 1.0, rival=f"a{name}")
-    write_later(folder, (it,))
+    it = LaterComparison(name, 1, -2.5, math.nan, math.inf, 1.0, rival=f"a{name}")
+    write_comparisons(folder, (it,))
     (found,) = json.loads((folder / LATER).read_text(), parse_constant=pytest.fail)
     return {**it._asdict(), "low": None, "high": None}, found
 

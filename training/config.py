@@ -119,10 +119,10 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
             raise file.error((name,), problem, nearest(str(name), known))
         if not known[name].holds(value):
             raise file.error((name,), f"{file.seen((name,), value)} is not {known[name].text}")
-    return {name: whole_or_not(known[name], value) for name, value in file.data.items()}
+    return {name: to_parameter_type(known[name], value) for name, value in file.data.items()}
 
 
-def whole_or_not(bounds: ParameterRange, value: float) -> float:
+def to_parameter_type(bounds: ParameterRange, value: float) -> float:
     """Return a value in the type of its hyper-parameter: 3.0 may be a whole number."""
     return int(value) if bounds.is_whole else float(value)
 
@@ -139,7 +139,7 @@ MAX_ENVIRONMENTS, MAX_BUFFER = 16_384, 10**9
 MAX_RUN_NAME_BYTES = 200  # of a run's folder: with prefixes and suffixes, a file system takes 255
 
 
-def with_several(content: object) -> object:
+def upgraded_config(content: object) -> object:
     """Return a configuration of an earlier version, with its one trace and one order regime as lists."""
     if not isinstance(content, dict):
         return content
@@ -165,7 +165,7 @@ class RegisteredName:
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """Check the name that was given."""
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+        return core_schema.no_info_after_validator_function(self._check_name, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
@@ -177,7 +177,7 @@ class RegisteredName:
         """Return all names that the field may have."""
         return list(registered(self.seam))
 
-    def _checked(self, given: str) -> str:
+    def _check_name(self, given: str) -> str:
         if not is_registered(self.seam, given):
             raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names())})
         return given
@@ -221,12 +221,12 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _todays_names(cls, content: object) -> object:
-        return with_several(content)
+    def _upgrade(cls, content: object) -> object:
+        return upgraded_config(content)
 
     @field_validator("objective")
     @classmethod
-    def _an_objective(cls, text: str | None) -> str | None:
+    def _check_objective(cls, text: str | None) -> str | None:
         try:
             return None if text is None else weighting_of(text).text
         except InputError as error:
@@ -314,7 +314,7 @@ def problem_request(config: TrainingConfig, sizes: Sizes) -> ProblemRequest:
     )  # fmt: skip
 
 
-class Options(NamedTuple):
+class RunOptions(NamedTuple):
     """Action, network, observation and reward of a run."""
 
     action: str
@@ -323,12 +323,12 @@ class Options(NamedTuple):
     reward: str
 
 
-def default_options(preset: str, algorithm: str, action: str | None) -> Options:
+def default_options(preset: str, algorithm: str, action: str | None) -> RunOptions:
     """Return the default options, for an action if one is named."""
     own = PRESETS[preset]
     usual = "candidate" if algorithm in BY_CANDIDATES else own.action
     network = "candidates" if (action or usual) == "candidate" else own.network
-    return Options(usual, network, own.observation if (action or usual) == own.action else "full", own.reward)
+    return RunOptions(usual, network, own.observation if (action or usual) == own.action else "full", own.reward)
 
 
 def config_of(
@@ -345,7 +345,7 @@ def config_of(
         InputError: If a value is not known or values do not go together, naming the option.
     """
     preset = preset or (HISTORY if history else TRACES if traces else "hetero64")
-    _check_known("preset", preset, PRESETS)
+    _check_option_value("preset", preset, PRESETS)
     own = PRESETS[preset]
     loaded = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
     may_wait = own.waiting
@@ -366,7 +366,7 @@ def config_of(
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "replay": replay,
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
-        _check_known(field, value, _words_of(field))
+        _check_option_value(field, value, _allowed_words(field))
     _check_network(algorithm, network, action)
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
@@ -375,7 +375,7 @@ def config_of(
     if not 1 <= steps <= MAX_TRAINING_STEPS:
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
-    _check_input(preset, traces, brought)
+    _check_preset_input(preset, traces, brought)
     others = {"--ageing": ageing_h < math.inf, "--oracle": oracle, "--waiting": waiting is not None}
     _check_history(preset, history, {"--order": orders, **others}, algorithm)
     _check_orders(algorithm, orders)
@@ -434,11 +434,11 @@ def with_numbers(
         minibatch = environments * size.steps if algorithm == "a2c" else size.minibatch
         size, update["environments"] = replace(size, rows=environments, minibatch=minibatch), environments
     if buffer is not None:
-        size, update["buffer"] = replace(size, kept=_kept(config.replay, buffer, size)), buffer
+        size, update["buffer"] = replace(size, kept=_rollouts_in_buffer(config.replay, buffer, size)), buffer
     return config.model_copy(update=update | {"hyperparameters": size})
 
 
-def _kept(replay: str, buffer: int, size: Hyperparameters) -> int:
+def _rollouts_in_buffer(replay: str, buffer: int, size: Hyperparameters) -> int:
     """Return the number of rollouts in a buffer of a number of samples."""
     if replay == "off":
         raise InputError("without replay no sample is kept", "give --replay, too", field="--buffer")
@@ -467,7 +467,7 @@ def with_parameter_file(config: TrainingConfig, path: Path) -> TrainingConfig:
     return with_parameters(config, values).model_copy(update={"parameters": str(path)})
 
 
-def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, object]) -> None:
+def _check_preset_input(preset: str, traces: Sequence[Path], brought: Mapping[str, object]) -> None:
     """Refuse files and options that the preset has no use for, or that it lacks."""
     if not PRESETS[preset].needs_trace and traces:
         raise InputError(f"{preset} draws its own jobs", "omit the trace, or take another preset", field="--trace")
@@ -530,14 +530,14 @@ def _check_network(algorithm: str, network: str, action: str) -> None:
         raise InputError(f"{algorithm} teaches the network `candidates`", "omit --network", field="--network")
 
 
-def _words_of(field: str) -> Collection[str]:
+def _allowed_words(field: str) -> Collection[str]:
     """Return the words that a field of a configuration takes."""
     known = TrainingConfig.model_fields[field]
     name = next((entry for entry in known.metadata if isinstance(entry, RegisteredName)), None)
     return get_args(known.annotation) if name is None else name.names()
 
 
-def _check_known(field: str, value: str, known: Iterable[str]) -> None:
+def _check_option_value(field: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         option = {"algorithm": "algo"}.get(field, field)
         raise InputError(f"there is no {option} {value!r}", nearest(value, known), field=f"--{option}")

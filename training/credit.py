@@ -24,7 +24,7 @@ RIDGE = 1.0  # of the square of a feature: an update has few runs, and a free fi
 
 
 @kernel
-def remaining_job_s(
+def remaining_job_time_s(
     finish_s: Times, submit_s: Times, jobs: int, now_s: float, horizon_s: float, weight: Times
 ) -> float:
     """Return the time that all jobs of a run spend in the system after a moment, weighing exp(-t / horizon) after t.
@@ -73,7 +73,9 @@ def write_credits(
         first = mine - mine % runs
         others_s, mine_s = 0.0, 0.0
         for run in range(first, first + runs):
-            left_s = remaining_job_s(finish_s[run], submit_s[run], jobs[run], now_s[at], horizon_s[run], weight[run])
+            left_s = remaining_job_time_s(
+                finish_s[run], submit_s[run], jobs[run], now_s[at], horizon_s[run], weight[run]
+            )
             if run == mine:
                 mine_s = left_s
             else:
@@ -96,7 +98,7 @@ def job_times(outcome: Outcome, jobs: NDArray[np.int32], submit_s: Times, work_s
     return JobTimes(finish_s, submit_s, jobs, work_s)
 
 
-def joined_job_times(parts: Sequence[JobTimes]) -> JobTimes:
+def join_job_times(parts: Sequence[JobTimes]) -> JobTimes:
     """Return several in one, all padded to the largest number of jobs."""
     jobs = max(part.submit_s.shape[1] for part in parts)
 
@@ -132,14 +134,14 @@ def credits_of(
     return earned / (mean_s * times.jobs)[record.row]
 
 
-def over_spread(gains: Times) -> Times:
+def divided_by_spread(gains: Times) -> Times:
     """Return gains over their root mean square, 0 where none differs from 0."""
     spread = float(np.sqrt(np.square(gains).mean()))
     return gains / spread if spread > 0.0 else np.zeros_like(gains)
 
 
 @kernel
-def write_gaps(
+def write_feature_gaps(
     row: NDArray[np.int32], now_s: Times, features: NDArray[np.float32], runs: int, first: NDArray[np.int64], gap: Times
 ) -> None:
     """Write how much the features of each decision differ from the latest ones of the other runs of its group.
@@ -190,33 +192,33 @@ class CreditBaseline:
         self.square = np.zeros((problems, features, features))
         self.product = np.zeros((problems, features))
 
-    def subtract(self, earned: Times, gap: Times, problem: NDArray[np.intp]) -> Times:
+    def subtract_and_fit(self, earned: Times, gap: Times, problem: NDArray[np.intp]) -> Times:
         """Return credits less the expected ones; then fit the functions to these credits, for the next update.
 
         Args:
             earned: Shape (decisions,).
-            gap: As `write_gaps` writes it, shape (decisions, features).
+            gap: As `write_feature_gaps` writes it, shape (decisions, features).
             problem: Of which problem each decision is, shape (decisions,).
         """
         left = earned.copy()
         for number in range(self.square.shape[0]):
             own = problem == number
             features, credit = gap[own], earned[own]
-            left[own] -= features @ self._weights(number)
+            left[own] -= features @ self._fitted_weights(number)
             self.square[number] = BASELINE_DECAY * self.square[number] + features.T @ features
             self.product[number] = BASELINE_DECAY * self.product[number] + features.T @ credit
         return left
 
-    def _weights(self, number: int) -> Times:
-        square = self.square[number]
+    def _fitted_weights(self, problem: int) -> Times:
+        square = self.square[problem]
         own = np.diag(square)
         # A feature that never differs has no square of its own; any number makes its weight 0.
         held_back = square + np.diag(np.where(own > 0.0, RIDGE * own, 1.0))
-        weights: Times = np.linalg.lstsq(held_back, self.product[number], rcond=None)[0]
+        weights: Times = np.linalg.lstsq(held_back, self.product[problem], rcond=None)[0]
         return weights
 
 
-def gaps_of(record: SampledRuns, runs: int, features: int) -> Times:
+def feature_gaps_of(record: SampledRuns, runs: int, features: int) -> Times:
     """Return how much the first features of each decision differ from the latest ones of the group's other runs.
 
     Args:
@@ -230,5 +232,5 @@ def gaps_of(record: SampledRuns, runs: int, features: int) -> Times:
     first = np.ascontiguousarray(record.observations[: record.row.size, :features])
     last = int(record.row.max(initial=0)) // runs * runs + runs
     gap = np.zeros(first.shape)
-    write_gaps(record.row, record.now_s, first, runs, np.searchsorted(record.row, np.arange(last + 1)), gap)
+    write_feature_gaps(record.row, record.now_s, first, runs, np.searchsorted(record.row, np.arange(last + 1)), gap)
     return gap

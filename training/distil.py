@@ -49,15 +49,15 @@ from .run_folder import (
     SNAPSHOT,
     Arrays,
     RunFolder,
-    counts,
-    initial_network,
+    check_within,
+    checked_counts,
+    checked_record,
+    initial_candidate_network,
     read_arrays,
-    records,
     restore_weights,
-    within,
     write_arrays,
 )
-from .validation import metrics_of
+from .validation import run_for_metrics
 
 LABELLED, OWN = 0, 1  # second counter of the draws: which decisions are labelled, and which policy runs
 
@@ -76,13 +76,13 @@ class Labels(NamedTuple):
     scenario: NDArray[np.int32]  # (decisions,)
 
 
-def joined(parts: Iterable[Labels]) -> Labels:
+def join_labels(parts: Iterable[Labels]) -> Labels:
     """Return the decisions of several parts in their order."""
-    fields = zip(*([_none(), *parts]), strict=True)
+    fields = zip(*([_no_labels(), *parts]), strict=True)
     return Labels(*(np.concatenate(arrays) for arrays in fields))
 
 
-def _none() -> Labels:
+def _no_labels() -> Labels:
     counts, values = np.zeros(0, np.int32), np.zeros((0, MAX_CANDIDATES), np.float32)
     return Labels(np.zeros((0, OBSERVATION_SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
 
@@ -94,10 +94,10 @@ def sound_labels(arrays: Arrays, scenarios: int) -> Labels:
         ValueError: If they are no labels of these.
         KeyError: If an array is missing.
     """
-    found = records(arrays, "", _none())
-    within("listed", found.listed, 1, MAX_CANDIDATES)
-    within("tried", found.tried, 1, MAX_CANDIDATES)
-    within("scenario", found.scenario, 0, scenarios - 1)
+    found = checked_record(arrays, "", _no_labels())
+    check_within("listed", found.listed, 1, MAX_CANDIDATES)
+    check_within("tried", found.tried, 1, MAX_CANDIDATES)
+    check_within("scenario", found.scenario, 0, scenarios - 1)
     if (found.tried > found.listed).any():
         raise ValueError("tried is more than listed, expected at most as many")
     return found
@@ -111,7 +111,7 @@ class DecisionLabel(NamedTuple):
     to_go: float  # mean of what is still to come by the base's own choice
 
 
-def label(rollout: Rollout, sim: Simulation, row: int) -> DecisionLabel:
+def label_decision(rollout: Rollout, sim: Simulation, row: int) -> DecisionLabel:
     """Return the label of a decision with a choice.
 
     Args:
@@ -155,18 +155,18 @@ def label_run(rollout: Rollout, actor: RolloutBase, sim: Simulation, task: Label
         if uniform(task.seed, LABELLED, int(sim.state.decisions[0])) < task.share:
             listed = list_and_write_candidates(sim, 0, observations, 0)
             if listed > 1:
-                kept.append((observations[0].copy(), listed, label(rollout, sim, 0)))
+                kept.append((observations[0].copy(), listed, label_decision(rollout, sim, 0)))
         if actor.place(sim, 0):
             start(sim, 0)
         else:
             undo_picks(sim, 0)
             wait(sim, 0)
-    return _labels(kept, task.scenario)
+    return _stacked_labels(kept, task.scenario)
 
 
-def _labels(kept: list[tuple[NDArray[np.float32], int, DecisionLabel]], scenario: int) -> Labels:
+def _stacked_labels(kept: list[tuple[NDArray[np.float32], int, DecisionLabel]], scenario: int) -> Labels:
     if not kept:
-        return _none()
+        return _no_labels()
     observations, listed, labels = zip(*kept, strict=True)
     gains, variances, to_go = zip(*labels, strict=True)
     tried = np.array([gain.size for gain in gains], dtype=np.int32)
@@ -189,20 +189,22 @@ class LabelWorker(NamedTuple):
     others: RolloutBase  # runs the scenarios that the teacher's base does not
 
 
-def workers_of(
+def label_workers(
     problem: Problem, objective: Objective, search: Search, bases: Iterable[RolloutBase], others: RolloutBase
 ) -> list[LabelWorker]:
     """Return a worker for each of some bases of rollouts, which may not be shared between threads."""
     return [LabelWorker(simulation_of(problem), Rollout(base, search, objective), others) for base in bases]
 
 
-def label_runs(tasks: Iterable[LabelTask], workers: list[LabelWorker], own: float, pool: ThreadPoolExecutor) -> Labels:
+def label_runs(
+    tasks: Iterable[LabelTask], workers: list[LabelWorker], own_share: float, pool: ThreadPoolExecutor
+) -> Labels:
     """Run tasks at several workers at once; which of them runs what changes nothing.
 
     Args:
         tasks: What is run.
         workers: One for each thread.
-        own: Share of the tasks that the base of the rollouts runs itself.
+        own_share: Share of the tasks that the base of the rollouts runs itself.
         pool: Threads.
     """
     free: SimpleQueue[LabelWorker] = SimpleQueue()
@@ -212,19 +214,19 @@ def label_runs(tasks: Iterable[LabelTask], workers: list[LabelWorker], own: floa
     def one(task: LabelTask) -> Labels:
         worker = free.get()
         try:
-            actor = worker.teacher.base if uniform(task.seed, OWN, 0) < own else worker.others
+            actor = worker.teacher.base if uniform(task.seed, OWN, 0) < own_share else worker.others
             return label_run(worker.teacher, actor, worker.sim, task)
         finally:
             free.put(worker)
 
-    return joined(pool.map(one, tasks))
+    return join_labels(pool.map(one, tasks))
 
 
 NEAR = 0.5  # units
 HELD_OUT = 10  # one of this number of scenarios is held out
 
 
-class Fitted(NamedTuple):
+class FitQuality(NamedTuple):
     """How well a network does on labels that are held out."""
 
     held_out_loss: float  # the least after any epoch; its weights are kept
@@ -244,7 +246,7 @@ class _LabelTensors(NamedTuple):
     error: Tensor
     to_go: Tensor
 
-    def of(self, rows: Tensor) -> "_LabelTensors":
+    def select(self, rows: Tensor) -> "_LabelTensors":
         """Return those of some rows, no wider than their longest list."""
         part = _LabelTensors(*(tensor[rows] for tensor in self))
         most = int(part.listed.max())
@@ -289,7 +291,7 @@ def _policy_loss(logits: Tensor, tasks: _LabelTensors, parameters: DistilParamet
 def fit_network(
     network: CandidateNetwork, labels: Labels, parameters: DistilParameters, pool: ThreadPoolExecutor,
     rng: np.random.Generator,
-) -> Fitted:  # fmt: skip
+) -> FitQuality:  # fmt: skip
     """Fit a network; the weights of the least loss on held-out labels remain.
 
     Args:
@@ -302,11 +304,11 @@ def fit_network(
     tasks = _LabelTensors(*map(torch.from_numpy, labels[:-1]))
     is_held = labels.scenario % HELD_OUT == HELD_OUT - 1
     learned = np.flatnonzero(~is_held) if (~is_held).any() else np.arange(is_held.size)
-    held = tasks.of(torch.from_numpy(np.flatnonzero(is_held) if is_held.any() else learned))
+    held = tasks.select(torch.from_numpy(np.flatnonzero(is_held) if is_held.any() else learned))
     optimizer = torch.optim.Adam(network.parameters(), lr=parameters.distil_learning_rate)
 
     def loss(rows: Tensor) -> Tensor:
-        part = tasks.of(rows)
+        part = tasks.select(rows)
         logits, values = network(part.observations)
         return _policy_loss(logits, part, parameters) + value_loss(values, part.to_go)
 
@@ -323,11 +325,11 @@ def fit_network(
         if judged < least:
             least, at, best = judged, epoch + 1, copy.deepcopy(network.state_dict())
     network.load_state_dict(best)
-    return Fitted(least, at, *_on_held_out(network, held))
+    return FitQuality(least, at, *_held_out_quality(network, held))
 
 
 @torch.no_grad()
-def _on_held_out(network: CandidateNetwork, held: _LabelTensors) -> tuple[float, float, float]:
+def _held_out_quality(network: CandidateNetwork, held: _LabelTensors) -> tuple[float, float, float]:
     """Return regret, error of the value, and spread."""
     logits, values = network(held.observations)
     is_tried = torch.arange(logits.shape[1]) < held.tried[:, None]
@@ -355,7 +357,7 @@ class DistilLearner:
     def __init__(self, problem: Problem, run_folder: RunFolder) -> None:
         config = run_folder.config
         self.run_folder, self.parameters, self.problem = run_folder, config.distil, problem
-        self._initial = initial_network(config)
+        self._initial = initial_candidate_network(config)
         torch.manual_seed(config.seed)
         self.network = self._initial or CandidateNetwork(layout_of(run_folder.schema))
         self.pool = ThreadPoolExecutor(config.threads)
@@ -365,14 +367,14 @@ class DistilLearner:
         self._workers: list[LabelWorker] = []
 
     @property
-    def due(self) -> int:
+    def steps_at_round_end(self) -> int:
         """Decisions after which the round in progress ends."""
         first, rounds = self.parameters.distil_first, self.parameters.rounds
         later = (1.0 - first) / max(rounds - 1, 1)
         share = first + later * self.fits if self.fits < rounds - 1 else 1.0
         return min(round(share * self.run_folder.config.steps), self.run_folder.config.steps)
 
-    def collect(self) -> None:
+    def collect_labels(self) -> None:
         """Run a block of tasks, and keep what they label.
 
         Raises:
@@ -383,17 +385,17 @@ class DistilLearner:
         if not self._workers:
             self._workers = self._new_workers()
         numbers = range(self.tasks, self.tasks + self.parameters.distil_block)
-        tasks = [self._task(number) for number in numbers]
+        tasks = [self._label_task(number) for number in numbers]
         labels = label_runs(tasks, self._workers, self.parameters.distil_own, self.pool)
         self._labels.append(labels)
-        self._file(self.blocks).parent.mkdir(exist_ok=True)
-        write_arrays(self._file(self.blocks), labels._asdict())
+        self._labels_file(self.blocks).parent.mkdir(exist_ok=True)
+        write_arrays(self._labels_file(self.blocks), labels._asdict())
         self.blocks += 1
         self.tasks += len(tasks)
         self.steps += labels.tried.size
-        self._note(labels)
+        self._record_labels(labels)
 
-    def _task(self, number: int) -> LabelTask:
+    def _label_task(self, number: int) -> LabelTask:
         scenario = int(self.order[number % self.order.size])
         seed = (self.run_folder.config.seed * 7_368_787 + number) & 0xFFFFFFFF
         return LabelTask(scenario, seed, self.parameters.distil_share)
@@ -409,9 +411,9 @@ class DistilLearner:
             bases = [CandidatePolicy("network", self.run_folder.schema, network) for _ in range(threads)]
         if self.fits:  # the value of a checkpoint may be of something else
             search = replace(search, horizon=self.parameters.distil_horizon)
-        return workers_of(self.problem, objective_of(self.problem.scenarios.submit_s), search, bases, heuristic)
+        return label_workers(self.problem, objective_of(self.problem.scenarios.submit_s), search, bases, heuristic)
 
-    def _note(self, labels: Labels) -> None:
+    def _record_labels(self, labels: Labels) -> None:
         if labels.tried.size == 0:
             return
         record = self.run_folder.logger.record
@@ -422,7 +424,7 @@ class DistilLearner:
 
     def fit(self) -> CandidateNetwork:
         """Fit a network to all labels so far; in the last round return the mean of several."""
-        labels = self._labels[:] = [joined(self._labels)]
+        labels = self._labels[:] = [join_labels(self._labels)]
         last = self.steps >= self.run_folder.config.steps
         members = []
         for number in range(self.parameters.distil_members if last else 1):
@@ -450,7 +452,7 @@ class DistilLearner:
         counters = np.array([self.steps, self.tasks, self.blocks, self.fits])
         write_arrays(self.run_folder.path / SNAPSHOT, arrays | {"counters": counters})
 
-    def _file(self, block: int) -> Path:
+    def _labels_file(self, block: int) -> Path:
         return self.run_folder.path / LABELS_FOLDER / f"{block:05}.npz"
 
     def load(self) -> None:
@@ -461,10 +463,10 @@ class DistilLearner:
         """
         with read_arrays(self.run_folder.path / SNAPSHOT) as arrays:
             restore_weights(arrays, "network", self.network)
-            counters = counts(arrays, "counters", np.zeros(4, dtype=np.int64))
+            counters = checked_counts(arrays, "counters", np.zeros(4, dtype=np.int64))
             self.steps, self.tasks, self.blocks, self.fits = (int(count) for count in counters)
         for block in range(self.blocks):
-            with read_arrays(self._file(block)) as arrays:
+            with read_arrays(self._labels_file(block)) as arrays:
                 self._labels.append(sound_labels(arrays, self.problem.scenarios.jobs.size))
         held = sum(labels.tried.size for labels in self._labels)
         if held != self.steps:
@@ -487,11 +489,11 @@ def learn_by_distillation(problem: Problem, run_folder: RunFolder) -> int:
     total = run_folder.config.steps
     run_folder.begin(learner.steps)
     while learner.steps < total and not run_folder.interrupted:
-        learner.collect()
-        if learner.steps >= learner.due:
+        learner.collect_labels()
+        if learner.steps >= learner.steps_at_round_end:
             run_folder.validate(learner.fit(), learner.steps)
         learner.save()
-        run_folder.note(learner.steps)
+        run_folder.record_progress(learner.steps)
     if run_folder.best is None:
         run_folder.validate(
             learner.network, learner.steps, for_best=False
@@ -515,7 +517,7 @@ def with_margin(policy: CandidatePolicy, margin: float) -> CandidatePolicy:
     return CandidatePolicy(policy.name, policy.schema.model_copy(update={"margin": margin}), network)
 
 
-def log_cost(
+def mean_log_cost(
     policy: CandidatePolicy, problems: Sequence[Problem], tail: float, weighting: Weighting | None = None
 ) -> float:
     """Return the mean over problems of the mean logarithm of what each scenario costs.
@@ -528,11 +530,11 @@ def log_cost(
         tail: Share of the p99 of JCT in the cost where jobs arrive; the rest is the mean. A batch costs its makespan.
         weighting: The objective of a user in place of both.
     """
-    return float(np.mean([_log_cost(policy, problem, tail, weighting) for problem in problems]))
+    return float(np.mean([_problem_log_cost(policy, problem, tail, weighting) for problem in problems]))
 
 
-def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting: Weighting | None) -> float:
-    found = metrics_of(simulation_of(problem, rows=problem.scenarios.jobs.size), policy, problem)
+def _problem_log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting: Weighting | None) -> float:
+    found = run_for_metrics(simulation_of(problem, rows=problem.scenarios.jobs.size), policy, problem)
     if weighting is not None:
         return float(np.log(weighting.cost(found)).mean())
     if objective_of(problem.scenarios.submit_s) == "makespan":

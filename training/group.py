@@ -32,21 +32,21 @@ from ..cluster.model.problem import Problem
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
 from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
-from .credit import CreditBaseline, JobTimes, credits_of, gaps_of, job_times, joined_job_times, over_spread
+from .credit import CreditBaseline, JobTimes, credits_of, divided_by_spread, feature_gaps_of, job_times, join_job_times
 from .history import ObservedDecision, Stays, read_history
 from .problems import TRAINED_PART
 from .run_folder import (
     SNAPSHOT,
     Arrays,
     RunFolder,
-    alike,
-    counts,
-    initial_network,
+    check_within,
+    checked_alike,
+    checked_counts,
+    initial_candidate_network,
     learned_arrays,
     read_arrays,
     restore_learned,
     restore_weights,
-    within,
     write_arrays,
 )
 
@@ -63,7 +63,7 @@ OBSERVATION_SIZE = CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_C
 STATE_FEATURES = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
 
 
-class Collected(NamedTuple):
+class CollectedRuns(NamedTuple):
     """What the runs of an update were like."""
 
     record: SampledRuns  # all decisions
@@ -115,15 +115,15 @@ def learn_by_groups(problems: Sequence[Problem], run_folder: RunFolder) -> int:
     run_folder.begin(begun)
     while learner.steps < total and not run_folder.interrupted:
         learner.update()
-        if run_folder.is_due(learner.steps):
+        if run_folder.is_validation_due(learner.steps):
             run_folder.validate(learner.average, learner.steps)
             learner.save()
-        run_folder.note(learner.steps)
+        run_folder.record_progress(learner.steps)
     if learner.steps > begun:
         # An uninterrupted run would not have validated where this one was stopped.
         run_folder.validate(learner.average, learner.steps, for_best=learner.steps >= total)
         learner.save()
-        run_folder.note(learner.steps)
+        run_folder.record_progress(learner.steps)
     return learner.steps
 
 
@@ -140,7 +140,7 @@ class GroupLearner:
         torch.manual_seed(config.seed)
         self.run_folder, self.parameters, self.problems = run_folder, config.group, problems
         self.weighting = config.weighting  # None: the usual objective of each problem
-        self.network = initial_network(config) or CandidateNetwork(layout_of(run_folder.schema))
+        self.network = initial_candidate_network(config) or CandidateNetwork(layout_of(run_folder.schema))
         self.average = deepcopy(self.network)  # over the latest updates; it is the policy
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
@@ -150,7 +150,7 @@ class GroupLearner:
         self.collector = RunCollector(problems, [groups * self.parameters.runs for groups in self.groups], self.pool)
         self.baseline = CreditBaseline(len(problems), STATE_FEATURES)
         self.steps = 0
-        self.live = live_decisions(Path(config.history)) if config.history else None
+        self.live = read_live_decisions(Path(config.history)) if config.history else None
 
     def update(self) -> None:
         """Make one update of the group-relative policy gradient.
@@ -181,27 +181,27 @@ class GroupLearner:
         seed = int(self.rng.integers(0, 2**32))
         return np.repeat(np.concatenate(drawn), self.parameters.runs), seed
 
-    def _advantages(self, collected: Collected) -> NDArray[np.float64]:
+    def _advantages(self, collected: CollectedRuns) -> NDArray[np.float64]:
         """Return the advantage of each decision, shape (decisions,).
 
         A decision of a batch, or of any run without a horizon, has the advantage of its whole run. Where jobs arrive
         over time, a decision is credited with the job-time after it, and shares in what is no sum over time.
         """
         row, figures, runs = collected.record.row, collected.figures, self.parameters.runs
-        of_run = advantages(self._cost(figures)).reshape(-1)[row]
+        of_run = group_advantages(self._group_costs(figures)).reshape(-1)[row]
         if not self.parameters.group_horizon:
             return of_run
         credit = self._credits(collected)
         if self.weighting is None:
-            whole_share, whole_cost = self.parameters.group_tail, relative(figures.p99_jct_s, runs)
+            whole_share, whole_cost = self.parameters.group_tail, relative_to_group(figures.p99_jct_s, runs)
         else:
-            whole = {name: share for name, share in shares_of(self.weighting).items() if name not in SUMS}
+            whole = {name: share for name, share in figure_shares(self.weighting).items() if name not in SUMS}
             whole_share, whole_cost = sum(whole.values()), relative_cost(whole, figures, runs)
-        of_whole = advantages(whole_cost).reshape(-1)[row]
-        over_time: NDArray[np.float64] = (1.0 - whole_share) * over_spread(credit) + whole_share * of_whole
+        of_whole = group_advantages(whole_cost).reshape(-1)[row]
+        over_time: NDArray[np.float64] = (1.0 - whole_share) * divided_by_spread(credit) + whole_share * of_whole
         return np.where(self._are_batches().repeat(runs)[row], of_run, over_time)
 
-    def _credits(self, collected: Collected) -> NDArray[np.float64]:
+    def _credits(self, collected: CollectedRuns) -> NDArray[np.float64]:
         """Return the credit of each decision by time, less its baseline; record how much the baseline explains."""
         record, figures, times = collected
         runs, horizon = self.parameters.runs, self.parameters.group_horizon
@@ -209,7 +209,7 @@ class GroupLearner:
         weights = None if self.weighting is None else job_weights(self.weighting, times, figures, runs)
         earned = credits_of(record, times, runs, mean_s, horizon, weights)
         problem = np.repeat(np.arange(len(self.problems)), self.groups).repeat(runs)[record.row]
-        left = self.baseline.subtract(earned, gaps_of(record, runs, STATE_FEATURES), problem)
+        left = self.baseline.subtract_and_fit(earned, feature_gaps_of(record, runs, STATE_FEATURES), problem)
         explained = 1.0 - float(left.var()) / max(float(earned.var()), 1e-30)
         self.run_folder.logger.record("group/explained", explained)
         return left
@@ -219,7 +219,7 @@ class GroupLearner:
         is_batch = [objective_of(problem.scenarios.submit_s) == "makespan" for problem in self.problems]
         return np.repeat(is_batch, self.groups)
 
-    def _cost(self, figures: RunMetrics) -> NDArray[np.float64]:
+    def _group_costs(self, figures: RunMetrics) -> NDArray[np.float64]:
         """Return what is minimised, shape (groups, runs).
 
         It is the makespan, or the mean JCT relative to the group's mean: in hours, groups of long jobs would drown the
@@ -227,18 +227,18 @@ class GroupLearner:
         """
         runs, tail = self.parameters.runs, self.parameters.group_tail
         if self.weighting is not None:
-            return relative_cost(shares_of(self.weighting), figures, runs)
+            return relative_cost(figure_shares(self.weighting), figures, runs)
         makespan_s, jct_s = figures.makespan_s.reshape(-1, runs), figures.mean_jct_s.reshape(-1, runs)
         if len(self.problems) == 1 and objective_of(self.problems[0].scenarios.submit_s) == "makespan":
             return makespan_s
-        mean = relative(np.where(self._are_batches()[:, None], makespan_s, jct_s), runs)
-        return (1.0 - tail) * mean + tail * relative(figures.p99_jct_s, runs) if tail else mean
+        mean = relative_to_group(np.where(self._are_batches()[:, None], makespan_s, jct_s), runs)
+        return (1.0 - tail) * mean + tail * relative_to_group(figures.p99_jct_s, runs) if tail else mean
 
     def _with_live_decisions(self, decisions: Decisions) -> Decisions:
         """Return decisions with some live ones, if there are any: one for LIVE_RATIO of the others at most."""
         if self.live is None or not self.live.chosen.size:
             return decisions
-        live, size = draw_live(self.live, self.network, self.rng, decisions.chosen.numel() // LIVE_RATIO)
+        live, size = draw_live_decisions(self.live, self.network, self.rng, decisions.chosen.numel() // LIVE_RATIO)
         self.run_folder.logger.record("history/decisions", float(live.chosen.numel()))
         self.run_folder.logger.record("history/effective_sample_size", size)
         return Decisions(*(torch.cat(pair) for pair in zip(decisions, live, strict=True)))
@@ -301,7 +301,7 @@ class GroupLearner:
         record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
         record("rollout/lost_gpu_h", float(figures.lost_gpu_s.mean()) / 3600.0)
         record("rollout/restarts", float(figures.restarts.mean()))
-        cost = self._cost(figures)
+        cost = self._group_costs(figures)
         record("group/spread_percent", float((cost.std(axis=1) / cost.mean(axis=1)).mean()) * 100.0)
 
     def save(self) -> None:
@@ -328,11 +328,11 @@ class GroupLearner:
             # Snapshots of earlier versions have no baseline.
             for name in ("square", "product"):
                 if f"foreseen/{name}" in arrays:
-                    kept = alike(arrays, f"foreseen/{name}", getattr(self.baseline, name))
-                    within(f"foreseen/{name}", kept, -MAX_BASELINE_SUM, MAX_BASELINE_SUM)
+                    kept = checked_alike(arrays, f"foreseen/{name}", getattr(self.baseline, name))
+                    check_within(f"foreseen/{name}", kept, -MAX_BASELINE_SUM, MAX_BASELINE_SUM)
                     setattr(self.baseline, name, kept)
-            self.rng.bit_generator.state = _random_state(arrays)
-            self.steps = int(counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
+            self.rng.bit_generator.state = _checked_rng_state(arrays)
+            self.steps = int(checked_counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
 
 
 class RunCollector:
@@ -355,7 +355,7 @@ class RunCollector:
                 first += size
         self._records = [_empty_record(2 * shard.sim.state.first_gpu.size) for shard in self.shards]
 
-    def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> Collected:
+    def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> CollectedRuns:
         """Run a scenario in each row by sampled candidates; return all decisions, the runs' figures and their times."""
 
         def collect_shard(index: int) -> tuple[SampledRuns, RunMetrics, JobTimes]:
@@ -365,14 +365,14 @@ class RunCollector:
             weights = candidate_weights(network)
             while not sample_runs(shard.sim, run, weights, seed, shard.scenarios.start, shard.jct, record):
                 record = self._records[index] = _empty_record(2 * record.chosen.size)
-            return record, *_figures(shard, run)
+            return record, *_shard_figures(shard, run)
 
         records, figures, times = zip(*self.pool.map(collect_shard, range(len(self.shards))), strict=True)
         together = RunMetrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
-        return Collected(_joined(records), together, joined_job_times(times))
+        return CollectedRuns(_join_records(records), together, join_job_times(times))
 
 
-def _figures(shard: Shard, run: NDArray[np.int64]) -> tuple[RunMetrics, JobTimes]:
+def _shard_figures(shard: Shard, run: NDArray[np.int64]) -> tuple[RunMetrics, JobTimes]:
     scenarios, gpus = shard.problem.scenarios, shard.problem.cluster.gpu_node.size
     outcome, jobs, submit_s = outcome_of(shard.sim), scenarios.jobs[run], scenarios.submit_s[run]
     work_s = scenarios.work_s[run]
@@ -396,7 +396,7 @@ def _empty_record(decisions: int) -> SampledRuns:
     )
 
 
-def _joined(records: tuple[SampledRuns, ...]) -> SampledRuns:
+def _join_records(records: tuple[SampledRuns, ...]) -> SampledRuns:
     """Return the decisions of several records in one."""
     fields = {
         name: np.concatenate([getattr(record, name)[: record.size[0]] for record in records])
@@ -414,7 +414,7 @@ def decisions_of(record: SampledRuns, gain: NDArray[np.float64]) -> Decisions:
     return Decisions(*map(torch.from_numpy, arrays))
 
 
-def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
+def group_advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how much better each run is than the mean of the others of its group, over the spread of that.
 
     Args:
@@ -432,7 +432,7 @@ def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
     return scaled
 
 
-def relative(values: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
+def relative_to_group(values: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
     """Return values of runs over the mean of their group, shape (groups, runs)."""
     grouped = values.reshape(-1, runs)
     over: NDArray[np.float64] = grouped / grouped.mean(axis=1, keepdims=True)
@@ -451,11 +451,11 @@ def relative_cost(shares: Mapping[str, float], figures: RunMetrics, runs: int) -
     """
     cost = np.zeros((figures.mean_jct_s.size // runs, runs))
     for name, share in shares.items():
-        cost += share * relative(alone(name).cost(figures), runs)
+        cost += share * relative_to_group(alone(name).cost(figures), runs)
     return cost
 
 
-def shares_of(weighting: Weighting) -> dict[str, float]:
+def figure_shares(weighting: Weighting) -> dict[str, float]:
     """Return the share of each figure."""
     return {name: weighting.weight(name) for name in weighting.weights}
 
@@ -483,7 +483,7 @@ def job_weights(weighting: Weighting, times: JobTimes, figures: RunMetrics, runs
     return weights
 
 
-def live_decisions(path: Path) -> LiveDecisions:
+def read_live_decisions(path: Path) -> LiveDecisions:
     """Return the decisions among candidates in the part of a history that is trained on.
 
     A decision is dropped where it is not known what followed it.
@@ -497,7 +497,7 @@ def live_decisions(path: Path) -> LiveDecisions:
     trained_on = [
         seen for seen in history.past.observed if seen.now_s < end_s and seen.observation.size == OBSERVATION_SIZE
     ]
-    to_go = np.array([to_go_of(history.stays, seen) for seen in trained_on], dtype=np.float32)
+    to_go = np.array([observed_time_to_go(history.stays, seen) for seen in trained_on], dtype=np.float32)
     known = np.flatnonzero(np.isfinite(to_go))
     kept = [trained_on[at] for at in known]
     observations = np.array([seen.observation for seen in kept], dtype=np.float32).reshape(-1, OBSERVATION_SIZE)
@@ -509,7 +509,7 @@ def live_decisions(path: Path) -> LiveDecisions:
     )  # fmt: skip
 
 
-def to_go_of(stays: Stays, seen: ObservedDecision) -> float:
+def observed_time_to_go(stays: Stays, seen: ObservedDecision) -> float:
     """Return what was still to come at a decision, in the unit of the value head; nan where that is not known.
 
     It is the mean time that the jobs then in the system still spent there, of those whose end is known.
@@ -521,7 +521,7 @@ def to_go_of(stays: Stays, seen: ObservedDecision) -> float:
 
 
 @torch.no_grad()
-def draw_live(
+def draw_live_decisions(
     live: LiveDecisions, network: CandidateNetwork, rng: np.random.Generator, limit: int
 ) -> tuple[Decisions, float]:
     """Return some live decisions drawn at random, and the effective sample size of their weights from 0 to 1.
@@ -542,7 +542,7 @@ def draw_live(
     now = open_log_probabilities(logits, candidates).gather(1, chosen[:, None]).squeeze(1)
     drawn = torch.isfinite(drawn_by)
     ratio = torch.where(drawn, (now - drawn_by).exp(), 0.0)
-    size = effective_sample_size(ratio[drawn])
+    size = effective_sample_share(ratio[drawn])
     better = torch.where(drawn, values - to_go, 0.0)
     spread = better[drawn].square().mean().sqrt() if bool(drawn.any()) else torch.zeros(())
     is_near = size >= MIN_SAMPLE_SIZE and float(spread) > 0.0
@@ -551,7 +551,7 @@ def draw_live(
     return Decisions(observations, candidates, chosen, now, gain, to_go), size
 
 
-def effective_sample_size(ratio: Tensor) -> float:
+def effective_sample_share(ratio: Tensor) -> float:
     """Return (sum c)^2 / (n sum c^2) of some ratios, 0 of none."""
     squares = float(ratio.square().sum())
     return float(ratio.sum()) ** 2 / (ratio.numel() * squares) if squares > 0.0 else 0.0
@@ -599,9 +599,11 @@ def step_in_chunks(
     optimizer.step()
 
 
-def _random_state(arrays: Arrays) -> dict[str, Any]:
+def _checked_rng_state(arrays: Arrays) -> dict[str, Any]:
     """Return the state of NumPy's random numbers, and refuse one with an even increment, which repeats early."""
-    low, high, inc_low, inc_high, has, rest = (int(word) for word in alike(arrays, "rng", np.zeros(6, dtype=np.uint64)))
+    low, high, inc_low, inc_high, has, rest = (
+        int(word) for word in checked_alike(arrays, "rng", np.zeros(6, dtype=np.uint64))
+    )
     if inc_low % 2 == 0 or has > 1 or rest >= 2**32:
         raise ValueError(f"rng has increment {inc_low}, has_uint32 {has} and uinteger {rest}, which no generator has")
     return {

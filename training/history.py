@@ -97,7 +97,7 @@ class Explanation(BaseModel, frozen=True):
     sample_temperature: float | None = None  # None: it was not drawn
 
 
-class _Past(BaseModel, frozen=True):
+class _RecordedPast(BaseModel, frozen=True):
     number: int
     calls: list[list[Any]]
     site: dict[str, Any] | None = None
@@ -115,17 +115,17 @@ class DecisionLine(BaseModel, frozen=True):
     log_probability: str | None = None
     ended_s: float | None = None  # of the attempt that was started
     outcome: str = ""
-    past: _Past
+    past: _RecordedPast
 
     @property
     def calls(self) -> list[RecordedCall]:
         """What happened since the decision before."""
-        return [call for entry in self.past.calls if (call := _recorded_call(entry)) is not None]
+        return [call for entry in self.past.calls if (call := _parse_call(entry)) is not None]
 
     @property
     def initial_state(self) -> InitialState | None:
         """State of the cluster before; None where it follows from the line before."""
-        return None if self.past.site is None else _initial_state(self.past.site, self.past.known)
+        return None if self.past.site is None else _parse_initial_state(self.past.site, self.past.known)
 
 
 _STATE_ADAPTER: TypeAdapter[Any] = TypeAdapter(
@@ -145,7 +145,7 @@ _VALUES: dict[str, TypeAdapter[Any]] = {
 }
 
 
-def read_lines(path: Path) -> Iterator[DecisionLine]:
+def read_decision_lines(path: Path) -> Iterator[DecisionLine]:
     """Yield the decisions of a file in their order.
 
     Raises:
@@ -154,12 +154,12 @@ def read_lines(path: Path) -> Iterator[DecisionLine]:
     try:
         with path.open(encoding="utf-8") as lines:
             for number, text in enumerate(lines, 1):
-                yield _line(path, number, text)
+                yield _parse_line(path, number, text)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", EXPORT_HINT, path=path) from error
 
 
-def _line(path: Path, number: int, text: str) -> DecisionLine:
+def _parse_line(path: Path, number: int, text: str) -> DecisionLine:
     try:
         return DecisionLine.model_validate_json(text)
     except ValidationError as error:
@@ -168,7 +168,7 @@ def _line(path: Path, number: int, text: str) -> DecisionLine:
         raise InputError(f"not a decision: {first['msg']}", EXPORT_HINT, path=path, line=number, field=field) from error
 
 
-def _recorded_call(entry: Sequence[Any]) -> RecordedCall | None:
+def _parse_call(entry: Sequence[Any]) -> RecordedCall | None:
     """Return a recorded event, None if it changes nothing here.
 
     Raises:
@@ -182,30 +182,32 @@ def _recorded_call(entry: Sequence[Any]) -> RecordedCall | None:
     return RecordedCall(method, _VALUES[method].validate_python(tuple(entry[1:])))
 
 
-def _initial_state(site: Mapping[str, Any], known: object) -> InitialState:
+def _parse_initial_state(site: Mapping[str, Any], known: object) -> InitialState:
     """Return the state of a cluster.
 
     Raises:
         ValueError: If no cluster can have it.
         KeyError: If a part is missing.
     """
-    arrays = {name: _array(array) for name, array in site["cluster"].items()}
+    arrays = {name: _decode_array(array) for name, array in site["cluster"].items()}
     everywhere = np.ones((1, arrays["speed"].size), dtype=np.int32)  # the jobs have which nodes suit them
     cluster = sound_cluster(Cluster(**arrays, suits=everywhere))
     given = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = sound_rules(Rules(**{name: kind(given[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _STATE_ADAPTER.validate_python(known)
     repair_mean_s = float(site["process"]["repair_mean_s"])
-    return InitialState(cluster, rules, repair_mean_s, _array(site["hazard_per_s"]), now_s, jobs, down, estimates)
+    return InitialState(
+        cluster, rules, repair_mean_s, _decode_array(site["hazard_per_s"]), now_s, jobs, down, estimates
+    )
 
 
-def _array(written: Mapping[str, str]) -> NDArray[Any]:
+def _decode_array(written: Mapping[str, str]) -> NDArray[Any]:
     if written["dtype"] not in ("<i4", "<f8"):
         raise ValueError(f"an array of {written['dtype']!r}")
     return np.frombuffer(b64decode(written["base64"], validate=True), written["dtype"]).copy()
 
 
-def floats_of(text: str) -> NDArray[np.float32]:
+def decode_floats(text: str) -> NDArray[np.float32]:
     """Return numbers of a decision."""
     return np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
 
@@ -257,20 +259,20 @@ class ClusterPast:
         self._down = Counter[int]()
         self._failed_s: dict[int, float] = {}
         self._estimates = (0, 0.0)
-        self._follow(path)
+        self._follow_file(path)
 
     @property
     def has_users(self) -> bool:
         """Whether the users of jobs are known."""
         return any(job.user for job in self.jobs.values())
 
-    def _follow(self, path: Path) -> None:
+    def _follow_file(self, path: Path) -> None:
         after, is_whole = -1, False
-        for number, line in enumerate(read_lines(path), 1):
+        for number, line in enumerate(read_decision_lines(path), 1):
             try:
                 state, calls = line.initial_state, line.calls
                 if state is not None:
-                    self._begin(state)
+                    self._begin_with_state(state)
                 is_whole = state is not None or (is_whole and line.past.number == after + 1)
                 after = line.past.number
                 if is_whole:
@@ -280,16 +282,16 @@ class ClusterPast:
                 raise InputError(f"what is recorded cannot have happened: {reason}", path=path, line=number) from error
         if self.initial is None:
             raise InputError("no decision has the state of the cluster", "export the whole store", path=path)
-        self._end_runs()
+        self._end_unrecorded_runs()
 
-    def _begin(self, state: InitialState) -> None:
+    def _begin_with_state(self, state: InitialState) -> None:
         """Begin with a state of the cluster; what happened before it without a record is not known."""
-        if self.initial is not None and not _same(self.initial, state):
+        if self.initial is not None and not _have_same_nodes(self.initial, state):
             self.gpu_faults.clear()
             self.node_faults.clear()
             self.observed_s = 0.0
         inside = {job.job for job, _ in state.jobs}
-        self._end_runs(inside)
+        self._end_unrecorded_runs(inside)
         # A job that left without a record was there until now at most.
         self.left_s.update((job, state.now_s) for job in self.jobs.keys() - inside - self.left_s.keys())
         self.initial, self._now_s = state, state.now_s
@@ -308,12 +310,12 @@ class ClusterPast:
 
     def _follow_line(self, line: DecisionLine, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
-            self._apply(call)
+            self._apply_call(call)
         self._keep_observation(line)
         if line.number is not None:
-            self._start(line)
+            self._start_job(line)
 
-    def _apply(self, call: RecordedCall) -> None:
+    def _apply_call(self, call: RecordedCall) -> None:
         method, values = call
         if method == "begin":
             self.observed_s += max(values[0] - self._now_s, 0.0)
@@ -324,22 +326,22 @@ class ClusterPast:
         elif method in ("come_back", "rejoin"):
             self._add_job(*values)
         elif method == "stop":
-            self._stop(*values)
+            self._stop_job(*values)
         elif method == "finish":
-            self._finish(values[0], self._now_s)
+            self._finish_job(values[0], self._now_s)
         elif method == "withdraw":
             self.left_s[values[0]] = self._now_s
         else:
-            self._change(method, values[0])
+            self._change_gpus(method, values[0])
 
-    def _start(self, line: DecisionLine) -> None:
+    def _start_job(self, line: DecisionLine) -> None:
         job, expected = line.job_id, line.explanation.expected
         assert self.initial is not None
         overhead_s = self.initial.rules.restart_s if self._stops[job] else 0.0
         self._runs[job] = _Run(self._now_s, expected.slowdown if expected else 1.0, overhead_s)
         self._ended[job] = line.ended_s, line.outcome
 
-    def _stop(self, job: str, kept_s: float | None) -> None:
+    def _stop_job(self, job: str, kept_s: float | None) -> None:
         run = self._runs.pop(job, None)
         self._stops[job] += 1
         if run is None:
@@ -352,30 +354,30 @@ class ClusterPast:
             kept_s = min(useful_s, math.floor(useful_s / each_s + 1e-9) * each_s) if each_s < math.inf else 0.0
         self._saved_s[job] = self._saved_s.get(job, 0.0) + max(kept_s, 0.0) / run.slowdown
 
-    def _finish(self, job: str, now_s: float) -> None:
+    def _finish_job(self, job: str, now_s: float) -> None:
         self.left_s[job] = now_s
         run = self._runs.pop(job, None)
         if run is not None:
             done_s = max(now_s - run.start_s - run.overhead_s, 0.0) / run.slowdown
             self.work_s[job] = max(self._saved_s.get(job, 0.0) + done_s, MIN_WORK_S)
 
-    def _end_runs(self, running: Iterable[str] = ()) -> None:
+    def _end_unrecorded_runs(self, running: Iterable[str] = ()) -> None:
         """End the runs whose end only the line that started them records."""
         for job in self._runs.keys() - set(running):
             ended_s, outcome = self._ended.get(job, (None, ""))
             if ended_s is not None and outcome == DONE:
-                self._finish(job, ended_s)
+                self._finish_job(job, ended_s)
 
-    def _change(self, method: str, gpus: int | tuple[int, ...]) -> None:
+    def _change_gpus(self, method: str, gpus: int | tuple[int, ...]) -> None:
         """Record GPUs that fail, go out of service or return."""
         if isinstance(gpus, tuple):
-            self._fail(gpus)
+            self._count_faults(gpus)
             return
         self._down[gpus] += 1 if method == "take_out" else -1
         if self._down[gpus] <= 0 and gpus in self._failed_s:
             self.repairs_s.append(self._now_s - self._failed_s.pop(gpus))
 
-    def _fail(self, gpus: tuple[int, ...]) -> None:
+    def _count_faults(self, gpus: tuple[int, ...]) -> None:
         """Count faults: of a node where all its GPUs fail together, else of each GPU."""
         assert self.initial is not None
         cluster, left = self.initial.cluster, set(gpus)
@@ -393,7 +395,7 @@ class ClusterPast:
         if line.observation is None or line.log_probability is None or actions is None or len(actions) != 1:
             return
         (action,), drawn = actions, float("nan")
-        observation, log_probability = floats_of(line.observation), floats_of(line.log_probability)
+        observation, log_probability = decode_floats(line.observation), decode_floats(line.log_probability)
         if not 0 <= action < log_probability.size or not np.isfinite(observation).all():
             raise ValueError(f"action {action} of {log_probability.size}, or an observation that is not finite")
         if line.explanation.behaviour_probability is not None and line.explanation.sample_temperature is not None:
@@ -406,7 +408,7 @@ class ClusterPast:
             self.observed, self._keep_every = self.observed[1::2], 2 * self._keep_every
 
 
-def _same(one: InitialState, other: InitialState) -> bool:
+def _have_same_nodes(one: InitialState, other: InitialState) -> bool:
     return np.array_equal(one.cluster.first_gpu, other.cluster.first_gpu)
 
 

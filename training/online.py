@@ -23,8 +23,8 @@ from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
 from .problems import DEFAULT_SIZES, Sizes, later_problem
 from .run import train
-from .run_folder import OnProgress, initial_network, interruptible
-from .validation import Later, compared, plain
+from .run_folder import OnProgress, initial_candidate_network, stop_on_signal
+from .validation import LaterComparison, compare_policies, comparison_json
 
 
 def digest_of(path: Path) -> str:
@@ -77,7 +77,7 @@ class Round(NamedTuple):
 
     number: int
     jobs: int  # that had ended
-    later: Later  # the new version against the one that is served
+    later: LaterComparison  # the new version against the one that is served
     published: bool
     replaced: bool  # another process has replaced the served version in the meantime
 
@@ -90,7 +90,7 @@ class Round(NamedTuple):
         return f"round {self.number}, {self.jobs} jobs: mean JCT against the serving version {measured}: {end}"
 
 
-class _Learner:
+class _OnlineLearner:
     """Learns round by round. The arguments are those of `learn_online`."""
 
     def __init__(
@@ -103,14 +103,14 @@ class _Learner:
         self.interrupted, self.interrupted_by = False, 0
         self.folder = logdir.absolute() / f"online-{config.name}"
         make_folder(self.folder, "--logdir")
-        self._claim()
+        self._claim_folder()
         self._stamp: tuple[int, int] | None = None
         self._reported = ""
 
     def interrupt(self) -> None:
         self.interrupted = True
 
-    def _claim(self) -> None:
+    def _claim_folder(self) -> None:
         """Refuse a folder that learns from another scheduler's history, or for another checkpoint.
 
         Raises:
@@ -126,28 +126,30 @@ class _Learner:
                 "this folder learns from another history or for another checkpoint", "take another --logdir", path=path
             )
 
-    def next(self) -> Round | None:
+    def run_round(self) -> Round | None:
         """Run a round, or continue one that was interrupted; None if this one is interrupted."""
         done = sorted(self.folder.glob(f"round-*/{ROUND}"))
         folder = self.folder / f"round-{len(done):03d}"
         if (folder / PAST).exists() and digest_of(self.served) != digest_of(folder / SERVED):
             shutil.rmtree(folder)  # the served version has been replaced since: the round would be for nothing
-        if not (folder / PAST).exists() and not self._begin(folder, _jobs_in(done[-1]) if done else 0):
+        if not (folder / PAST).exists() and not self._await_and_copy_history(
+            folder, _ended_jobs_in(done[-1]) if done else 0
+        ):
             return None
-        best = self._train(folder)
+        best = self._train_round(folder)
         if best is None:
             return None
-        found = self._judge(folder, best, len(done))
+        found = self._compare_and_publish(folder, best, len(done))
         with replacing(folder / ROUND) as part:
-            values = found._asdict() | {"later": plain(found.later)}
+            values = found._asdict() | {"later": comparison_json(found.later)}
             part.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
         (folder / PAST).unlink()  # it may be large, and the scheduler has it
         return found
 
-    def _begin(self, folder: Path, jobs: int) -> bool:
+    def _await_and_copy_history(self, folder: Path, jobs: int) -> bool:
         """Wait until enough more jobs have ended, and copy the history and the served version; False if interrupted."""
         while not self.interrupted:
-            if self._has_more(MIN_GROWTH * jobs):
+            if self._has_more_jobs(MIN_GROWTH * jobs):
                 folder.mkdir(exist_ok=True)
                 shutil.copyfile(self.served, folder / SERVED)
                 with replacing(folder / PAST) as part:
@@ -156,7 +158,7 @@ class _Learner:
             time.sleep(HISTORY_POLL_S)
         return False
 
-    def _has_more(self, jobs: float) -> bool:
+    def _has_more_jobs(self, jobs: float) -> bool:
         """Return whether the history has changed, and has more ended jobs than these."""
         try:
             found = self.history.stat()
@@ -174,7 +176,7 @@ class _Learner:
                 self._reported = line
             return False
 
-    def _train(self, folder: Path) -> Path | None:
+    def _train_round(self, folder: Path) -> Path | None:
         """Return the best checkpoint of a round's run, None if it was interrupted."""
         files = {"history": str(folder / PAST), "init": str(folder / SERVED)}
         config = self.config.model_copy(update=files)
@@ -183,11 +185,11 @@ class _Learner:
         self.interrupted, self.interrupted_by = self.interrupted or not result.finished, result.interrupted_by
         return result.best if result.finished else None
 
-    def _judge(self, folder: Path, best: Path, number: int) -> Round:
+    def _compare_and_publish(self, folder: Path, best: Path, number: int) -> Round:
         """Compare the policy of a round with the served one, and publish it if it is shown to be better."""
         history = read_history(folder / PAST)
         policy, serving = load_policy(best), load_policy(folder / SERVED)
-        later = compared(self.history.name, later_problem(history), policy, serving)
+        later = compare_policies(self.history.name, later_problem(history), policy, serving)
         is_better = later.high < 0.0  # not if there is no interval
         replaced = digest_of(self.served) != digest_of(folder / SERVED)
         if is_better and not replaced:
@@ -195,7 +197,7 @@ class _Learner:
         return Round(number, history.workload.jobs, later, is_better and not replaced, replaced)
 
 
-def _jobs_in(path: Path) -> int:
+def _ended_jobs_in(path: Path) -> int:
     """Return how many jobs had ended at a round."""
     try:
         return int(json.loads(path.read_text())["jobs"])
@@ -203,7 +205,7 @@ def _jobs_in(path: Path) -> int:
         raise InputError("the result of this round cannot be read", "remove its folder", path=path) from error
 
 
-class Learned(NamedTuple):
+class OnlineResult(NamedTuple):
     """What was learned online."""
 
     rounds: list[Round]
@@ -213,7 +215,7 @@ class Learned(NamedTuple):
 def learn_online(
     config: TrainingConfig, served: Path, logdir: Path, show_progress: ShowProgress, report: Callable[[str], None], *,
     rounds: int | None = None, sizes: Sizes = DEFAULT_SIZES,
-) -> Learned:  # fmt: skip
+) -> OnlineResult:  # fmt: skip
     """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for a number of rounds; return their results.
 
     1. Wait until 5 % more jobs have ended than at the last round, and copy the history and the served version.
@@ -235,12 +237,12 @@ def learn_online(
     """
     load_policy(served)  # refused at once
     if config.algorithm in BY_CANDIDATES:
-        initial_network(config.model_copy(update={"init": str(served)}))
-    learner, found = _Learner(config, served, logdir, show_progress, report, sizes), list[Round]()
-    with interruptible(learner.interrupt, ONLINE_STOP_NOTICE) as interruption:
+        initial_candidate_network(config.model_copy(update={"init": str(served)}))
+    learner, found = _OnlineLearner(config, served, logdir, show_progress, report, sizes), list[Round]()
+    with stop_on_signal(learner.interrupt, ONLINE_STOP_NOTICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):
-            one = learner.next()
+            one = learner.run_round()
             if one is not None:
                 found.append(one)
                 report(one.text)
-    return Learned(found, interruption.number or learner.interrupted_by)
+    return OnlineResult(found, interruption.number or learner.interrupted_by)

@@ -35,20 +35,20 @@ from .replay import (
     Replay,
     SampleReplay,
     WeightedRollouts,
-    clip_of,
     clip_range_of,
-    filled,
-    flat,
-    gathered,
+    filled_buffer,
+    flat_samples,
+    gather_samples,
+    geppo_clip,
     geppo_loss,
     learning_bytes,
     sample_bytes,
-    standardised,
-    unpacked,
+    standardised_advantages,
+    unpack_masks,
     vtrace,
     weighted_gae,
 )
-from .run_folder import SNAPSHOT, RunFolder, actor_critic_of, read_arrays, restore_model, save_snapshot
+from .run_folder import SNAPSHOT, RunFolder, initial_actor_critic, read_arrays, restore_model, save_snapshot
 
 RATE_DIVISOR = 1.03  # the learning rate is divided by it when an update went too far
 NO_SB3_LOG = 1_000_000_000  # updates between Stable-Baselines3's own log lines: the callback writes the metrics
@@ -82,12 +82,12 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     config, snapshot = run_folder.config, run_folder.path / SNAPSHOT
     view = AgentView(config.action, config.observation, config.reward, config.random_runs)
     env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
-    _check_rollout(run_folder, env)
-    model = _model(run_folder, env)
+    _check_rollout_memory(run_folder, env)
+    model = _new_model(run_folder, env)
     # A run of seed s begins with scenario s, whatever its model makes of the seed.
     env.set_options([{"scenario": (config.seed + row) % env.batch.scenarios} for row in range(env.num_envs)])
     model.set_logger(run_folder.logger)
-    replay = _replay(run_folder, env, model)
+    replay = _new_replay(run_folder, env, model)
     if snapshot.exists():
         model._last_obs = env.reset()
         with read_arrays(snapshot) as arrays:
@@ -130,41 +130,41 @@ class GePPO(MaskablePPO):
         for group in self.policy.optimizer.param_groups:
             group["lr"] *= self.replay.slowing
         estimator = partial(weighted_gae, gamma=self.gamma, gae_lambda=self.gae_lambda)
-        weighted = self.replay.weight(self.policy, self.replay.rollouts, estimator)
-        clip = clip_of(len(weighted.rollouts), clip_range_of(self))
+        weighted = self.replay.weight_rollouts(self.policy, self.replay.rollouts, estimator)
+        clip = geppo_clip(len(weighted.rollouts), clip_range_of(self))
         shape = np.stack(weighted.ratio).shape
         ratio = np.concatenate(weighted.ratio).ravel()
-        advantages = standardised(np.concatenate(weighted.advantages).ravel(), ratio)
+        advantages = standardised_advantages(np.concatenate(weighted.advantages).ravel(), ratio)
         figures = defaultdict(list)
         for at in self._minibatches(ratio.size):
-            for name, value in self._step(weighted, advantages.reshape(shape), at, clip).items():
+            for name, value in self._optimiser_step(weighted, advantages.reshape(shape), at, clip).items():
                 figures[name].append(value)
         self._n_updates += self.n_epochs
         variation = figures.pop("variation")[-1]
         if variation > clip / 2.0:
             self.replay.slowing /= RATE_DIVISOR
         self.logger.record("replay/step_variation", variation)
-        self._record(figures, clip)
+        self._record_update(figures, clip)
 
     def _minibatches(self, samples: int) -> Iterator[NDArray[np.int64]]:
         """Yield indices of samples, in all the number of PPO's epochs over one rollout; none twice before all once."""
         assert self.batch_size is not None
-        rng, left = self.replay.draws(), self.n_epochs * self.rollout_buffer.rewards.size
+        rng, left = self.replay.update_rng(), self.n_epochs * self.rollout_buffer.rewards.size
         while left > 0:
             order = rng.permutation(samples)[:left]
             yield from np.split(order, range(self.batch_size, order.size, self.batch_size))
             left -= order.size
 
-    def _step(
+    def _optimiser_step(
         self, weighted: WeightedRollouts, advantages: NDArray[np.float32], at: NDArray[np.int64], clip: float
     ) -> dict[str, float]:
         """Take a step of the optimiser on a minibatch and return its figures."""
 
         def tensor(arrays: Any) -> Tensor:
-            return torch.from_numpy(gathered(arrays, at))
+            return torch.from_numpy(gather_samples(arrays, at))
 
         rollouts = weighted.rollouts
-        masks = unpacked(gathered((rollout.masks for rollout in rollouts), at), self.rollout_buffer.mask_dims)
+        masks = unpack_masks(gather_samples((rollout.masks for rollout in rollouts), at), self.rollout_buffer.mask_dims)
         values, log_probability, entropy = self.policy.evaluate_actions(
             tensor(rollout.observations for rollout in rollouts),
             tensor(rollout.actions for rollout in rollouts),
@@ -190,7 +190,7 @@ class GePPO(MaskablePPO):
                 "variation": 0.5 * (ratio - before).abs().mean().item(),
             }  # fmt: skip
 
-    def _record(self, figures: dict[str, list[float]], clip: float) -> None:
+    def _record_update(self, figures: dict[str, list[float]], clip: float) -> None:
         record = self.logger.record
         record("train/loss", figures.pop("loss")[-1])
         for name, values in figures.items():
@@ -220,10 +220,12 @@ class MaskableA2C(MaskablePPO):
         """
         for batch in self.rollout_buffer.get(batch_size=None):
             actions = batch.actions.long().flatten()
-            self._step(batch.observations, actions, batch.action_masks, batch.advantages, batch.returns)
-        self._record(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
+            self._optimiser_step(batch.observations, actions, batch.action_masks, batch.advantages, batch.returns)
+        self._record_update(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
 
-    def _step(self, observations: Tensor, actions: Tensor, masks: Tensor, advantages: Tensor, targets: Tensor) -> None:
+    def _optimiser_step(
+        self, observations: Tensor, actions: Tensor, masks: Tensor, advantages: Tensor, targets: Tensor
+    ) -> None:
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         values, log_probability, entropy = self.policy.evaluate_actions(observations, actions, action_masks=masks)
@@ -241,7 +243,7 @@ class MaskableA2C(MaskablePPO):
         self.logger.record("train/value_loss", value_loss.item())
         self.logger.record("train/entropy_loss", entropy_loss.item())
 
-    def _record(self, values: Any, returns: Any) -> None:
+    def _record_update(self, values: Any, returns: Any) -> None:
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/explained_variance", explained_variance(values, returns))
 
@@ -257,19 +259,19 @@ class VtraceA2C(MaskableA2C):
     def train(self) -> None:
         """Learn from a part of each kept rollout, the newest among them, in one step."""
         estimator = partial(vtrace, gamma=self.gamma, gae_lambda=self.gae_lambda)
-        weighted = self.replay.weight(self.policy, self.replay.equal_parts(), estimator)
+        weighted = self.replay.weight_rollouts(self.policy, self.replay.draw_equal_parts(), estimator)
         rollouts = weighted.rollouts
 
         def joined(arrays: Any) -> NDArray[Any]:
-            return np.concatenate([flat(array) for array in arrays])
+            return np.concatenate([flat_samples(array) for array in arrays])
 
-        masks = unpacked(joined(rollout.masks for rollout in rollouts), self.rollout_buffer.mask_dims)
+        masks = unpack_masks(joined(rollout.masks for rollout in rollouts), self.rollout_buffer.mask_dims)
         samples = (
             joined(rollout.observations for rollout in rollouts), joined(rollout.actions for rollout in rollouts),
             masks, joined(weighted.advantages), joined(weighted.targets),
         )  # fmt: skip
-        self._step(*map(torch.from_numpy, samples))
-        self._record(rollouts[-1].values.ravel(), weighted.targets[-1].ravel())
+        self._optimiser_step(*map(torch.from_numpy, samples))
+        self._record_update(rollouts[-1].values.ravel(), weighted.targets[-1].ravel())
         truncated = joined(weighted.ratio) > 1.0
         self.logger.record("replay/clip_fraction", float(truncated.mean()))
 
@@ -283,11 +285,11 @@ class SamplePPO(MaskablePPO):
         """Learn from the drawn samples; learn nothing if there are none."""
         own = self.rollout_buffer
         assert self.batch_size is not None
-        drawn = self.replay.batch(self.batch_size)
+        drawn = self.replay.draw_batch(self.batch_size)
         if drawn is None:
             return
         self.replay.record_batch(drawn)
-        self.rollout_buffer = filled(own, drawn)
+        self.rollout_buffer = filled_buffer(own, drawn)
         try:
             super().train()
         finally:
@@ -312,7 +314,7 @@ MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
 }  # by algorithm and replay
 
 
-def falling(start: float, steps: int, rollout: int) -> Callable[[float], float]:
+def falling_rate(start: float, steps: int, rollout: int) -> Callable[[float], float]:
     """Return the learning rate of an update by the share of the run's steps that are left after its rollout.
 
     It falls linearly from `start` to 0 at the last step. Rollouts are whole, so the last one may end beyond that, with
@@ -332,19 +334,19 @@ def falling(start: float, steps: int, rollout: int) -> Callable[[float], float]:
     return rate
 
 
-def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
+def _new_model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
     config = run_folder.config
     parameters = config.hyperparameters
     policy: dict[str, Any] = {
         "network": config.network,
         "layout": layout_of(run_folder.schema),
         "threads": config.threads,
-        "initial": actor_critic_of(config, run_folder.schema),
+        "initial": initial_actor_critic(config, run_folder.schema),
     }
     return MODELS[config.algorithm, config.replay](
         MaskedPolicy,
         env,
-        learning_rate=falling(parameters.learning_rate, config.steps, parameters.rows * parameters.steps),
+        learning_rate=falling_rate(parameters.learning_rate, config.steps, parameters.rows * parameters.steps),
         n_steps=parameters.steps,
         batch_size=parameters.minibatch,
         n_epochs=parameters.epochs,
@@ -359,7 +361,7 @@ def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
     )
 
 
-def _check_rollout(run_folder: RunFolder, env: PlacementVecEnv) -> None:
+def _check_rollout_memory(run_folder: RunFolder, env: PlacementVecEnv) -> None:
     """Refuse rollouts that take too much memory: floats for the observation, the masks and six numbers of a sample."""
     parameters = run_folder.config.hyperparameters
     samples = parameters.rows * parameters.steps
@@ -371,7 +373,7 @@ def _check_rollout(run_folder: RunFolder, env: PlacementVecEnv) -> None:
         )  # fmt: skip
 
 
-def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
+def _new_replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
     """Return what keeps earlier rollouts or samples, None if the run learns without replay."""
     config, parameters = run_folder.config, run_folder.config.hyperparameters
     if config.replay == "off":
@@ -419,9 +421,9 @@ class _RunCallback(BaseCallback):
         if self.num_timesteps == self._began_at:
             return
         self._record_episodes()
-        if self.run_folder.is_due(self.num_timesteps):
+        if self.run_folder.is_validation_due(self.num_timesteps):
             self._validate()
-        self.run_folder.note(self.num_timesteps)
+        self.run_folder.record_progress(self.num_timesteps)
         if self.run_folder.interrupted:
             raise _Interrupted
 
@@ -440,7 +442,7 @@ class _RunCallback(BaseCallback):
         assert isinstance(self.model, MaskablePPO)
         self.run_folder.validate(network, self.num_timesteps, for_best=for_best)
         self.model.policy.set_training_mode(True)
-        more = self.replay.arrays() if self.replay else {}
+        more = self.replay.snapshot_arrays() if self.replay else {}
         save_snapshot(self.run_folder.path / SNAPSHOT, self.model, self.env, more)
 
     def conclude(self) -> None:
@@ -448,4 +450,4 @@ class _RunCallback(BaseCallback):
         self._record_episodes()
         # An uninterrupted run would not have validated where this one was stopped.
         self._validate(for_best=self.num_timesteps >= self.run_folder.config.steps)
-        self.run_folder.note(self.num_timesteps)
+        self.run_folder.record_progress(self.num_timesteps)

@@ -119,27 +119,28 @@ def trace_problems(request: ProblemRequest) -> Problems:
     Raises:
         InputError: If a file cannot be used, or a trace has too few jobs.
     """
-    own = _trained(request, TRAINED_WINDOWS)
-    trained = [window_problems(request, regime, own, request.loads) for regime in request.regimes]
+    own = _training_windows(request, TRAINED_WINDOWS)
+    trained = [trace_windows(request, regime, own, request.loads) for regime in request.regimes]
     if request.cluster is None:
-        other = _trained(request, OTHER_WINDOWS)
+        other = _training_windows(request, OTHER_WINDOWS)
         trained += [
-            window_problems(request, regime, other, request.loads, drawn) for regime, drawn in other_clusters(request)
+            trace_windows(request, regime, other, request.loads, drawn)
+            for regime, drawn in regimes_on_other_clusters(request)
         ]
     # Many traces have many windows together: more draws of each would only take longer.
     runs = None if len(request.traces) == 1 else RUNS
     validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
     return Problems(
-        tuple(trained), tuple(window_problems(request, regime, validated, (TRACE_LOAD,)) for regime in request.regimes)
+        tuple(trained), tuple(trace_windows(request, regime, validated, (TRACE_LOAD,)) for regime in request.regimes)
     )
 
 
-def _trained(request: ProblemRequest, windows: int) -> Windows:
+def _training_windows(request: ProblemRequest, windows: int) -> Windows:
     each = max(1, windows // len(request.traces) // len(request.loads))
     return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(request.seed), disjoint=False)
 
 
-def other_clusters(request: ProblemRequest) -> list[tuple[Regime, PresetSite]]:
+def regimes_on_other_clusters(request: ProblemRequest) -> list[tuple[Regime, PresetSite]]:
     """Return pairs of order regime and other cluster to train on, in which each of both occurs."""
     count = max(len(request.regimes), len(OTHER_CLUSTERS))
     return [
@@ -148,12 +149,12 @@ def other_clusters(request: ProblemRequest) -> list[tuple[Regime, PresetSite]]:
     ]
 
 
-def window_problems(
+def trace_windows(
     request: ProblemRequest,
     regime: Regime,
     windows: Windows,
     loads: tuple[float, ...],
-    drawn: PresetSite = HETERO64_SITE,
+    site: PresetSite = HETERO64_SITE,
 ) -> Problem:
     """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
     setup = read_cluster(request.cluster) if request.cluster else None
@@ -166,17 +167,17 @@ def window_problems(
             raise InputError(short, f"give a trace of at least {MIN_TRACE_JOBS}", field="--trace")
         own = windows._replace(seed=windows.seed + number)
         if setup is not None:
-            problem = _on_cluster(setup, faults, workload, regime, own, load)
+            problem = _windows_on_cluster(setup, faults, workload, regime, own, load)
         else:
             problem = window_problem(
                 workload, regime, windows=own.most, runs=own.runs, part=own.part, seed=own.seed, load=load,
-                disjoint=own.disjoint, site=drawn,
+                disjoint=own.disjoint, site=site,
             )  # fmt: skip
-        parts.append(_estimated(problem, _kind(request.estimates, number), own.seed))
-    return _joined(parts)
+        parts.append(_with_estimates(problem, _estimate_kind(request.estimates, number), own.seed))
+    return _join_problems(parts)
 
 
-def _on_cluster(
+def _windows_on_cluster(
     setup: ClusterSetup, faults: FaultTrace | None, workload: Workload, regime: Regime, windows: Windows, load: float
 ) -> Problem:
     cluster = setup.cluster
@@ -188,16 +189,16 @@ def _on_cluster(
     return cluster_problem(setup, found, regime, runs=runs, seed=windows.seed, faults=faults)
 
 
-def _kind(estimates: KnownEstimates, number: int) -> EstimateKind:
+def _estimate_kind(estimates: KnownEstimates, number: int) -> EstimateKind:
     return MIXED_ESTIMATES[number % len(MIXED_ESTIMATES)] if estimates == "mixed" else estimates
 
 
-def _estimated(problem: Problem, kind: EstimateKind, seed: int) -> Problem:
+def _with_estimates(problem: Problem, kind: EstimateKind, seed: int) -> Problem:
     rng = stream(seed, Stream.ESTIMATES)
     return problem._replace(scenarios=with_scenario_estimates(problem.scenarios, kind, sigma=SIGMA, rng=rng))
 
 
-def _joined(parts: list[Problem]) -> Problem:
+def _join_problems(parts: list[Problem]) -> Problem:
     """Return problems of one cluster in one, which is cut off as late as the last of them."""
     limit_s = max(part.rules.limit_s for part in parts)
     scenarios, suits = [], dict[bytes, int]()  # classes of needs are renumbered, as each part has its own numbers
@@ -223,20 +224,22 @@ def history_problems(request: ProblemRequest) -> Problems:
     trained = history_windows(
         history, TRAINED_PART, HISTORY_WINDOWS, HISTORY_RUNS, training_key(request.seed), disjoint=False
     )
-    return Problems((trained,), (_disjoint(history, VALIDATED_PART, HISTORY_VALIDATED_WINDOWS, VALIDATION_SEED),))
+    return Problems(
+        (trained,), (_disjoint_windows(history, VALIDATED_PART, HISTORY_VALIDATED_WINDOWS, VALIDATION_SEED),)
+    )
 
 
 def later_problem(history: History) -> Problem:
     """Return windows of the last 30 % of a history's jobs, which training never uses."""
-    return _disjoint(history, LATER_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED)
+    return _disjoint_windows(history, LATER_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED)
 
 
 def tuning_problem(history: History) -> Problem:
     """Return windows of the part that was trained on, for rivals that are tuned there."""
-    return _disjoint(history, TRAINED_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED + 1)
+    return _disjoint_windows(history, TRAINED_PART, HISTORY_LATER_WINDOWS, HISTORY_LATER_SEED + 1)
 
 
-def _disjoint(history: History, part: tuple[float, float], windows: int, seed: int) -> Problem:
+def _disjoint_windows(history: History, part: tuple[float, float], windows: int, seed: int) -> Problem:
     return history_windows(history, part, windows, None, seed, disjoint=True)
 
 
@@ -257,7 +260,7 @@ def history_windows(
     """
     state = history.past.initial
     assert state is not None
-    cluster, kinds = _classes(state.cluster, history.past)
+    cluster, kinds = _with_needs_classes(state.cluster, history.past)
     found = windows_of(
         history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
         capacity=capacity_of(cluster), disjoint=disjoint,
@@ -272,7 +275,7 @@ def history_windows(
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
     scenarios = sound_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
-    return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, state.rules))
+    return Problem(cluster, scenarios, _fault_process(history.past), until_overload(cluster, scenarios, state.rules))
 
 
 def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
@@ -287,7 +290,7 @@ def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
     return scenarios._replace(rank=rank, line=line)
 
 
-def _classes(cluster: Cluster, past: ClusterPast) -> tuple[Cluster, dict[str, int]]:
+def _with_needs_classes(cluster: Cluster, past: ClusterPast) -> tuple[Cluster, dict[str, int]]:
     """Return a cluster that knows which nodes suit the jobs of a past, and the class of each job's needs."""
     types = list(dict.fromkeys([(), *(job.types for job in past.jobs.values())]))
     suits = np.array([np.isin(cluster.node_type, kind) if kind else np.ones(cluster.speed.size) for kind in types])
@@ -313,7 +316,7 @@ def fault_rates_per_s(past: ClusterPast) -> NDArray[np.float64]:
     return rates
 
 
-def _process(past: ClusterPast) -> FaultProcess:
+def _fault_process(past: ClusterPast) -> FaultProcess:
     """Return repairs of the mean recorded length, or of that in the cluster file if nothing failed."""
     state = past.initial
     assert state is not None
@@ -440,7 +443,7 @@ class Preset:
         return self.a2c if algorithm == "a2c" else self.ppo
 
 
-def _drawn(name: str, request: ProblemRequest) -> Problems:
+def _drawn_problems(name: str, request: ProblemRequest) -> Problems:
     """Return what is drawn of a preset, once for each order regime."""
     draw, sizes = NAMED[name].draw, request.sizes
     assert draw is not None
@@ -452,7 +455,7 @@ def _drawn(name: str, request: ProblemRequest) -> Problems:
     )
 
 
-def _windows(request: ProblemRequest) -> Problems:
+def _one_trace_problems(request: ProblemRequest) -> Problems:
     """Return windows of one trace on the cluster of `hetero64`, at one load."""
     workload, seed = read_trace(request.traces[0]), training_key(request.seed)
     return Problems(
@@ -473,7 +476,7 @@ def _windows(request: ProblemRequest) -> Problems:
 def _patent_preset(name: str, about: str, rows: int) -> Preset:
     """Return the patent's method to the letter: R2's state, R3's network, R4's action, R5's reward, R6's replay."""
     return Preset(
-        about, needs_trace=False, build=partial(_drawn, name), reward="best_of_random", action="gpu",
+        about, needs_trace=False, build=partial(_drawn_problems, name), reward="best_of_random", action="gpu",
         observation="patent-literal", network="mlp", replay="literal",
         ppo=Hyperparameters(rows=rows, minibatch=1024), a2c=replace(A2C, rows=2 * rows, minibatch=2 * rows * A2C.steps),
     )  # fmt: skip
@@ -494,13 +497,13 @@ PRESETS = {
     "hetero64": Preset(
         "64 jobs at once on 64 GPUs of two speeds, a lemon node",
         needs_trace=False,
-        build=partial(_drawn, "hetero64"),
+        build=partial(_drawn_problems, "hetero64"),
         reward="potential",
     ),
     "hetero64-stream": Preset(
         "the same cluster, 128 jobs that arrive one by one at a load of 0.85",
         needs_trace=False,
-        build=partial(_drawn, "hetero64-stream"),
+        build=partial(_drawn_problems, "hetero64-stream"),
         reward="jct",
     ),
     TRACES: Preset(
@@ -529,13 +532,13 @@ PRESETS = {
     "philly": Preset(
         "windows of a Philly trace on the same cluster, arrivals over time",
         needs_trace=True,
-        build=_windows,
+        build=_one_trace_problems,
         reward="jct",
     ),
     "itp": Preset(
         "windows of an ITP trace on the same cluster, arrivals over time",
         needs_trace=True,
-        build=_windows,
+        build=_one_trace_problems,
         reward="jct",
     ),
     "patent4": _PATENT4,

@@ -22,7 +22,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from ..cluster.files.errors import CheckpointError
-from .run_folder import Arrays, counts, finite, longer, records, within
+from .run_folder import Arrays, check_within, checked_counts, checked_finite, checked_record, zeros_of_length
 
 EVALUATED_ROWS = 1024  # at once on a thread; agents/networks/sb3_policy.py has the same
 Floats = NDArray[np.float32]
@@ -63,7 +63,7 @@ def sample_bytes(size: int, actions: int) -> int:
     return 4 * size + -(-actions // 8) + 5 * 4 + 1
 
 
-def kept_rollout(
+def copy_rollout(
     buffer: MaskableRolloutBuffer, rewards: Floats, cut: list[tuple[int, Floats]], last: Floats,
     ended: NDArray[np.bool_], update: int,
 ) -> KeptRollout:  # fmt: skip
@@ -101,12 +101,12 @@ def sound_rollout(arrays: Arrays, prefix: str, buffer: MaskableRolloutBuffer) ->
         ValueError: If it does not fit the buffer.
         KeyError: If an array is missing.
     """
-    like = kept_rollout(buffer, buffer.rewards, [], buffer.observations[0], np.zeros(buffer.n_envs, dtype=np.bool_), 0)
+    like = copy_rollout(buffer, buffer.rewards, [], buffer.observations[0], np.zeros(buffer.n_envs, dtype=np.bool_), 0)
     cut_off = np.atleast_1d(arrays[f"{prefix}cut_at"]).shape[0]
-    like = like._replace(cut_at=longer(like.cut_at, cut_off), cut=longer(like.cut, cut_off))
-    found = KeptRollout(*(finite(arrays, prefix + name, part) for name, part in like._asdict().items()))
-    within(f"{prefix}cut_at", found.cut_at, 0, found.rewards.size - 1)
-    within(f"{prefix}update", found.update, 0, np.inf)
+    like = like._replace(cut_at=zeros_of_length(like.cut_at, cut_off), cut=zeros_of_length(like.cut, cut_off))
+    found = KeptRollout(*(checked_finite(arrays, prefix + name, part) for name, part in like._asdict().items()))
+    check_within(f"{prefix}cut_at", found.cut_at, 0, found.rewards.size - 1)
+    check_within(f"{prefix}update", found.update, 0, np.inf)
     check_actions(prefix, found.masks, found.actions, buffer.mask_dims)
     return found
 
@@ -117,13 +117,13 @@ def check_actions(prefix: str, masks: NDArray[np.uint8], actions: NDArray[np.int
     Raises:
         ValueError: If there is one.
     """
-    within(f"{prefix}actions", actions, 0, count - 1)
+    check_within(f"{prefix}actions", actions, 0, count - 1)
     byte = np.take_along_axis(masks, actions[..., None] >> 3, axis=-1)[..., 0]
     if not (byte & (128 >> (actions & 7))).all():
         raise ValueError(f"{prefix}actions holds one that is closed in {prefix}masks")
 
 
-def of_rows(rollout: KeptRollout, rows: NDArray[np.int64]) -> KeptRollout:
+def select_rows(rollout: KeptRollout, rows: NDArray[np.int64]) -> KeptRollout:
     """Return the steps of some environments, whose numbers rise."""
     step, row = np.divmod(rollout.cut_at, rollout.rewards.shape[1])
     mine = np.isin(row, rows)
@@ -134,17 +134,17 @@ def of_rows(rollout: KeptRollout, rows: NDArray[np.int64]) -> KeptRollout:
     )  # fmt: skip
 
 
-def flat(values: NDArray[Any]) -> NDArray[Any]:
+def flat_samples(values: NDArray[Any]) -> NDArray[Any]:
     """Return an array of samples with steps and rows as one axis."""
     return values.reshape(-1, *values.shape[2:])
 
 
-def unpacked(masks: NDArray[np.uint8], actions: int) -> NDArray[np.bool_]:
+def unpack_masks(masks: NDArray[np.uint8], actions: int) -> NDArray[np.bool_]:
     """Return packed masks as booleans, shape (..., actions)."""
     return np.unpackbits(masks, axis=-1, count=actions).astype(np.bool_)
 
 
-def evaluate(
+def evaluate_samples(
     policy: Any, observations: Floats, masks: NDArray[np.bool_], actions: NDArray[np.int32]
 ) -> tuple[Floats, Floats]:
     """Return values and log-probabilities of actions under the present policy, each of shape (samples,).
@@ -166,21 +166,21 @@ def evaluate(
     return torch.cat(values).numpy(), torch.cat(log_probability).numpy()
 
 
-def reevaluated(policy: Any, rollout: KeptRollout) -> Trajectories:
+def reevaluated_trajectories(policy: Any, rollout: KeptRollout) -> Trajectories:
     """Return a rollout under the present policy, a MaskedPolicy, and critic, with the masks of the time."""
-    masks = unpacked(flat(rollout.masks), int(policy.action_space.n))
+    masks = unpack_masks(flat_samples(rollout.masks), int(policy.action_space.n))
     shape = rollout.rewards.shape
-    found = evaluate(policy, flat(rollout.observations), masks, flat(rollout.actions))
+    found = evaluate_samples(policy, flat_samples(rollout.observations), masks, flat_samples(rollout.actions))
     values, log_probability = (each.reshape(shape) for each in found)
-    return _trajectories(policy, rollout, log_probability, values)
+    return _trajectories_of(policy, rollout, log_probability, values)
 
 
-def as_collected(policy: Any, rollout: KeptRollout) -> Trajectories:
+def collected_trajectories(policy: Any, rollout: KeptRollout) -> Trajectories:
     """Return a rollout under the policy and critic that collected it."""
-    return _trajectories(policy, rollout, rollout.log_probability, rollout.values)
+    return _trajectories_of(policy, rollout, rollout.log_probability, rollout.values)
 
 
-def _trajectories(policy: Any, rollout: KeptRollout, log_probability: Floats, values: Floats) -> Trajectories:
+def _trajectories_of(policy: Any, rollout: KeptRollout, log_probability: Floats, values: Floats) -> Trajectories:
     """Return a rollout with these log-probabilities of its actions, and these values by the critic."""
     ratio = np.exp(log_probability - rollout.log_probability)
     return Trajectories(rollout.rewards, values, next_values(policy, rollout, values), rollout.ended, ratio)
@@ -238,7 +238,7 @@ def vtrace(steps: Trajectories, *, gamma: float, gae_lambda: float) -> tuple[Flo
     return advantages, steps.values + over
 
 
-def standardised(advantages: Floats, ratio: Floats) -> Floats:
+def standardised_advantages(advantages: Floats, ratio: Floats) -> Floats:
     """Return advantages of samples, shape (samples,), less their mean under pi_k and over their spread there.
 
     The mean under pi_k is mean(c A) / mean(c): the off-policy mean.
@@ -249,7 +249,7 @@ def standardised(advantages: Floats, ratio: Floats) -> Floats:
     return scaled
 
 
-def clip_of(policies: int, clip: float) -> float:
+def geppo_clip(policies: int, clip: float) -> float:
     """Return GePPO's clip for a number of policies that acted equally often: PPO's over the mean of 1 to policies."""
     return clip * 2.0 / (policies + 1)
 
@@ -270,12 +270,12 @@ def geppo_loss(ratio: Tensor, before: Tensor, advantages: Tensor, clip: float) -
     return loss
 
 
-def effective_share(ratio: Floats) -> float:
+def effective_sample_share(ratio: Floats) -> float:
     """Return the effective sample size of weights over their number: (sum c)^2 / (n sum c^2), from 0 to 1."""
     return float(ratio.sum(dtype=np.float64) ** 2 / (ratio.size * (ratio.astype(np.float64) ** 2).sum()))
 
 
-def variation(ratio: Floats) -> float:
+def total_variation(ratio: Floats) -> float:
     """Return an estimate of the mean total variation distance from ratios: half the mean of abs(c - 1)."""
     return float(0.5 * np.abs(ratio - 1.0).mean())
 
@@ -333,12 +333,12 @@ class Replay(BaseCallback):
         model: Any = self.model
         last, ended = model._last_obs, model._last_episode_starts
         self.rollouts.append(
-            kept_rollout(model.rollout_buffer, np.stack(self._rewards), self._cut, last, ended, self.collected)
+            copy_rollout(model.rollout_buffer, np.stack(self._rewards), self._cut, last, ended, self.collected)
         )
         if self.dynamic:
             self._put_dynamic_batch(model)
 
-    def draws(self) -> np.random.Generator:
+    def update_rng(self) -> np.random.Generator:
         """Return the random numbers of the next update, the same in a run that was interrupted."""
         return np.random.default_rng((int(self.model.seed or 0), self.collected))
 
@@ -346,45 +346,47 @@ class Replay(BaseCallback):
         """Replace the rollout by a random batch of all kept samples, of the same size."""
         buffer, rollouts = model.rollout_buffer, self.rollouts
         samples = buffer.rewards.size
-        at = self.draws().choice(samples * len(rollouts), samples, replace=False)
+        at = self.update_rng().choice(samples * len(rollouts), samples, replace=False)
 
         def drawn(name: str) -> NDArray[Any]:
-            return gathered((getattr(rollout, name) for rollout in rollouts), at)
+            return gather_samples((getattr(rollout, name) for rollout in rollouts), at)
 
-        flat(buffer.observations)[:] = drawn("observations")
-        flat(buffer.action_masks)[:] = unpacked(drawn("masks"), buffer.mask_dims)
-        flat(buffer.actions)[:, 0] = drawn("actions")
-        flat(buffer.log_probs)[:] = drawn("log_probability")
-        flat(buffer.values)[:] = drawn("values")
-        flat(buffer.advantages)[:] = drawn("advantages")
+        flat_samples(buffer.observations)[:] = drawn("observations")
+        flat_samples(buffer.action_masks)[:] = unpack_masks(drawn("masks"), buffer.mask_dims)
+        flat_samples(buffer.actions)[:, 0] = drawn("actions")
+        flat_samples(buffer.log_probs)[:] = drawn("log_probability")
+        flat_samples(buffer.values)[:] = drawn("values")
+        flat_samples(buffer.advantages)[:] = drawn("advantages")
         buffer.returns = buffer.advantages + buffer.values
-        self._record_dynamic(model, at)
+        self._record_dynamic_batch(model, at)
 
-    def _record_dynamic(self, model: Any, at: NDArray[np.int64]) -> None:
+    def _record_dynamic_batch(self, model: Any, at: NDArray[np.int64]) -> None:
 
         def drawn(name: str) -> NDArray[Any]:
-            return gathered((getattr(rollout, name) for rollout in self.rollouts), at[:RATIO_SAMPLES])
+            return gather_samples((getattr(rollout, name) for rollout in self.rollouts), at[:RATIO_SAMPLES])
 
-        masks = unpacked(drawn("masks"), model.rollout_buffer.mask_dims)
-        _, now = evaluate(model.policy, drawn("observations"), masks, drawn("actions"))
+        masks = unpack_masks(drawn("masks"), model.rollout_buffer.mask_dims)
+        _, now = evaluate_samples(model.policy, drawn("observations"), masks, drawn("actions"))
         ratio = np.exp(now - drawn("log_probability"))
         ages = np.array([self.collected - 1 - rollout.update for rollout in self.rollouts])
         record_reuse(self.logger, float(ages[at // model.rollout_buffer.rewards.size].mean()), ratio)
         self.logger.record("replay/clip_fraction", float((np.abs(ratio - 1.0) > clip_range_of(model)).mean()))
 
-    def equal_parts(self) -> list[KeptRollout]:
+    def draw_equal_parts(self) -> list[KeptRollout]:
         """Return an equal part of each kept rollout, in all the steps of one; the newest gives the remainder.
 
         A part has all steps of some environments, which are drawn at random.
         """
-        rng, rows = self.draws(), self.rollouts[-1].rewards.shape[1]
+        rng, rows = self.update_rng(), self.rollouts[-1].rewards.shape[1]
         share = rows // len(self.rollouts)
         counts = [share] * (len(self.rollouts) - 1)
         counts.append(rows - sum(counts))
         drawn = (np.sort(rng.choice(rows, count, replace=False)) for count in counts)
-        return [of_rows(rollout, rows) for rollout, rows in zip(self.rollouts, drawn, strict=True) if rows.size]
+        return [select_rows(rollout, rows) for rollout, rows in zip(self.rollouts, drawn, strict=True) if rows.size]
 
-    def weight(self, policy: Any, rollouts: Iterable[KeptRollout], estimator: AdvantageEstimator) -> WeightedRollouts:
+    def weight_rollouts(
+        self, policy: Any, rollouts: Iterable[KeptRollout], estimator: AdvantageEstimator
+    ) -> WeightedRollouts:
         """Return what an update learns from: the rollouts that are near enough, under the present policy and critic.
 
         1. Evaluate each rollout by the present policy and critic.
@@ -399,18 +401,22 @@ class Replay(BaseCallback):
         found = WeightedRollouts([], [], [], [])
         newest = self.collected - 1
         for rollout in rollouts:
-            steps = as_collected(policy, rollout) if rollout.update == newest else reevaluated(policy, rollout)
-            if effective_share(steps.ratio) >= MIN_EFFECTIVE_SHARE:
+            steps = (
+                collected_trajectories(policy, rollout)
+                if rollout.update == newest
+                else reevaluated_trajectories(policy, rollout)
+            )
+            if effective_sample_share(steps.ratio) >= MIN_EFFECTIVE_SHARE:
                 advantages, targets = estimator(steps)
                 found.rollouts.append(rollout)
                 found.ratio.append(steps.ratio)
                 found.advantages.append(advantages)
                 found.targets.append(targets)
         age = np.concatenate([np.full(rollout.rewards.size, newest - rollout.update) for rollout in found.rollouts])
-        record_reuse(self.logger, float(age.mean()), np.concatenate([flat(ratio) for ratio in found.ratio]))
+        record_reuse(self.logger, float(age.mean()), np.concatenate([flat_samples(ratio) for ratio in found.ratio]))
         return found
 
-    def arrays(self) -> Arrays:
+    def snapshot_arrays(self) -> Arrays:
         """Return all that is kept, for a snapshot."""
         arrays: Arrays = {"replay/slowing": np.array(self.slowing)}
         for i, rollout in enumerate(self.rollouts):
@@ -418,7 +424,7 @@ class Replay(BaseCallback):
         return arrays
 
     def restore(self, arrays: Arrays, buffer: MaskableRolloutBuffer) -> None:
-        """Load what `arrays` returned.
+        """Load what `snapshot_arrays` returned.
 
         Args:
             arrays: Read from a file.
@@ -431,7 +437,7 @@ class Replay(BaseCallback):
         """
         if "replay/slowing" not in arrays:
             raise CheckpointError("the snapshot holds no replay; remove its folder to start again")
-        self.slowing = float(finite(arrays, "replay/slowing", np.array(1.0)))
+        self.slowing = float(checked_finite(arrays, "replay/slowing", np.array(1.0)))
         if not 0.0 < self.slowing <= 1.0:
             raise ValueError(f"replay/slowing is {self.slowing:g}, expected above 0 and at most 1")
         assert self.rollouts.maxlen is not None
@@ -443,8 +449,8 @@ class Replay(BaseCallback):
 def record_reuse(logger: Logger, age: float, ratio: Floats) -> None:
     """Record the mean age of an update's samples, and how far the policy is from those that acted."""
     logger.record("replay/age", age)
-    logger.record("replay/effective_sample_size", effective_share(ratio))
-    logger.record("replay/total_variation", variation(ratio))
+    logger.record("replay/effective_sample_size", effective_sample_share(ratio))
+    logger.record("replay/total_variation", total_variation(ratio))
 
 
 def clip_range_of(model: Any) -> float:
@@ -452,9 +458,9 @@ def clip_range_of(model: Any) -> float:
     return float(model.clip_range(model._current_progress_remaining))
 
 
-def gathered(arrays: Iterable[NDArray[Any]], at: NDArray[np.int64]) -> NDArray[Any]:
+def gather_samples(arrays: Iterable[NDArray[Any]], at: NDArray[np.int64]) -> NDArray[Any]:
     """Return samples by their indices in the concatenation of several rollouts, shape (len(at), ...)."""
-    parts = [flat(array) for array in arrays]
+    parts = [flat_samples(array) for array in arrays]
     samples = len(parts[0])
     found = np.empty((at.size, *parts[0].shape[1:]), dtype=parts[0].dtype)
     for i, part in enumerate(parts):
@@ -474,7 +480,7 @@ class Samples(NamedTuple):
     advantages: Floats  # (samples,)
     update: NDArray[np.int64]  # (samples,) number of the rollout, from 0
 
-    def taken(self, at: NDArray[np.int64]) -> "Samples":
+    def select(self, at: NDArray[np.int64]) -> "Samples":
         """Return some of the samples."""
         parts: Any = (part[at] for part in self)
         return Samples(*parts)
@@ -531,14 +537,14 @@ class SampleReplay(BaseCallback):
         model: Any = self.model
         buffer, ended = model.rollout_buffer, model._last_episode_starts
         new = samples_of(buffer, self.collected)
-        self.samples = (self.samples or new.taken(np.zeros(0, dtype=np.int64))).followed_by(new, self.limit)
+        self.samples = (self.samples or new.select(np.zeros(0, dtype=np.int64))).followed_by(new, self.limit)
         ends = np.concatenate((buffer.episode_starts[1:] > 0, ended[None] > 0))
         if not self._open_steps.size:
             self._open_steps = np.zeros(ends.shape[1], dtype=np.int64)
-        self.period, self._open_steps = ended_samples(ends, self._open_steps)
+        self.period, self._open_steps = count_ended_samples(ends, self._open_steps)
         self.collected += 1
 
-    def batch(self, minibatch: int) -> Samples | None:
+    def draw_batch(self, minibatch: int) -> Samples | None:
         """Return what the update learns from, None if no period has ended.
 
         Args:
@@ -552,26 +558,26 @@ class SampleReplay(BaseCallback):
         if self.period == 0 or size == 0:
             return None
         rng = np.random.default_rng((int(self.model.seed or 0), self.collected))
-        return self.samples.taken(rng.choice(held, size, replace=False))
+        return self.samples.select(rng.choice(held, size, replace=False))
 
     def record_batch(self, drawn: Samples) -> None:
         """Record the number and the age of an update's samples, and how far the policy is from those that acted."""
         model: Any = self.model
-        some = drawn.taken(np.arange(min(RATIO_SAMPLES, len(drawn.actions))))
-        masks = unpacked(some.masks, model.rollout_buffer.mask_dims)
-        ratio = np.exp(evaluate(model.policy, some.observations, masks, some.actions)[1] - some.log_probability)
+        some = drawn.select(np.arange(min(RATIO_SAMPLES, len(drawn.actions))))
+        masks = unpack_masks(some.masks, model.rollout_buffer.mask_dims)
+        ratio = np.exp(evaluate_samples(model.policy, some.observations, masks, some.actions)[1] - some.log_probability)
         record_reuse(self.logger, float((self.collected - 1 - drawn.update).mean()), ratio)
         self.logger.record("replay/batch", len(drawn.actions))
         self.logger.record("replay/clip_fraction", float((np.abs(ratio - 1.0) > clip_range_of(model)).mean()))
 
-    def arrays(self) -> Arrays:
+    def snapshot_arrays(self) -> Arrays:
         """Return all that is kept, for a snapshot."""
         counts = {"replay/collected": np.array(self.collected), "replay/open_steps": self._open_steps}
         samples = {} if self.samples is None else self.samples._asdict()
         return counts | {f"replay/{name}": np.asarray(value) for name, value in samples.items()}
 
     def restore(self, arrays: Arrays, buffer: MaskableRolloutBuffer) -> None:
-        """Load what `arrays` returned.
+        """Load what `snapshot_arrays` returned.
 
         Args:
             arrays: Read from a file.
@@ -584,14 +590,14 @@ class SampleReplay(BaseCallback):
         """
         if "replay/collected" not in arrays:
             raise CheckpointError("the snapshot holds no replay; remove its folder to start again")
-        self.collected = int(counts(arrays, "replay/collected", np.zeros((), dtype=np.int64)))
+        self.collected = int(checked_counts(arrays, "replay/collected", np.zeros((), dtype=np.int64)))
         if self.collected:
             rows = np.zeros(buffer.n_envs, dtype=np.int64)
-            self._open_steps = counts(arrays, "replay/open_steps", rows).copy()
-            within("replay/open_steps", self._open_steps, 0, self.collected * buffer.buffer_size)
-            self.samples = records(arrays, "replay/", samples_of(buffer, 0))
-            within("replay/samples", np.array([len(self.samples.actions)]), 1, self.limit)
-            within("replay/update", self.samples.update, 0, self.collected - 1)
+            self._open_steps = checked_counts(arrays, "replay/open_steps", rows).copy()
+            check_within("replay/open_steps", self._open_steps, 0, self.collected * buffer.buffer_size)
+            self.samples = checked_record(arrays, "replay/", samples_of(buffer, 0))
+            check_within("replay/samples", np.array([len(self.samples.actions)]), 1, self.limit)
+            check_within("replay/update", self.samples.update, 0, self.collected - 1)
             check_actions("replay/", self.samples.masks, self.samples.actions, buffer.mask_dims)
 
 
@@ -599,17 +605,17 @@ def samples_of(buffer: Any, update: int) -> Samples:
     """Return a copy of a full rollout buffer as samples in the order of time."""
     count = buffer.rewards.size
     return Samples(
-        observations=flat(buffer.observations).copy(),
-        masks=np.packbits(flat(buffer.action_masks) > 0, axis=-1),
-        actions=flat(buffer.actions)[:, 0].astype(np.int32),
-        log_probability=flat(buffer.log_probs).copy(),
-        values=flat(buffer.values).copy(),
-        advantages=flat(buffer.advantages).copy(),
+        observations=flat_samples(buffer.observations).copy(),
+        masks=np.packbits(flat_samples(buffer.action_masks) > 0, axis=-1),
+        actions=flat_samples(buffer.actions)[:, 0].astype(np.int32),
+        log_probability=flat_samples(buffer.log_probs).copy(),
+        values=flat_samples(buffer.values).copy(),
+        advantages=flat_samples(buffer.advantages).copy(),
         update=np.full(count, update),
     )
 
 
-def ended_samples(ends: NDArray[np.bool_], open_steps: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+def count_ended_samples(ends: NDArray[np.bool_], open_steps: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
     """Return the samples of all episodes that ended, and the steps of those that are not over, shape (rows,).
 
     Args:
@@ -622,18 +628,18 @@ def ended_samples(ends: NDArray[np.bool_], open_steps: NDArray[np.int64]) -> tup
     return int(ended.sum()), np.where(last >= 0, 0, open_steps) + steps - 1 - last
 
 
-def filled(own: Any, drawn: Samples) -> MaskableRolloutBuffer:
+def filled_buffer(like: Any, drawn: Samples) -> MaskableRolloutBuffer:
     """Return a rollout buffer that holds drawn samples and nothing else."""
     size = len(drawn.actions)
     buffer = MaskableRolloutBuffer(
-        size, own.observation_space, own.action_space, own.device, own.gae_lambda, own.gamma, n_envs=1
+        size, like.observation_space, like.action_space, like.device, like.gae_lambda, like.gamma, n_envs=1
     )
-    flat(buffer.observations)[:] = drawn.observations
-    flat(buffer.action_masks)[:] = unpacked(drawn.masks, buffer.mask_dims)
-    flat(buffer.actions)[:, 0] = drawn.actions
-    flat(buffer.log_probs)[:] = drawn.log_probability
-    flat(buffer.values)[:] = drawn.values
-    flat(buffer.advantages)[:] = drawn.advantages
+    flat_samples(buffer.observations)[:] = drawn.observations
+    flat_samples(buffer.action_masks)[:] = unpack_masks(drawn.masks, buffer.mask_dims)
+    flat_samples(buffer.actions)[:, 0] = drawn.actions
+    flat_samples(buffer.log_probs)[:] = drawn.log_probability
+    flat_samples(buffer.values)[:] = drawn.values
+    flat_samples(buffer.advantages)[:] = drawn.advantages
     buffer.returns = buffer.advantages + buffer.values
     buffer.full, buffer.pos = True, size
     return buffer

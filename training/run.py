@@ -22,7 +22,7 @@ from ..cluster.presets.drawn import hetero64
 from ..cluster.simulator.engine import advance, reset
 from ..cluster.simulator.simulation import simulation_of
 from .config import BY_CANDIDATES, REPLAYS, TrainingConfig, problem_request
-from .distil import learn_by_distillation, log_cost, with_best_margin
+from .distil import learn_by_distillation, mean_log_cost, with_best_margin
 from .group import learn_by_groups
 from .ppo import learn_by_ppo
 from .problems import DEFAULT_SIZES, HISTORY, PRESETS, TRACES, Sizes
@@ -31,13 +31,20 @@ from .run_folder import (
     SNAPSHOT,
     OnProgress,
     RunFolder,
-    actor_critic_of,
-    initial_network,
-    interruptible,
+    initial_actor_critic,
+    initial_candidate_network,
     read_arrays,
-    with_layers,
+    stop_on_signal,
+    with_initial_layers,
 )
-from .validation import Later, Score, Validation, compare_later, compare_on_history, write_later
+from .validation import (
+    LaterComparison,
+    Score,
+    Validation,
+    compare_on_history,
+    compare_on_later_windows,
+    write_comparisons,
+)
 
 CONFIG = "config.json"
 
@@ -61,7 +68,7 @@ class TrainingResult(NamedTuple):
     seconds: float  # of this session
     rival: str  # best heuristic
     scenarios: int  # validated on
-    later: tuple[Later, ...]  # how it does on later windows of its traces; none of presets without
+    later: tuple[LaterComparison, ...]  # how it does on later windows of its traces; none of presets without
 
 
 class TrainingRun(NamedTuple):
@@ -121,9 +128,9 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES)
     problems, validated_on = PRESETS[config.preset].build(problem_request(config, sizes))
     if not config.waiting:  # a history may allow it; the network that a run begins with may have no action for it
         problems, validated_on = tuple(map(_without_waiting, problems)), tuple(map(_without_waiting, validated_on))
-    schema = with_layers(config, _schema(config, problems))
+    schema = with_initial_layers(config, _run_schema(config, problems))
     # refused before the folder is made
-    actor_critic_of(config, schema) if config.algorithm in REPLAYS else initial_network(config)
+    initial_actor_critic(config, schema) if config.algorithm in REPLAYS else initial_candidate_network(config)
     return TrainingRun(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
 
 
@@ -154,14 +161,14 @@ def learn(
         validations=sizes.validations,
     )  # fmt: skip
     began = time.monotonic()
-    with interruptible(run_folder.interrupt) as interruption:
+    with stop_on_signal(run_folder.interrupt) as interruption:
         steps = LEARNERS[config.algorithm](problems, run_folder)
     validation, finished = run_folder.validation, steps >= config.steps
     score = run_folder.best_score()
     if finished and config.algorithm == "group":
         score = _set_margin(folder / BEST, validated_on, config, validation) or score
     seconds = time.monotonic() - began
-    later = _compared(config, sizes, folder) if compares and finished else ()
+    later = _compare_later(config, sizes, folder) if compares and finished else ()
     return TrainingResult(
         folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
         later,
@@ -172,18 +179,18 @@ def _without_waiting(problem: Problem) -> Problem:
     return problem._replace(rules=problem.rules._replace(waiting=False))
 
 
-def _schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:
+def _run_schema(config: TrainingConfig, problems: Sequence[Problem]) -> Schema:
     problem = problems[0]
     return schema_of(
         algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
         waiting=config.waiting and (config.preset != HISTORY or bool(problem.rules.waiting)),  # a history has its rules
         node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
         time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
-        trained=_trained(config, problems),
+        trained=_training_conditions(config, problems),
     )  # fmt: skip
 
 
-def _trained(config: TrainingConfig, problems: Sequence[Problem]) -> TrainedUnder:
+def _training_conditions(config: TrainingConfig, problems: Sequence[Problem]) -> TrainedUnder:
     """Return what a run trains under: a history brings its scheduler's own rules."""
     known = {TRACES: config.estimates, HISTORY: USERS}.get(config.preset)
     estimates = known or ("trace" if PRESETS[config.preset].needs_trace else "exact")
@@ -205,22 +212,22 @@ def _set_margin(
     if not isinstance(policy, CandidatePolicy):
         return None  # of a network that another package brings
     tail = config.group.group_tail
-    policy = with_best_margin(policy, lambda tried: log_cost(tried, problems, tail, config.weighting))
+    policy = with_best_margin(policy, lambda tried: mean_log_cost(tried, problems, tail, config.weighting))
     save_policy(best, policy.schema, policy.network)
     return validation.score(policy)
 
 
-def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later, ...]:
+def _compare_later(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[LaterComparison, ...]:
     """Compare the best policy on later windows, if there are such, and keep that."""
     if config.preset not in (TRACES, HISTORY):
         return ()
     policy = load_policy(folder / BEST)
     found = (
-        compare_later(problem_request(config, sizes), policy, config.weighting)
+        compare_on_later_windows(problem_request(config, sizes), policy, config.weighting)
         if config.history is None
         else compare_on_history(Path(config.history), policy, config.weighting)
     )
-    write_later(folder, found)
+    write_comparisons(folder, found)
     return found
 
 
@@ -261,7 +268,7 @@ REHEARSED_RUNS = 2  # of a group
 _RUN_MODULE = "longshore.training.run"
 REHEARSAL_GROUPS = {
     **POLICY_GROUPS,
-    "training": [f"{_RUN_MODULE}:groups", f"{_RUN_MODULE}:labels"],
+    "training": [f"{_RUN_MODULE}:group_rehearsal", f"{_RUN_MODULE}:distil_rehearsal"],
 }  # by the names of `longshore compile`
 
 
@@ -271,12 +278,12 @@ def rehearsals_for(algorithm: str) -> list[str]:
     return [name for group in ("heuristics", *used) for name in REHEARSAL_GROUPS[group]]
 
 
-def groups() -> Rehearsal:
+def group_rehearsal() -> Rehearsal:
     """Groups of runs by sampled candidates, and what their decisions are worth."""
     from ..agents.learned.checkpoint import layout_of, schema_of
     from ..agents.networks.candidates import CandidateNetwork, candidate_weights
     from ..agents.networks.sampled_runs import sample_runs
-    from .credit import credits_of, gaps_of, write_credits, write_gaps
+    from .credit import credits_of, feature_gaps_of, write_credits, write_feature_gaps
     from .group import SHARDS, STATE_FEATURES, RunCollector
 
     problem = hetero64(1, 0, jobs=4)
@@ -291,14 +298,14 @@ def groups() -> Rehearsal:
         with ThreadPoolExecutor(1) as pool:
             found = RunCollector([problem], [rows], pool).collect(network, np.zeros(rows, np.int64), 0)
         credits_of(found.record, found.times, REHEARSED_RUNS, np.ones(rows), 1.0)
-        gaps_of(found.record, REHEARSED_RUNS, STATE_FEATURES)
+        feature_gaps_of(found.record, REHEARSED_RUNS, STATE_FEATURES)
 
     return Rehearsal(
-        [sample_runs, write_credits, write_gaps], [simulation_of(problem), candidate_weights(network)], play
+        [sample_runs, write_credits, write_feature_gaps], [simulation_of(problem), candidate_weights(network)], play
     )
 
 
-def labels() -> Rehearsal:
+def distil_rehearsal() -> Rehearsal:
     """Decisions that distillation learns from; rollouts label them."""
     from ..cluster.kernels.structures import uniform
     from ..envs.features import list_and_write_candidates

@@ -70,11 +70,11 @@ class Spent(NamedTuple):
     core_s: float = 0.0  # CPU time
 
 
-def _now() -> Spent:
+def _times_now() -> Spent:
     return Spent(time.monotonic(), time.process_time())
 
 
-def _put_first(files: list[Path]) -> None:
+def _rename_to_come_first(files: list[Path]) -> None:
     """Rename the files of earlier sessions, if need be, so that TensorBoard reads them before one that is opened now.
 
     It reads them by name, and a name begins with the second in which its file was opened: another machine's clock may
@@ -86,11 +86,11 @@ def _put_first(files: list[Path]) -> None:
             file.replace(file.with_name(f"{EVENTS}{place:010d}.{rest}"))
 
 
-class _Curves(TensorBoardOutputFormat):
+class _TensorBoardCurves(TensorBoardOutputFormat):
     """Writes figures for TensorBoard, which hides what is in the folder already from a step on."""
 
     def __init__(self, folder: Path, *, hidden_from: int) -> None:
-        _put_first(sorted(folder.glob(f"{EVENTS}*")))
+        _rename_to_come_first(sorted(folder.glob(f"{EVENTS}*")))
         self.writer = SummaryWriter(str(folder), purge_step=hidden_from)
         self._is_closed = False
 
@@ -126,7 +126,7 @@ class RunFolder:
         self.latest: Score | None = None
         self._began_at, self._began = 0, time.monotonic()
         self._validated_at = 0
-        self._opened, self._before = _now(), self._read_spent()
+        self._opened, self._before = _times_now(), self._read_spent()
         self._read_score()
 
     def _read_spent(self) -> Spent:
@@ -136,7 +136,7 @@ class RunFolder:
                 return Spent(**json.loads(path.read_text()))
         return Spent()
 
-    def _write(self, name: str, values: Spent | Score) -> None:
+    def _write_json(self, name: str, values: Spent | Score) -> None:
         """Write a small file; a process that is cut off leaves it as it was."""
         with replacing(self.path / name) as part:
             part.write_text(json.dumps(values._asdict()) + "\n")
@@ -158,7 +158,7 @@ class RunFolder:
         A session that was cut off has written figures of steps beyond its last snapshot: TensorBoard hides them, so
         that no curve goes back.
         """
-        self.logger.output_formats.append(_Curves(self.path, hidden_from=steps + 1))
+        self.logger.output_formats.append(_TensorBoardCurves(self.path, hidden_from=steps + 1))
         self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
         values = self.config.model_dump()
         values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")
@@ -167,16 +167,18 @@ class RunFolder:
         metrics: dict[str, float] = {"validation/percent": 0.0, "rollout/makespan_h": 0.0}
         self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))
 
-    def is_due(self, steps: int) -> bool:
+    def is_validation_due(self, steps: int) -> bool:
         """Return whether the run, which is not over yet, is to be validated."""
         every = self.config.steps / self._validations
         return steps // every > self._validated_at // every and steps < self.config.steps
 
-    def note(self, steps: int) -> None:
+    def record_progress(self, steps: int) -> None:
         """Write the metrics recorded since the last time, and report the progress."""
         rate = (steps - self._began_at) / max(time.monotonic() - self._began, 1e-9)
-        spent = Spent(*(was + now - then for was, now, then in zip(self._before, _now(), self._opened, strict=True)))
-        self._write(SPENT, spent)
+        spent = Spent(
+            *(was + now - then for was, now, then in zip(self._before, _times_now(), self._opened, strict=True))
+        )
+        self._write_json(SPENT, spent)
         self.logger.record("time/steps_per_s", rate)
         self.logger.record("time/core_minutes", spent.core_s / 60.0)
         self.logger.dump(steps)
@@ -201,7 +203,7 @@ class RunFolder:
     def _keep_best(self, score: Score, network: Network) -> None:
         self.best = score
         save_policy(self.path / BEST, self.schema, network)
-        self._write(SCORE, score)
+        self._write_json(SCORE, score)
 
     def best_score(self) -> Score:
         """Return the score of the best validation, or that of the latest policy if it was lost."""
@@ -220,7 +222,7 @@ class Interruption:
 
 
 @contextmanager
-def interruptible(stop: Callable[[], None], notice: str = STOP_NOTICE) -> Iterator[Interruption]:
+def stop_on_signal(stop: Callable[[], None], notice: str = STOP_NOTICE) -> Iterator[Interruption]:
     """Turn the first Ctrl-C or SIGTERM into a stop after the update in progress; the next is the program's own.
 
     Outside the main thread all are the program's own. A signal that is ignored stays ignored.
@@ -271,7 +273,7 @@ Arrays = dict[str, NDArray[Any]]
 Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
-def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, more: Arrays) -> None:
+def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, other_arrays: Arrays) -> None:
     """Write weights, optimiser, random numbers, counters, all environments and some more; nothing is pickled."""
     arrays = learned_arrays(model.policy, model.policy.optimizer)
     name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 (Stable-Baselines3 shuffles with it)
@@ -280,7 +282,7 @@ def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, more: Ar
     arrays |= {"torch": torch.get_rng_state().numpy(), "episode_starts": np.asarray(model._last_episode_starts)}
     arrays["counters"] = np.array([model.num_timesteps, model._n_updates])
     arrays |= {f"state/{field}": value for field, value in env.batch.sim.state._asdict().items()}
-    arrays |= {f"batch/{field}": value for field, value in env.batch.snapshot_arrays().items()} | more
+    arrays |= {f"batch/{field}": value for field, value in env.batch.snapshot_arrays().items()} | other_arrays
     write_arrays(path, arrays)
 
 
@@ -301,14 +303,14 @@ def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) ->
     restore_weights(arrays, "network", network)
     adam = optimizer.state_dict()
     adam["state"] = {
-        index: _moments(arrays, f"adam/{index}/", weight, optimizer)
+        index: _checked_moments(arrays, f"adam/{index}/", weight, optimizer)
         for index, weight in enumerate(optimizer.param_groups[0]["params"])
         if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
     }
     optimizer.load_state_dict(adam)
 
 
-def _moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) -> dict[str, Tensor]:
+def _checked_moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return what an optimiser keeps of one weight, which it divides by steps and takes the roots of.
 
     Raises:
@@ -318,10 +320,10 @@ def _moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) 
     kept = {"square_avg": squares} if isinstance(optimizer, RMSprop) else {
         "exp_avg": (-MAX_GRADIENT, MAX_GRADIENT), "exp_avg_sq": squares,
     }  # fmt: skip
-    found = {"step": finite(arrays, f"{prefix}step", np.zeros((), dtype=np.float32))}
-    found |= {name: finite(arrays, prefix + name, weight.detach().numpy()) for name in kept}
+    found = {"step": checked_finite(arrays, f"{prefix}step", np.zeros((), dtype=np.float32))}
+    found |= {name: checked_finite(arrays, prefix + name, weight.detach().numpy()) for name in kept}
     for name, (least, most) in ({"step": (1.0, np.inf)} | kept).items():
-        within(prefix + name, found[name], least, most)
+        check_within(prefix + name, found[name], least, most)
     return {name: torch.from_numpy(values) for name, values in found.items()}
 
 
@@ -332,27 +334,27 @@ def restore_weights(arrays: Arrays, prefix: str, network: nn.Module) -> None:
         ValueError: If one has another type or shape than the network's, or is not finite.
     """
     weights = network.state_dict().items()
-    network.load_state_dict({name: _tensor(arrays, f"{prefix}/{name}", weight) for name, weight in weights})
+    network.load_state_dict({name: _checked_tensor(arrays, f"{prefix}/{name}", weight) for name, weight in weights})
 
 
-def _tensor(arrays: Arrays, name: str, like: Tensor) -> Tensor:
-    return torch.from_numpy(finite(arrays, name, like.detach().numpy()))
+def _checked_tensor(arrays: Arrays, name: str, like: Tensor) -> Tensor:
+    return torch.from_numpy(checked_finite(arrays, name, like.detach().numpy()))
 
 
-def finite(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
+def checked_finite(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
     """Return an array of the type and shape of another, with finite numbers alone.
 
     Raises:
         ValueError: If it differs from that.
         KeyError: If it is missing.
     """
-    found = alike(arrays, name, like)
+    found = checked_alike(arrays, name, like)
     if not np.isfinite(found).all():
         raise ValueError(f"{name} holds numbers that are not finite")
     return found
 
 
-def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
+def checked_alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
     """Return an array of the type and shape of another, without nan; times may be infinite.
 
     Raises:
@@ -367,7 +369,7 @@ def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def within(name: str, values: NDArray[Any], least: float, most: float) -> None:
+def check_within(name: str, values: NDArray[Any], least: float, most: float) -> None:
     """Refuse numbers unless all of them lie in a range.
 
     Raises:
@@ -378,25 +380,25 @@ def within(name: str, values: NDArray[Any], least: float, most: float) -> None:
         raise ValueError(f"{name} holds {wrong[0]}, expected {least} to {most}")
 
 
-def counts(arrays: Arrays, name: str, like: NDArray[np.int64]) -> NDArray[np.int64]:
+def checked_counts(arrays: Arrays, name: str, like: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return counts of the shape of another array, none of them below 0.
 
     Raises:
         ValueError: If they differ from that.
         KeyError: If they are missing.
     """
-    found: NDArray[np.int64] = alike(arrays, name, like)
-    within(name, found, 0, np.inf)
+    found: NDArray[np.int64] = checked_alike(arrays, name, like)
+    check_within(name, found, 0, np.inf)
     return found
 
 
-def longer(like: NDArray[Any], entries: int) -> NDArray[Any]:
+def zeros_of_length(like: NDArray[Any], entries: int) -> NDArray[Any]:
     """Return zeros, without memory for them, of the type and shape of an array but for the length of its first axis."""
     zeros: NDArray[Any] = np.broadcast_to(np.zeros((), dtype=like.dtype), (entries, *like.shape[1:]))
     return zeros
 
 
-def records(arrays: Arrays, prefix: str, like: Record) -> Record:
+def checked_record(arrays: Arrays, prefix: str, like: Record) -> Record:
     """Return a named tuple of finite arrays like another's, all of one length.
 
     Raises:
@@ -405,7 +407,10 @@ def records(arrays: Arrays, prefix: str, like: Record) -> Record:
     """
     fields = type(like).__annotations__
     entries = np.atleast_1d(arrays[prefix + next(iter(fields))]).shape[0]
-    found = (finite(arrays, prefix + name, longer(part, entries)) for name, part in zip(fields, like, strict=True))
+    found = (
+        checked_finite(arrays, prefix + name, zeros_of_length(part, entries))
+        for name, part in zip(fields, like, strict=True)
+    )
     return type(like)(*found)
 
 
@@ -442,26 +447,26 @@ def restore_model(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> N
         KeyError: If an array is missing.
     """
     restore_learned(arrays, model.policy, model.policy.optimizer)
-    np.random.set_state(_numpy_state(arrays))  # noqa: NPY002
-    restore_torch(arrays)
+    np.random.set_state(_checked_numpy_state(arrays))  # noqa: NPY002
+    restore_torch_rng(arrays)
     model.num_timesteps, model._n_updates = (
-        int(count) for count in counts(arrays, "counters", np.zeros(2, dtype=np.int64))
+        int(count) for count in checked_counts(arrays, "counters", np.zeros(2, dtype=np.int64))
     )
     restore_batch(arrays, env.batch)
     model._last_obs = env.batch.observations.copy()
-    model._last_episode_starts = alike(arrays, "episode_starts", env.batch.ended)
+    model._last_episode_starts = checked_alike(arrays, "episode_starts", env.batch.ended)
 
 
-def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, float]:
+def _checked_numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, float]:
     """Return the state of NumPy's random numbers; NumPy itself reads beyond its end at too large a position."""
-    keys = alike(arrays, "numpy/keys", np.zeros(MT19937_KEYS, dtype=np.uint32))
-    position, has_gauss, gauss = (float(each) for each in finite(arrays, "numpy/rest", np.zeros(3)))
+    keys = checked_alike(arrays, "numpy/keys", np.zeros(MT19937_KEYS, dtype=np.uint32))
+    position, has_gauss, gauss = (float(each) for each in checked_finite(arrays, "numpy/rest", np.zeros(3)))
     if position not in range(MT19937_KEYS + 1) or has_gauss not in (0.0, 1.0):
         raise ValueError(f"numpy/rest has position {position:g} and has_gauss {has_gauss:g}")
     return "MT19937", keys, int(position), int(has_gauss), gauss
 
 
-def restore_torch(arrays: Arrays) -> None:
+def restore_torch_rng(arrays: Arrays) -> None:
     """Load torch's random numbers; torch reads beyond their end if two counts disagree.
 
     It is a legacy of torch's first random numbers: at byte 8, how many numbers are left until new ones are made, and at
@@ -471,17 +476,17 @@ def restore_torch(arrays: Arrays) -> None:
         ValueError: If they do.
         KeyError: If they are missing.
     """
-    found = alike(arrays, "torch", torch.get_rng_state().numpy())
+    found = checked_alike(arrays, "torch", torch.get_rng_state().numpy())
     left, following = int(found[8:12].view(np.int32)[0]), int(found[16:24].view(np.uint64)[0])
     if (left, following) != (1, 0) and (left not in range(1, MT19937_KEYS + 1) or left + following != MT19937_KEYS + 1):
         raise ValueError(f"torch has {left} numbers left and number {following} next, which no generator has")
     torch.set_rng_state(torch.from_numpy(found))
 
 
-def _initial_beliefs(arrays: Arrays, batch: Batch) -> Arrays:
+def _initial_belief_arrays(arrays: Arrays, batch: Batch) -> Arrays:
     """Return what policies know of fault rates in snapshots whose state lacks it: the initial rates."""
     last = batch.sim.scenarios.jobs.size - 1
-    scenarios = np.clip(alike(arrays, "state/scenario", batch.sim.state.scenario), 0, last)  # checked later
+    scenarios = np.clip(checked_alike(arrays, "state/scenario", batch.sim.state.scenario), 0, last)  # checked later
     return {f"state/{field}": begun for field, begun in initial_beliefs(batch.sim, scenarios).items()}
 
 
@@ -496,14 +501,16 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
     kept = missing | arrays
     if not batch.sim.rules.estimated_hazards:
-        kept = _initial_beliefs(arrays, batch) | kept
+        kept = _initial_belief_arrays(arrays, batch) | kept
     # Kernels read the state by addresses and check no bound.
-    given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
+    given = State(*(checked_alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()
     if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
         refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
-    others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.snapshot_arrays().items()}
-    within("batch/paid_s", others["paid_s"], -MAX_MAGNITUDE, MAX_MAGNITUDE)
+    others = {
+        field: checked_finite(arrays, f"batch/{field}", value) for field, value in batch.snapshot_arrays().items()
+    }
+    check_within("batch/paid_s", others["paid_s"], -MAX_MAGNITUDE, MAX_MAGNITUDE)
     for field, value in state._asdict().items():
         value[...] = found[field]
     for field, value in batch.snapshot_arrays().items():
@@ -511,7 +518,7 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     batch.observe_again()
 
 
-def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
+def initial_actor_critic(config: TrainingConfig, schema: Schema) -> Network | None:
     """Return a network for PPO or A2C with the weights of the run's `init`, None if it begins at random.
 
     The critic begins with the checkpoint's, whatever that predicts, and learns what the reward pays.
@@ -552,14 +559,14 @@ def actor_critic_of(config: TrainingConfig, schema: Schema) -> Network | None:
     return network.train()
 
 
-def with_layers(config: TrainingConfig, schema: Schema) -> Schema:
+def with_initial_layers(config: TrainingConfig, schema: Schema) -> Schema:
     """Return the schema of a run, with the layers of the checkpoint that it begins with, if that has some."""
     if config.init is None or config.network != "layers":
         return schema
     return schema.model_copy(update={"layers": load_policy(Path(config.init)).schema.layers})
 
 
-def initial_network(config: TrainingConfig) -> CandidateNetwork | None:
+def initial_candidate_network(config: TrainingConfig) -> CandidateNetwork | None:
     """Return a network with the weights of the run's `init`, None if it begins at random.
 
     `distil` learns gains. Divided by the temperature, they are the logits that `group` samples by; the other direction

@@ -35,12 +35,12 @@ from .config import (
     ParameterRange,
     TrainingConfig,
     problem_request,
-    whole_or_not,
+    to_parameter_type,
     with_parameters,
 )
 from .problems import DEFAULT_SIZES, PRESETS, Sizes
 from .run import train
-from .run_folder import Progress, interruptible
+from .run_folder import Progress, stop_on_signal
 from .validation import Score
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGTERM, end_if_left)
 
 
-class Processes:
+class ProcessTrialRunner:
     """Runs trials in processes on this machine.
 
     Args:
@@ -189,7 +189,7 @@ def _check_port(address: str) -> None:
         raise BackendError(f"no Ray answers at {address}: {error.strerror or error}") from error
 
 
-class RayTasks:
+class RayTrialRunner:
     """Runs trials as tasks of a Ray cluster, each on one core.
 
     Args:
@@ -249,7 +249,7 @@ class Trial(NamedTuple):
     folder: Path
 
 
-class Tuned(NamedTuple):
+class StudyState(NamedTuple):
     """State of a study."""
 
     folder: Path
@@ -284,7 +284,7 @@ class StudyFolder:
         }
         # What is off in the preset, such as a horizon where no job arrives later, stays off.
         self.bounds = {name: PARAMETER_RANGES[config.algorithm][name] for name, value in self.own.items() if value}
-        self.study = _study(folder)
+        self.study = _open_study(folder)
         self.study.enqueue_trial({name: self.own[name] for name in self.bounds}, skip_if_exists=True)
 
     def new_trial(self) -> int:
@@ -303,18 +303,18 @@ class StudyFolder:
         known = self.study.get_trials(deepcopy=False)
         return [trial for trial in known if trial.state.name == state or (not state and trial.state.name != "WAITING")]
 
-    def work(self, number: int) -> TrialWork:
+    def trial_work(self, number: int) -> TrialWork:
         """Return a trial to run."""
         trial = self.study.get_trials(deepcopy=False)[number]
-        config = with_parameters(self.config, self._values(trial))
+        config = with_parameters(self.config, self._parameter_values(trial))
         reached = min(trial.intermediate_values.values(), default=math.nan)
         folder = self.folder / f"trial-{number:03d}"
-        return TrialWork(config, folder, self.folder / STOP, self._to_beat(), self.sizes, reached)
+        return TrialWork(config, folder, self.folder / STOP, self._medians_to_beat(), self.sizes, reached)
 
-    def _values(self, trial: "FrozenTrial") -> dict[str, float]:
-        return {name: whole_or_not(self.bounds[name], value) for name, value in trial.params.items()}
+    def _parameter_values(self, trial: "FrozenTrial") -> dict[str, float]:
+        return {name: to_parameter_type(self.bounds[name], value) for name, value in trial.params.items()}
 
-    def _to_beat(self) -> dict[int, float]:
+    def _medians_to_beat(self) -> dict[int, float]:
         """Return the median of what the finished trials had reached by each validation, once there are some."""
         done = [trial.intermediate_values for trial in self.trials("COMPLETE")]
         numbers = set[int]().union(*done) if len(done) >= MIN_EARLIER_TRIALS else ()
@@ -324,7 +324,7 @@ class StudyFolder:
             if number >= MIN_EARLIER_TRIALS
         }
 
-    def note(self, number: int, ended: TrialResult) -> None:
+    def record_result(self, number: int, ended: TrialResult) -> None:
         """Record the result of a trial; one that was stopped is continued later.
 
         Raises:
@@ -345,28 +345,28 @@ class StudyFolder:
         else:
             self.study.tell(number, state=states.PRUNED if ended.state == "pruned" else states.FAIL)
 
-    def tuned(self, *, finished: bool) -> Tuned:
+    def save_state(self, *, finished: bool) -> StudyState:
         """Return the state of the study, and write the best trial's hyper-parameters."""
-        trials = tuple(self._reported(trial) for trial in self.trials())
+        trials = tuple(self._trial_report(trial) for trial in self.trials())
         done = [trial for trial in trials if trial.state == "finished" and trial.percent is not None]
         best = min(done, key=lambda trial: (trial.percent, trial.number)) if done else None
         if best is not None:
             with replacing(self.folder / BEST) as part:
                 part.write_text(json.dumps(best.parameters, indent=1) + "\n")
-        return Tuned(self.folder, trials, best, finished)
+        return StudyState(self.folder, trials, best, finished)
 
-    def _reported(self, trial: "FrozenTrial") -> Trial:
+    def _trial_report(self, trial: "FrozenTrial") -> Trial:
         state = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}.get(trial.state.name, "running")
         reached = min(trial.intermediate_values.values(), default=None)
         percent = trial.value if state == "finished" else reached
         folder = self.folder / f"trial-{trial.number:03d}"
-        return Trial(trial.number, state, percent, self._values(trial), folder)
+        return Trial(trial.number, state, percent, self._parameter_values(trial), folder)
 
 
 def tune(
     config: TrainingConfig, logdir: Path, runner: Callable[[], TrialRunner], report: Report, *, trials: int, jobs: int,
     sizes: Sizes = DEFAULT_SIZES,
-) -> Tuned:  # fmt: skip
+) -> StudyState:  # fmt: skip
     """Search for hyper-parameters until a study has a number of trials, or continue where it was stopped.
 
     1. Open the study, whose first trial has the preset's own hyper-parameters.
@@ -390,7 +390,7 @@ def tune(
         BackendError: If trials are lost.
     """
     folder = logdir / f"tune-{config.name}"
-    _check(config, folder)
+    _check_folder(config, folder)
     report("drawing workloads")
     # What is wrong is refused before anything is compiled or any trial begins.
     PRESETS[config.preset].build(problem_request(config, sizes))
@@ -398,49 +398,51 @@ def tune(
     (folder / CONFIG).write_text(config.as_text())
     study_folder, stop = StudyFolder(config, folder, sizes), folder / STOP
     stop.unlink(missing_ok=True)
-    with interruptible(stop.touch, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
+    with stop_on_signal(stop.touch, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
         try:
-            _run(study_folder, found, stop, report, trials=trials, jobs=jobs)
+            _run_trials(study_folder, found, stop, report, trials=trials, jobs=jobs)
             interrupted = stop.exists()
         except BaseException:
             stop.touch()  # the other trials stop soon, and are continued with the study
             raise
     stop.unlink(missing_ok=True)
-    return study_folder.tuned(finished=not interrupted)._replace(interrupted_by=interruption.number)
+    return study_folder.save_state(finished=not interrupted)._replace(interrupted_by=interruption.number)
 
 
-def _run(study_folder: StudyFolder, runner: TrialRunner, stop: Path, report: Report, *, trials: int, jobs: int) -> None:
+def _run_trials(
+    study_folder: StudyFolder, runner: TrialRunner, stop: Path, report: Report, *, trials: int, jobs: int
+) -> None:
     """Run trials until there are enough, or all have stopped."""
     stopped = [trial.number for trial in study_folder.trials("RUNNING")]
     running: dict[Any, int] = {}
     while True:
         while not stop.exists() and len(running) < jobs and (stopped or len(study_folder.trials()) < trials):
             number = stopped.pop(0) if stopped else study_folder.new_trial()
-            work = study_folder.work(number)
-            parameters = study_folder.tuned(finished=False).trials[number].parameters
-            report(f"trial {number} of {trials} begins: {text_of(parameters)}")
+            work = study_folder.trial_work(number)
+            parameters = study_folder.save_state(finished=False).trials[number].parameters
+            report(f"trial {number} of {trials} begins: {parameters_text(parameters)}")
             running[runner.start(work)] = number
         if not running:
             return
         for handle, ended in runner.wait(running):
             number = running.pop(handle)
-            study_folder.note(number, ended)
-            report(f"trial {number} {_text(ended)}{_best_text(study_folder.tuned(finished=False))}")
+            study_folder.record_result(number, ended)
+            report(f"trial {number} {_result_text(ended)}{_best_text(study_folder.save_state(finished=False))}")
 
 
-def text_of(parameters: Mapping[str, float]) -> str:
+def parameters_text(parameters: Mapping[str, float]) -> str:
     """Return hyper-parameters in words."""
     return ", ".join(f"{name} {value:.4g}" for name, value in parameters.items())
 
 
-def _text(ended: TrialResult) -> str:
+def _result_text(ended: TrialResult) -> str:
     percent = "" if math.isnan(ended.percent) else f" at {ended.percent:+.2f} %"
     problem = f": {ended.problem}" if ended.problem else ""
     verb = "is" if ended.state == "pruned" else "has"
     return f"{verb} {ended.state}{problem}{percent}"
 
 
-def _best_text(tuned: Tuned) -> str:
+def _best_text(tuned: StudyState) -> str:
     best = tuned.best
     return "" if best is None else f"; the best is trial {best.number} at {best.percent:+.2f} %"
 
@@ -453,7 +455,7 @@ def _distribution(bounds: ParameterRange) -> Any:
     return optuna.distributions.FloatDistribution(bounds.low, bounds.high, log=bounds.by_factors)
 
 
-def _study(folder: Path) -> "Study":
+def _open_study(folder: Path) -> "Study":
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -462,7 +464,7 @@ def _study(folder: Path) -> "Study":
     return optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
 
 
-def _check(config: TrainingConfig, folder: Path) -> None:
+def _check_folder(config: TrainingConfig, folder: Path) -> None:
     """Refuse a folder that a study cannot have.
 
     Raises:
@@ -473,7 +475,7 @@ def _check(config: TrainingConfig, folder: Path) -> None:
             "Optuna, which proposes hyper-parameters, is not installed", "pip install '.[tune]' in a clone of Longshore"
         )
     kept = folder / CONFIG
-    if kept.exists() and not _is_of(config, kept):
+    if kept.exists() and not _holds_config(config, kept):
         raise InputError(
             "this folder has a study of another configuration",
             "take another --logdir or --seed, or remove it",
@@ -481,7 +483,7 @@ def _check(config: TrainingConfig, folder: Path) -> None:
         )
 
 
-def _is_of(config: TrainingConfig, kept: Path) -> bool:
+def _holds_config(config: TrainingConfig, kept: Path) -> bool:
     try:
         return TrainingConfig.of_text(kept.read_text()) == config
     except (OSError, ValueError):

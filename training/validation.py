@@ -26,8 +26,8 @@ from .problems import (
     ProblemRequest,
     Windows,
     later_problem,
+    trace_windows,
     tuning_problem,
-    window_problems,
 )
 
 
@@ -87,16 +87,16 @@ class ProblemValidation:
         self.problem = problem
         self._sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
         self.weighting = weighting or usual_weighting(problem.scenarios.submit_s)
-        run = {policy.name: self._run(policy) for policy in rival_heuristics(problem.rules)}
+        run = {policy.name: self._costs_under(policy) for policy in rival_heuristics(problem.rules)}
         self.best = min(run, key=lambda name: float(run[name].mean()))
         self._best_s = run[self.best]
 
-    def _run(self, policy: Policy) -> NDArray[np.float64]:
-        return cost_of(self._sim, policy, self.problem, self.weighting)
+    def _costs_under(self, policy: Policy) -> NDArray[np.float64]:
+        return run_for_costs(self._sim, policy, self.problem, self.weighting)
 
     def score(self, policy: Policy) -> Score:
         """Run a policy and compare it with the best heuristic, paired by scenario."""
-        values = self._run(policy)
+        values = self._costs_under(policy)
         # A unit of the interval is a workload: its fault draws are no independent evidence.
         _, workload = np.unique(self.problem.scenarios.work_s, axis=0, return_inverse=True)
         difference, base = unit_sums(np.stack([values - self._best_s, self._best_s]), workload)
@@ -107,7 +107,7 @@ class ProblemValidation:
         )  # fmt: skip
 
 
-def metrics_of(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
+def run_for_metrics(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
     """Run all scenarios of a problem under a policy, and return their figures, each of shape (scenarios,)."""
     scenarios = problem.scenarios
     policy.run(sim, np.arange(scenarios.jobs.size))
@@ -115,9 +115,9 @@ def metrics_of(sim: Simulation, policy: Policy, problem: Problem) -> RunMetrics:
     return metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
 
 
-def cost_of(sim: Simulation, policy: Policy, problem: Problem, weighting: Weighting) -> NDArray[np.float64]:
+def run_for_costs(sim: Simulation, policy: Policy, problem: Problem, weighting: Weighting) -> NDArray[np.float64]:
     """Return the objective of each scenario under a policy, shape (scenarios,)."""
-    return weighting.cost(metrics_of(sim, policy, problem))
+    return weighting.cost(run_for_metrics(sim, policy, problem))
 
 
 LATER = "later.json"
@@ -128,7 +128,7 @@ MEAN_JCT = alone("mean-jct")  # the usual objective where jobs arrive over time
 EACH_BEST = "the best of each trace"
 
 
-class Later(NamedTuple):
+class LaterComparison(NamedTuple):
     """A policy against `patient`, or against the best of all, on windows that no training used."""
 
     where: str  # the trace, and the order regime
@@ -147,7 +147,9 @@ class Later(NamedTuple):
         return f"{self.where}{against}: {self.percent:+.1f} % ({ends}; {self.windows} windows)"
 
 
-def compare_later(request: ProblemRequest, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
+def compare_on_later_windows(
+    request: ProblemRequest, policy: Policy, weighting: Weighting | None = None
+) -> tuple[LaterComparison, ...]:
     """Compare a policy with `patient` on later windows of each trace and under each regime, and over all of them.
 
     By the objective of a user, the policy is also compared with the best of all orders and heuristics.
@@ -159,46 +161,46 @@ def compare_later(request: ProblemRequest, policy: Policy, weighting: Weighting 
         for regime in request.regimes:
             tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
             later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
-            rival = tuned_patient(window_problems(alone, regime, tuned, (TRACE_LOAD,)), by)
-            problem = window_problems(alone, regime, later, (TRACE_LOAD,))
+            rival = tuned_patient(trace_windows(alone, regime, tuned, (TRACE_LOAD,)), by)
+            problem = trace_windows(alone, regime, later, (TRACE_LOAD,))
             logs.append(np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)))
-            found.append(_later(f"{path.name}, {regime.order}", logs[-1], rival.patience))
+            found.append(_comparison(f"{path.name}, {regime.order}", logs[-1], rival.patience))
     if len(found) > 1:
-        found.append(_later("all of these", np.concatenate(logs), float("nan")))
-    return tuple(found) if weighting is None else (*found, *_against_best(request, policy, weighting))
+        found.append(_comparison("all of these", np.concatenate(logs), float("nan")))
+    return tuple(found) if weighting is None else (*found, *_compare_with_best(request, policy, weighting))
 
 
-def _against_best(request: ProblemRequest, policy: Policy, by: Weighting) -> list[Later]:
+def _compare_with_best(request: ProblemRequest, policy: Policy, by: Weighting) -> list[LaterComparison]:
     """Compare a policy with the order and the heuristic that do best on what was trained on, on the same windows."""
     found, logs = [], []
     for number, path in enumerate(request.traces):
         alone = request._replace(traces=(path,))
         tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
         later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
-        best = best_pair(window_problems(alone, request.regimes[0], tuned, (TRACE_LOAD,)), by)
+        best = best_pair(trace_windows(alone, request.regimes[0], tuned, (TRACE_LOAD,)), by)
         for regime in request.regimes:
-            problem = window_problems(alone, regime, later, (TRACE_LOAD,))
-            logs.append(_logs_against(problem, policy, best, by))
-            found.append(_later(f"{path.name}, {regime.order}", logs[-1], math.nan, str(best)))
+            problem = trace_windows(alone, regime, later, (TRACE_LOAD,))
+            logs.append(_log_ratios(problem, policy, best, by))
+            found.append(_comparison(f"{path.name}, {regime.order}", logs[-1], math.nan, str(best)))
     if len(found) > 1:
         rival = found[0].rival if len({later.rival for later in found}) == 1 else EACH_BEST
-        found.append(_later("all of these", np.concatenate(logs), math.nan, rival))
+        found.append(_comparison("all of these", np.concatenate(logs), math.nan, rival))
     return found
 
 
-def compare_on_history(path: Path, policy: Policy, weighting: Weighting | None = None) -> tuple[Later, ...]:
+def compare_on_history(path: Path, policy: Policy, weighting: Weighting | None = None) -> tuple[LaterComparison, ...]:
     """Compare a policy with `patient` on the last jobs of a file of decisions, and by an objective with the best."""
     history, by = read_history(path), weighting or MEAN_JCT
     past, problem = tuning_problem(history), later_problem(history)
     rival = tuned_patient(past, by)
-    found = compared(path.name, problem, policy, rival, rival.patience, by)
+    found = compare_policies(path.name, problem, policy, rival, rival.patience, by)
     if weighting is None:
         return (found,)
     best = best_pair(past, by)
-    return found, _later(path.name, _logs_against(problem, policy, best, by), math.nan, str(best))
+    return found, _comparison(path.name, _log_ratios(problem, policy, best, by), math.nan, str(best))
 
 
-class Pair(NamedTuple):
+class OrderAndHeuristic(NamedTuple):
     """An order and a heuristic."""
 
     order: str
@@ -207,42 +209,44 @@ class Pair(NamedTuple):
     def __str__(self) -> str:
         return f"{self.order} + {self.policy.name}"
 
-    def under(self, problem: Problem) -> Problem:
+    def with_order(self, problem: Problem) -> Problem:
         """Return a problem with this order."""
         return problem._replace(rules=problem.rules._replace(order=ORDERS[self.order]))
 
 
-def best_pair(problem: Problem, by: Weighting) -> Pair:
+def best_pair(problem: Problem, by: Weighting) -> OrderAndHeuristic:
     """Return the order and the heuristic that do best on a problem, of Longshore's own and `patient` at each factor."""
     patients = [patient_with_factor(factor) for factor in FACTORS] if problem.rules.waiting else []
-    pairs = [Pair(order, policy) for order in ORDERS for policy in (*rival_heuristics(problem.rules), *patients)]
-    return min(pairs, key=lambda pair: float(np.log(_window_means(pair.under(problem), pair.policy, by)).mean()))
+    pairs = [
+        OrderAndHeuristic(order, policy) for order in ORDERS for policy in (*rival_heuristics(problem.rules), *patients)
+    ]
+    return min(pairs, key=lambda pair: float(np.log(_window_means(pair.with_order(problem), pair.policy, by)).mean()))
 
 
-def _logs_against(problem: Problem, policy: Policy, best: Pair, by: Weighting) -> NDArray[np.float64]:
+def _log_ratios(problem: Problem, policy: Policy, best: OrderAndHeuristic, by: Weighting) -> NDArray[np.float64]:
     """Return the logarithm of what a policy costs over what a pair does, shape (windows,)."""
-    own, other = _window_means(problem, policy, by), _window_means(best.under(problem), best.policy, by)
+    own, other = _window_means(problem, policy, by), _window_means(best.with_order(problem), best.policy, by)
     logs: NDArray[np.float64] = np.log(own / other)
     return logs
 
 
-def write_later(folder: Path, found: tuple[Later, ...]) -> None:
+def write_comparisons(folder: Path, comparisons: tuple[LaterComparison, ...]) -> None:
     """Write the comparisons to the folder of the policy."""
     with replacing(folder / LATER) as part:
-        part.write_text(json.dumps([plain(later) for later in found], indent=1, allow_nan=False) + "\n")
+        part.write_text(json.dumps([comparison_json(later) for later in comparisons], indent=1, allow_nan=False) + "\n")
 
 
-def plain(found: Later) -> dict[str, object]:
+def comparison_json(comparison: LaterComparison) -> dict[str, object]:
     """Return a comparison for JSON, with null for what is not finite."""
-    values = {name: value for name, value in found._asdict().items() if name != "rival" or value}
+    values = {name: value for name, value in comparison._asdict().items() if name != "rival" or value}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
-def verdict(found: tuple[Later, ...], by: Weighting = MEAN_JCT) -> str:
+def verdict(comparisons: tuple[LaterComparison, ...], by: Weighting = MEAN_JCT) -> str:
     """Return what to run, by the last comparison, which is the widest and against the best rival."""
-    last = found[-1]
+    last = comparisons[-1]
     if last.high < 0.0:
         gain = f"{-last.percent:.1f} %"
         gained = f"Jobs end {gain} sooner in the mean" if by == MEAN_JCT else f"The {by.title} is {gain} lower"
@@ -260,25 +264,25 @@ def tuned_patient(problem: Problem, by: Weighting = MEAN_JCT) -> Heuristic:
     return best_patient(lambda policy: float(np.log(_window_means(problem, policy, by)).mean()))
 
 
-def compared(
+def compare_policies(
     where: str, problem: Problem, policy: Policy, rival: Policy, factor: float = math.nan, by: Weighting = MEAN_JCT
-) -> Later:
+) -> LaterComparison:
     """Compare two policies on the windows of a problem, paired by window and by draws of faults."""
-    return _later(where, np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)), factor)
+    return _comparison(where, np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)), factor)
 
 
 def _window_means(problem: Problem, policy: Policy, by: Weighting) -> NDArray[np.float64]:
     """Return the mean objective of each window, over its draws of faults, shape (windows,)."""
     sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
-    values = cost_of(sim, policy, problem, by)
+    values = run_for_costs(sim, policy, problem, by)
     label = same_jobs(problem.scenarios)
     means: NDArray[np.float64] = np.bincount(label, weights=values) / np.bincount(label)
     return means
 
 
-def _later(where: str, logs: NDArray[np.float64], factor: float, rival: str = "") -> Later:
+def _comparison(where: str, logs: NDArray[np.float64], factor: float, rival: str = "") -> LaterComparison:
     value, low, high = (
         float(100.0 * np.expm1(end[0]))
         for end in ratio_estimates(logs[None], np.ones((1, logs.size)), confidence=CONFIDENCE)
     )
-    return Later(where, logs.size, value, low, high, factor, rival)
+    return LaterComparison(where, logs.size, value, low, high, factor, rival)

@@ -14,9 +14,9 @@ from longshore.training.credit import (
     CreditBaseline,
     JobTimes,
     credits_of,
-    gaps_of,
-    over_spread,
-    remaining_job_s,
+    divided_by_spread,
+    feature_gaps_of,
+    remaining_job_time_s,
     write_credits,
 )
 from longshore.training.group import SUMS, job_weights, relative_cost
@@ -40,7 +40,7 @@ def test_what_is_still_to_come_is_the_integral_of_the_jobs_in_the_system(horizon
         submit_s = rng.uniform(0.0, 40.0, 7)
         finish_s = submit_s + rng.uniform(0.0, 30.0, 7)
         now_s = float(rng.uniform(0.0, 60.0))
-        found = remaining_job_s(finish_s, submit_s, 7, now_s, horizon_s, np.ones(7))
+        found = remaining_job_time_s(finish_s, submit_s, 7, now_s, horizon_s, np.ones(7))
         assert found == pytest.approx(integrated_s(finish_s, submit_s, now_s, horizon_s), rel=1e-3, abs=1e-2)
 
 
@@ -48,9 +48,9 @@ def test_what_is_still_to_come_is_the_integral_of_the_jobs_in_the_system(horizon
 def test_later_time_never_weighs_more(jobs: list[tuple[float, float]], now_s: float, horizon_s: float) -> None:
     submit_s, finish_s = np.array([it[0] for it in jobs]), np.array([it[0] + it[1] for it in jobs])
     alike = np.ones(len(jobs))
-    shorter = remaining_job_s(finish_s, submit_s, len(jobs), now_s, horizon_s, alike)
-    longer = remaining_job_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s, alike)
-    whole = remaining_job_s(finish_s, submit_s, len(jobs), now_s, math.inf, alike)
+    shorter = remaining_job_time_s(finish_s, submit_s, len(jobs), now_s, horizon_s, alike)
+    longer = remaining_job_time_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s, alike)
+    whole = remaining_job_time_s(finish_s, submit_s, len(jobs), now_s, math.inf, alike)
     tiny = 1e-300  # numbers below have fewer digits
     assert 0.0 <= shorter <= longer * (1.0 + 1e-9) + tiny <= whole * (1.0 + 1e-9) ** 2 + 3.0 * tiny
 
@@ -87,7 +87,7 @@ def test_what_decisions_take_off_of_weighted_time_sums_to_the_slowdown(
     submit_s, jct_s = np.array([it[0] for it in jobs]), np.array([it[1] for it in jobs])
     weight, finish_s = 1.0 / bounded_s(np.array(work[: len(jobs)])), submit_s + jct_s
     times = [0.0, *sorted(moments), 3e6]
-    left = [remaining_job_s(finish_s, submit_s, len(jobs), now_s, math.inf, weight) for now_s in times]
+    left = [remaining_job_time_s(finish_s, submit_s, len(jobs), now_s, math.inf, weight) for now_s in times]
     taken = [before - after for before, after in itertools.pairwise(left)]
     assert all(it >= -1e-6 for it in taken)
     assert sum(taken) == pytest.approx(((finish_s - submit_s) * weight).sum(), abs=1e-6)
@@ -117,8 +117,8 @@ def test_at_the_beginning_a_run_earns_what_its_objective_is_better_than_the_othe
 
 
 def test_gains_over_their_spread() -> None:
-    assert np.square(over_spread(np.array([3.0, -1.0, 2.0]))).mean() == pytest.approx(1.0)
-    assert not over_spread(np.zeros(3)).any()
+    assert np.square(divided_by_spread(np.array([3.0, -1.0, 2.0]))).mean() == pytest.approx(1.0)
+    assert not divided_by_spread(np.zeros(3)).any()
 
 
 def record_of(row: list[int], now_s: list[float], observations: np.ndarray) -> SampledRuns:
@@ -147,7 +147,7 @@ def test_what_is_seen_is_compared_with_what_the_other_runs_saw_last(times: list[
             if run != mine and made:
                 others.append(([made[0]] + [place for place in made if now_s[place] <= moment])[-1])
         expected[at] = seen[at, :2] - (seen[others, :2].mean(axis=0) if others else 0.0)
-    assert np.allclose(gaps_of(record_of(row, now_s, seen), runs, 2), expected, atol=1e-6)
+    assert np.allclose(feature_gaps_of(record_of(row, now_s, seen), runs, 2), expected, atol=1e-6)
 
 
 def test_what_the_state_foresees_is_taken_off_once_it_was_learned() -> None:
@@ -156,9 +156,9 @@ def test_what_the_state_foresees_is_taken_off_once_it_was_learned() -> None:
     gap, weights = rng.standard_normal((4000, 5)), rng.standard_normal((2, 5))
     earned = (gap * weights[problem]).sum(axis=1)
     baseline = CreditBaseline(2, 5)
-    assert np.array_equal(baseline.subtract(earned, gap, problem), earned)  # nothing is known at first
+    assert np.array_equal(baseline.subtract_and_fit(earned, gap, problem), earned)  # nothing is known at first
     # Weights are held back, so that of independent features about half is subtracted.
-    assert baseline.subtract(earned, gap, problem).var() < 0.3 * earned.var()
+    assert baseline.subtract_and_fit(earned, gap, problem).var() < 0.3 * earned.var()
 
 
 def test_what_is_taken_off_does_not_depend_on_what_this_update_earned() -> None:
@@ -168,9 +168,9 @@ def test_what_is_taken_off_does_not_depend_on_what_this_update_earned() -> None:
     taken = []
     for _ in range(2):
         baseline, before = CreditBaseline(1, 5), np.random.default_rng(3)
-        baseline.subtract(before.standard_normal(50), before.standard_normal((50, 5)), problem)
+        baseline.subtract_and_fit(before.standard_normal(50), before.standard_normal((50, 5)), problem)
         earned = rng.standard_normal(50)
-        taken.append(earned - baseline.subtract(earned, gap, problem))
+        taken.append(earned - baseline.subtract_and_fit(earned, gap, problem))
     assert taken[0] == pytest.approx(taken[1])
 
 
@@ -178,4 +178,4 @@ def test_features_that_never_differ_take_nothing_off() -> None:
     baseline, problem = CreditBaseline(1, 3), np.zeros(20, np.intp)
     earned = np.random.default_rng(4).standard_normal(20)
     for _ in range(3):
-        assert np.array_equal(baseline.subtract(earned, np.zeros((20, 3)), problem), earned)
+        assert np.array_equal(baseline.subtract_and_fit(earned, np.zeros((20, 3)), problem), earned)

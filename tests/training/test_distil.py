@@ -38,18 +38,18 @@ from longshore.training.distil import (
     DistilLearner,
     Labels,
     LabelTask,
+    _held_out_quality,
     _LabelTensors,
-    _on_held_out,
     distil_loss,
-    label,
+    label_decision,
     label_run,
     label_runs,
+    label_workers,
     noise_weight,
-    workers_of,
 )
 from longshore.training.problems import DistilParameters, GroupParameters, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import Progress, RunFolder, initial_network
+from longshore.training.run_folder import Progress, RunFolder, initial_candidate_network
 from longshore.training.validation import Validation
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
@@ -126,7 +126,7 @@ def test_a_label_is_what_the_better_candidate_gains_in_mean_estimates(
     # takes 4 s, and the second 8 s on the fast one. The mean estimate is 12 s, and two jobs are in the system.
     case = hand_case(grid_cluster(2, 2, speed=np.array([1.0, 2.5])), [(1, 4.0, 0.0), (2, 20.0, 0.0)])
     sim = at_first_decision(case)
-    predicted_gains = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), objective), sim, 0)
+    predicted_gains = label_decision(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), objective), sim, 0)
     assert predicted_gains.gain == pytest.approx([0.0, gain])
     assert predicted_gains.variance == 0.0
     assert predicted_gains.to_go == pytest.approx(to_go)
@@ -135,7 +135,7 @@ def test_a_label_is_what_the_better_candidate_gains_in_mean_estimates(
 def test_a_label_is_the_mean_of_paired_gains_with_one_variance_for_all_candidates() -> None:
     sim = at_first_decision(busy_case(ring=True))
     rollout = Rollout(PATIENT, Search(futures=6), "makespan", seed=5)
-    gains, variance, _ = label(rollout, sim, 0)
+    gains, variance, _ = label_decision(rollout, sim, 0)
     paired = rollout.gains(sim, 0)
     unit_s = sim.state.estimates_s[0] / sim.state.submitted[0]
     paired = (paired - paired[:, :1]) / unit_s
@@ -162,7 +162,7 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
         draw_future(imagined, rollout._future_seed(sim, 0, future))
         base.run_on(imagined, FUTURE)
         left_s.append(cost_so_far_s(imagined, FUTURE, objective) - cost_so_far_s(sim, 0, objective))
-    assert label(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / objective_unit_s(sim, 0, objective))
+    assert label_decision(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / objective_unit_s(sim, 0, objective))
 
 
 def test_a_label_weighs_as_much_as_noise_and_prior_leave_of_it() -> None:
@@ -189,12 +189,14 @@ def test_what_is_judged_is_relative_to_the_chosen_candidate() -> None:
         observations=torch.zeros(1, 1), listed=torch.tensor([3]), tried=torch.tensor([3]),
         gain=torch.tensor([[0.0, 0.3, 0.1]]), error=torch.tensor([[0.0, 0.05, 0.05]]), to_go=torch.tensor([2.0]),
     )  # fmt: skip
-    regret, value_error, spread = _on_held_out(lambda observations: (predicted_gains, torch.tensor([1.5])), tasks)  # type: ignore[arg-type]
+    regret, value_error, spread = _held_out_quality(lambda observations: (predicted_gains, torch.tensor([1.5])), tasks)  # type: ignore[arg-type]
     assert regret == pytest.approx(0.0)
     assert value_error == pytest.approx(0.5)
     assert spread == pytest.approx((2 * 0.1**2 - 2 * 0.05**2) / (0.2 + 0.1))
     worse = tasks._replace(gain=torch.tensor([[0.0, 0.3, 0.4]]))
-    assert _on_held_out(lambda observations: (predicted_gains, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
+    assert _held_out_quality(lambda observations: (predicted_gains, torch.tensor([1.5])), worse)[0] == pytest.approx(
+        0.1
+    )  # type: ignore[arg-type]
 
 
 def test_the_share_of_tasks_that_the_teachers_base_runs_itself_is_as_requested() -> None:
@@ -202,7 +204,7 @@ def test_the_share_of_tasks_that_the_teachers_base_runs_itself_is_as_requested()
     for own in (0.0, 0.75, 1.0):
         teacher, other = Noted(PATIENT), Noted(PATIENT)
         with ThreadPoolExecutor(1) as pool:
-            label_runs(tasks, workers_of(problem, "makespan", Search(), [teacher], other), own, pool)
+            label_runs(tasks, label_workers(problem, "makespan", Search(), [teacher], other), own, pool)
         assert teacher.placed / (teacher.placed + other.placed) == pytest.approx(own, abs=0.1)
 
 
@@ -212,18 +214,18 @@ def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Pa
         rounds=2, futures=2, distil_share=1.0, distil_own=1.0, distil_block=4, distil_epochs=1
     )
     learner = learner_of(tmp_path, problem, config(10_000, distil=everything))
-    learner.collect()
+    learner.collect_labels()
     assert isinstance(learner._workers[0].teacher.base, Heuristic)
     assert learner._workers[0].teacher.search == Search(2, 15)
     learner.fit()
     with torch.no_grad():
         learner.network.score.weight *= -1.0  # now it certainly leads elsewhere
-    learner.collect()
+    learner.collect_labels()
     assert learner._workers[0].teacher.search == Search(2, 15, horizon=everything.distil_horizon)
     sim = learner._workers[0].sim
     policy = CandidatePolicy("own", schema(), learner.network)
     rollout = Rollout(policy, Search(2, 15), "makespan")
-    tasks = [learner._task(number) for number in range(4, 8)]
+    tasks = [learner._label_task(number) for number in range(4, 8)]
     visited = np.concatenate([label_run(rollout, policy, sim, task).observations for task in tasks])
     by_heuristic = np.concatenate([label_run(rollout, PATIENT, sim, task).observations for task in tasks])
     assert (learner._labels[-1].observations == visited).all()
@@ -235,7 +237,7 @@ def same_labels(one: Labels, other: Labels) -> bool:
 
 
 def test_labels_depend_on_the_seed_of_a_task_and_not_on_those_before() -> None:
-    worker = workers_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
+    worker = label_workers(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
     tasks = [LabelTask(3, 7, 0.5), LabelTask(1, 2, 0.5), LabelTask(3, 8, 0.5), LabelTask(3, 7, 0.5)]
     first, _, other, again = (label_run(worker.teacher, worker.others, worker.sim, task) for task in tasks)
     assert first.tried.size > 2
@@ -337,8 +339,8 @@ def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None
     asked = config(200, waiting=False, distil=parameters)
     learner = learner_of(tmp_path, problem, asked)
     while learner.steps < asked.steps:
-        learner.collect()
-        if learner.steps >= learner.due:
+        learner.collect_labels()
+        if learner.steps >= learner.steps_at_round_end:
             network = learner.fit()
     assert learner.fits == 2
     learned = makespans_s(problem, CandidatePolicy("learned", schema(waiting=False), network)).mean()
@@ -349,7 +351,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
     learned = []
     for folder in ("on", "off"):
         learner = learner_of(tmp_path / folder, small_problem(waiting=True), config(10_000))
-        learner.collect()
+        learner.collect_labels()
         learner.fit()
         learned.append(learner.network.state_dict())
         monkeypatch.setattr("longshore.training.distil.value_loss", lambda values, to_go: 0.0 * values.sum())
@@ -363,7 +365,7 @@ def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None
     path = tmp_path / "taught.zip"
     for algorithm, factor in (("group", 1.0), ("distil", 1.0 / TEMPERATURE)):
         save_policy(path, schema(algorithm), network)
-        begun = initial_network(config(1, algorithm="group", init=str(path)))
+        begun = initial_candidate_network(config(1, algorithm="group", init=str(path)))
         assert begun is not None
         observation = torch.rand(3, network.layout.globals + 16 * network.layout.features)
         torch.testing.assert_close(begun(observation)[0], network(observation)[0] * factor)

@@ -25,7 +25,7 @@ from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
-from longshore.training.group import Collected, Decisions, GroupLearner, advantages, decisions_of
+from longshore.training.group import CollectedRuns, Decisions, GroupLearner, decisions_of, group_advantages
 from longshore.training.problems import GroupParameters, Sizes
 from longshore.training.run import TrainingResult
 from longshore.training.run_folder import SNAPSHOT, Progress, RunFolder
@@ -49,11 +49,11 @@ def single_threaded() -> Iterator[None]:
 
 def test_an_advantage_is_what_a_run_does_better_than_the_mean_of_the_others() -> None:
     # In the first group the others take 12, 10 and 8 s on average: 4, 0 and -4 s better; in the second all are alike.
-    got = advantages(np.array([[8.0, 10.0, 12.0], [5.0, 5.0, 5.0]]))
+    got = group_advantages(np.array([[8.0, 10.0, 12.0], [5.0, 5.0, 5.0]]))
     spread = np.sqrt((9.0 + 9.0) / 6.0)
     assert got == pytest.approx(np.array([[3.0, 0.0, -3.0], [0.0, 0.0, 0.0]]) / spread)
     alike = np.repeat([[0.1], [0.7], [1.0]], 3, axis=1)  # by rounding, the means are others
-    assert (advantages(alike) == 0.0).all()
+    assert (group_advantages(alike) == 0.0).all()
 
 
 COSTS = arrays.arrays(
@@ -63,11 +63,11 @@ COSTS = arrays.arrays(
 
 @given(COSTS, st.floats(0.1, 10.0), st.floats(-1e3, 1e3))
 def test_advantages_have_mean_nothing_and_depend_on_no_unit(costs: np.ndarray, scale: float, shift: float) -> None:
-    got = advantages(costs)
+    got = group_advantages(costs)
     assert np.abs(got.mean(axis=1)).max() < 1e-6
     if np.ptp(costs, axis=1).max() > 0.0:
         assert got.std() == pytest.approx(1.0)
-        assert advantages(costs * scale + shift) == pytest.approx(got, abs=1e-4)
+        assert group_advantages(costs * scale + shift) == pytest.approx(got, abs=1e-4)
 
 
 def log_probabilities(network: CandidateNetwork, record: SampledRuns, at: int) -> torch.Tensor:
@@ -142,7 +142,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return all((one[name] == other[name]).all() for name in one)
 
 
-def gains_of(folder: Path, problem: Problem, horizon: float) -> tuple[np.ndarray, Collected]:
+def gains_of(folder: Path, problem: Problem, horizon: float) -> tuple[np.ndarray, CollectedRuns]:
     parameters = GroupParameters(groups=2, runs=4, group_horizon=horizon)
     learner = learner_of(folder, problem, config(1, group=parameters))
     found = learner.collector.collect(learner.network, np.repeat(np.arange(2), 4), 11)

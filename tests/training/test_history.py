@@ -26,7 +26,13 @@ from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.testing.twin import id_of
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.group import LiveDecisions, draw_live, effective_sample_size, live_decisions, to_go_of
+from longshore.training.group import (
+    LiveDecisions,
+    draw_live_decisions,
+    effective_sample_share,
+    observed_time_to_go,
+    read_live_decisions,
+)
 from longshore.training.history import ClusterPast, read_history
 from longshore.training.problems import (
     GroupParameters,
@@ -39,7 +45,7 @@ from longshore.training.problems import (
     with_ranks,
 )
 from longshore.training.run import train
-from longshore.training.run_folder import actor_critic_of
+from longshore.training.run_folder import initial_actor_critic
 from tests.command_line import Command
 from tests.scheduler.twin_run import learning, learning_case
 from tests.training.recorded_history import RecordedHistory, record_history
@@ -107,7 +113,7 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(recorded: Re
     known = 0
     for seen in history.past.observed:
         left_s = (finish_s - seen.now_s)[(submit_s <= seen.now_s) & (finish_s > seen.now_s)]
-        to_go = to_go_of(history.stays, seen)
+        to_go = observed_time_to_go(history.stays, seen)
         assert math.isnan(to_go) or to_go * seen.unit_s == pytest.approx(left_s.mean())
         known += math.isfinite(to_go)
     assert known > 0.7 * len(units)
@@ -146,11 +152,11 @@ def test_users_of_a_past_take_turns_at_each_priority_by_itself(jobs: list[tuple[
 
 
 def test_what_was_drawn_is_weighed_by_its_probability(recorded: RecordedHistory) -> None:
-    logged = live_decisions(recorded.file)
+    logged = read_live_decisions(recorded.file)
     network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     assert logged.chosen.size > 20
-    drawn, size = draw_live(logged, network, np.random.default_rng(0), 1000)
+    drawn, size = draw_live_decisions(logged, network, np.random.default_rng(0), 1000)
     assert size == pytest.approx(1.0, abs=1e-3)  # it is the network that drew
     assert drawn.chosen.numel() == logged.chosen.size
     with torch.no_grad():
@@ -162,11 +168,11 @@ def test_what_was_drawn_is_weighed_by_its_probability(recorded: RecordedHistory)
 
 
 def test_what_no_policy_drew_teaches_the_value_alone(recorded: RecordedHistory) -> None:
-    logged = live_decisions(recorded.file)
+    logged = read_live_decisions(recorded.file)
     network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     greedy = LiveDecisions(*logged)._replace(log_probability=np.full_like(logged.log_probability, np.nan))
-    drawn, size = draw_live(greedy, network, np.random.default_rng(0), 8)
+    drawn, size = draw_live_decisions(greedy, network, np.random.default_rng(0), 8)
     assert drawn.chosen.numel() == 8
     assert size == 0.0
     assert not drawn.gain.any()
@@ -174,19 +180,19 @@ def test_what_no_policy_drew_teaches_the_value_alone(recorded: RecordedHistory) 
 
 
 def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(recorded: RecordedHistory) -> None:
-    logged = live_decisions(recorded.file)
+    logged = read_live_decisions(recorded.file)
     network = load_policy(recorded.checkpoint).network
     assert isinstance(network, CandidateNetwork)
     with torch.no_grad():
         network.score.weight.mul_(1e4)
-    drawn, size = draw_live(logged, network, np.random.default_rng(0), 1000)
+    drawn, size = draw_live_decisions(logged, network, np.random.default_rng(0), 1000)
     assert size < 0.3
     assert not drawn.gain.any()
 
 
 def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
-    assert effective_sample_size(torch.tensor([2.0, 2.0, 0.0, 0.0])) == pytest.approx(0.5)
-    assert effective_sample_size(torch.zeros(3)) == 0.0
+    assert effective_sample_share(torch.tensor([2.0, 2.0, 0.0, 0.0])) == pytest.approx(0.5)
+    assert effective_sample_share(torch.zeros(3)) == 0.0
 
 
 @pytest.mark.full
@@ -270,7 +276,7 @@ def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any
 
     config = learning_of(recorded.file, init=first.best, seed=1)
     assert (config.algorithm, config.action, config.observation, config.network) == ("ppo", *patents.values())
-    begun = actor_critic_of(config, policy.schema)
+    begun = initial_actor_critic(config, policy.schema)
     assert begun is not None
     expected = policy.network.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in begun.state_dict().items())

@@ -14,7 +14,7 @@ from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.training import run
 from longshore.training.config import problem_request
-from longshore.training.distil import MARGINS, log_cost, with_best_margin, with_margin
+from longshore.training.distil import MARGINS, mean_log_cost, with_best_margin, with_margin
 from longshore.training.problems import PRESETS, Sizes
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import decisions
@@ -65,7 +65,7 @@ def test_training_ends_with_the_margin_that_costs_least_on_the_scenarios_of_vali
     policy = load_policy(result.best)
     assert isinstance(policy, CandidatePolicy)
     _, problems = PRESETS[small.preset].build(problem_request(small, SIZES))
-    costs = {margin: log_cost(with_margin(policy, margin), problems, 0.0) for margin in MARGINS}
+    costs = {margin: mean_log_cost(with_margin(policy, margin), problems, 0.0) for margin in MARGINS}
     assert costs[policy.schema.margin] == min(costs.values())
     again = run.train(small, tmp_path, sizes=SIZES)
     assert load_policy(again.best).schema == policy.schema

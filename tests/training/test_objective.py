@@ -15,10 +15,10 @@ from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training import run
 from longshore.training.config import TrainingConfig, with_objective
-from longshore.training.distil import log_cost
-from longshore.training.group import Collected, advantages
+from longshore.training.distil import mean_log_cost
+from longshore.training.group import CollectedRuns, group_advantages
 from longshore.training.problems import GroupParameters, Sizes
-from longshore.training.validation import Validation, cost_of
+from longshore.training.validation import Validation, run_for_costs
 from tests.envs.random_run import small_problem
 from tests.policies_under_test import untrained_candidates
 from tests.training.groups import config, learner_of
@@ -31,7 +31,7 @@ def over_time() -> Problem:
     return hetero64(8, 5, jobs=16, load=0.85)
 
 
-def gains_of(folder: Path, problem: Problem, objective: str | None, **own: float) -> tuple[np.ndarray, Collected]:
+def gains_of(folder: Path, problem: Problem, objective: str | None, **own: float) -> tuple[np.ndarray, CollectedRuns]:
     parameters = GroupParameters(groups=2, runs=RUNS, **own)  # type: ignore[arg-type]
     learner = learner_of(folder, problem, config(1, group=parameters, objective=objective))
     found = learner.collector.collect(learner.network, np.repeat(np.arange(2), RUNS), 11)
@@ -56,7 +56,7 @@ def test_with_all_later_time_the_first_decision_of_a_run_is_credited_with_its_sl
 def test_all_decisions_of_a_run_share_in_what_is_no_sum_over_jobs(objective: str, tmp_path: Path) -> None:
     gains, found = gains_of(tmp_path, over_time(), objective, group_horizon=4.0)
     cost = found.figures.p99_jct_s if objective == "p99-jct" else found.figures.makespan_s
-    assert gains == pytest.approx(advantages(relative(cost)).reshape(-1)[found.record.row])
+    assert gains == pytest.approx(group_advantages(relative(cost)).reshape(-1)[found.record.row])
 
 
 def test_what_is_usual_for_traces_can_be_requested_by_its_weights(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_is_usual_for_traces_can_be_requested_by_its_weights(tmp_path: Path
 
 def test_an_objective_counts_for_batches_too(tmp_path: Path) -> None:
     gains, found = gains_of(tmp_path, small_problem(), "mean-jct", group_horizon=4.0)
-    assert gains == pytest.approx(advantages(relative(found.figures.mean_jct_s)).reshape(-1)[found.record.row])
+    assert gains == pytest.approx(group_advantages(relative(found.figures.mean_jct_s)).reshape(-1)[found.record.row])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_validation_and_the_margin_go_by_the_objective(objective: str, name: str
     found = Validation(problem, weighting=weighting)
     score = found.score(policy)
     cost, best = (
-        cost_of(simulation_of(problem, rows=8), it, problem, weighting) for it in (policy, HEURISTICS[found.best])
+        run_for_costs(simulation_of(problem, rows=8), it, problem, weighting) for it in (policy, HEURISTICS[found.best])
     )
     assert score.mean_s == pytest.approx(cost.mean())
     assert score.percent == pytest.approx(100.0 * (cost.mean() / best.mean() - 1.0))
@@ -88,7 +88,7 @@ def test_validation_and_the_margin_go_by_the_objective(objective: str, name: str
     assert reported == name
     assert value == pytest.approx(cost.mean() / (3600.0 if name.endswith("_h") else 1.0))
     assert f"`validation/{name}`" in PAGE.read_text(encoding="utf-8")
-    assert log_cost(policy, [problem], 0.5, weighting) == pytest.approx(np.log(cost).mean())
+    assert mean_log_cost(policy, [problem], 0.5, weighting) == pytest.approx(np.log(cost).mean())
 
 
 def test_a_configuration_keeps_its_objective_and_older_ones_have_none() -> None:

@@ -12,11 +12,11 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from longshore.training.replay import (
     Trajectories,
-    clip_of,
-    effective_share,
+    effective_sample_share,
+    geppo_clip,
     geppo_loss,
-    standardised,
-    variation,
+    standardised_advantages,
+    total_variation,
     vtrace,
     weighted_gae,
 )
@@ -126,16 +126,18 @@ def test_geppo_clips_around_the_policy_that_the_update_began_with() -> None:
 
 
 def test_the_clip_is_narrower_the_more_policies_acted() -> None:
-    assert [clip_of(policies, 0.2) for policies in (1, 3, 7)] == pytest.approx([0.2, 0.1, 0.05])
+    assert [geppo_clip(policies, 0.2) for policies in (1, 3, 7)] == pytest.approx([0.2, 0.1, 0.05])
 
 
 def test_advantages_are_centred_under_the_present_policy() -> None:
     advantages, ratio = np.array([1.0, 4.0, 0.0], np.float32), np.array([2.0, 1.0, 0.0], np.float32)
     # Under the weights 2/3, 1/3 and 0 the mean is 2 and the spread the root of 2.
-    assert standardised(advantages, ratio) == pytest.approx(np.array([-1.0, 2.0, -2.0]) / math.sqrt(2.0), abs=1e-5)
+    assert standardised_advantages(advantages, ratio) == pytest.approx(
+        np.array([-1.0, 2.0, -2.0]) / math.sqrt(2.0), abs=1e-5
+    )
 
 
 def test_metrics_of_weights_have_the_samples_that_count_and_the_distance_of_the_policy() -> None:
-    assert effective_share(np.array([1.0, 1.0, 1.0, 1.0], np.float32)) == 1.0
-    assert effective_share(np.array([4.0, 0.0, 0.0, 0.0], np.float32)) == 0.25
-    assert variation(np.array([1.2, 0.8, 1.0, 1.4], np.float32)) == pytest.approx(0.1)
+    assert effective_sample_share(np.array([1.0, 1.0, 1.0, 1.0], np.float32)) == 1.0
+    assert effective_sample_share(np.array([4.0, 0.0, 0.0, 0.0], np.float32)) == 0.25
+    assert total_variation(np.array([1.2, 0.8, 1.0, 1.4], np.float32)) == pytest.approx(0.1)

@@ -17,13 +17,13 @@ from longshore.envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_CO
 from longshore.training import distil
 from longshore.training.distil import Labels, fit_network
 from longshore.training.group import step_in_chunks
-from longshore.training.ppo import falling
+from longshore.training.ppo import falling_rate
 from longshore.training.problems import DistilParameters
 
 
 def rates(start: float, steps: int, rollout: int) -> list[float]:
     """Return the rate of each update, with the share of steps left as Stable-Baselines3 has it after a rollout."""
-    rate, done, found = falling(start, steps, rollout), 0, list[float]()
+    rate, done, found = falling_rate(start, steps, rollout), 0, list[float]()
     while done < steps:
         done += rollout
         found.append(rate(1.0 - float(done) / float(steps)))

@@ -11,13 +11,13 @@ from sb3_contrib import MaskablePPO
 from longshore.training.ppo import GePPO, MaskableA2C, VtraceA2C
 from longshore.training.replay import (
     Replay,
-    as_collected,
-    flat,
-    gathered,
-    of_rows,
-    reevaluated,
+    collected_trajectories,
+    flat_samples,
+    gather_samples,
+    reevaluated_trajectories,
     sample_bytes,
-    unpacked,
+    select_rows,
+    unpack_masks,
     weighted_gae,
 )
 from tests.training.replayed import ROWS, SAMPLES, STEPS, learned, model_of, spoilings
@@ -42,10 +42,10 @@ def test_a_rollout_judged_by_the_policy_that_run_it_is_as_it_was() -> None:
     model, replay = model_of(GePPO, kept=1, learning_rate=0.0)
     learned(model, replay, 3)
     rollout = replay.rollouts[0]
-    now = reevaluated(model.policy, rollout)
+    now = reevaluated_trajectories(model.policy, rollout)
     assert now.ratio == pytest.approx(np.ones_like(now.ratio), abs=1e-5)
     assert now.values == pytest.approx(rollout.values, abs=1e-5)
-    weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weight_rollouts(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert rollout.cut_at.size > 0
     assert weighted.advantages[0] == pytest.approx(rollout.advantages, abs=1e-4)
 
@@ -68,7 +68,7 @@ def test_the_dynamic_batch_has_the_samples_of_a_period_drawn_from_all_that_is_ke
     drawn = [b"".join(np.ascontiguousarray(part[i]).tobytes() for part in fields.values()) for i in range(SAMPLES)]
     ages = []
     for rollout in replay.rollouts:
-        parts = [flat(getattr(rollout, name)) for name in fields]
+        parts = [flat_samples(getattr(rollout, name)) for name in fields]
         known = {b"".join(np.ascontiguousarray(part[i]).tobytes() for part in parts) for i in range(SAMPLES)}
         ages.append(sum(sample in known for sample in drawn) / SAMPLES)
     assert sum(ages) >= 1.0
@@ -88,7 +88,7 @@ def test_with_a_learning_rate_of_0_all_ratios_are_1_and_nothing_is_clipped() -> 
     for name in ("replay/total_variation", "replay/step_variation", "train/approx_kl"):
         assert metrics[name] == pytest.approx(0.0, abs=1e-5)
     assert replay.slowing == 1.0
-    weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weight_rollouts(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert np.stack(weighted.ratio) == pytest.approx(np.ones((4, STEPS, ROWS)), abs=1e-4)
 
 
@@ -121,12 +121,12 @@ def test_geppo_on_the_newest_rollout_alone_is_plain_ppo() -> None:
 def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[MaskablePPO]) -> None:
     model, replay = model_of(kind, kept=3)
     learned(model, replay, 4)
-    masks = unpacked(gathered((it.masks for it in replay.rollouts), np.arange(3 * SAMPLES)), ACTIONS)
+    masks = unpack_masks(gather_samples((it.masks for it in replay.rollouts), np.arange(3 * SAMPLES)), ACTIONS)
     closed = int((~masks).sum(axis=0).argmax())
     at = np.flatnonzero(~masks[:, closed])
     assert at.size > SAMPLES
-    observations = torch.from_numpy(gathered((it.observations for it in replay.rollouts), at))
-    actions = gathered((it.actions for it in replay.rollouts), at)
+    observations = torch.from_numpy(gather_samples((it.observations for it in replay.rollouts), at))
+    actions = gather_samples((it.actions for it in replay.rollouts), at)
     assert (actions != closed).all()
     log_probability, entropy = model.policy.evaluate_actions(
         observations, torch.from_numpy(actions), action_masks=torch.from_numpy(masks[at])
@@ -146,7 +146,7 @@ def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[Maskab
 def test_vtrace_learns_from_the_steps_of_a_period_and_from_every_rollout_alike() -> None:
     model, replay = model_of(VtraceA2C, kept=3)
     learned(model, replay, 4)
-    parts = replay.equal_parts()
+    parts = replay.draw_equal_parts()
     assert [int(part.update) for part in parts] == [1, 2, 3]
     assert [part.rewards.shape for part in parts] == [(STEPS, 2), (STEPS, 2), (STEPS, 4)]  # of 8 environments
     assert sum(part.rewards.size for part in parts) == SAMPLES
@@ -157,11 +157,13 @@ def test_some_environments_of_a_rollout_are_judged_as_they_are_among_all() -> No
     learned(model, replay, 3)
     whole = replay.rollouts[0]
     for rows in np.array([1, 2, 5, 7]), np.array([0, 3, 4, 6]):
-        part = of_rows(whole, rows)
-        for some, among_all in zip(reevaluated(model.policy, part), reevaluated(model.policy, whole), strict=True):
+        part = select_rows(whole, rows)
+        for some, among_all in zip(
+            reevaluated_trajectories(model.policy, part), reevaluated_trajectories(model.policy, whole), strict=True
+        ):
             assert some == pytest.approx(among_all[:, rows], abs=1e-6)
-        assert as_collected(model.policy, part).next_values == pytest.approx(
-            as_collected(model.policy, whole).next_values[:, rows]
+        assert collected_trajectories(model.policy, part).next_values == pytest.approx(
+            collected_trajectories(model.policy, whole).next_values[:, rows]
         )
     assert whole.cut_at.size > 0
 
@@ -173,14 +175,14 @@ def test_rollouts_of_policies_too_far_away_are_left_out() -> None:
     rare = odd.log_probability.copy()
     rare.reshape(-1)[::50] -= 8.0  # a few samples that the present policy takes 3,000 times as readily
     replay.rollouts[0] = odd._replace(log_probability=rare)
-    weighted = replay.weight(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    weighted = replay.weight_rollouts(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert [int(rollout.update) for rollout in weighted.rollouts] == [1, 2]
 
 
 def test_kept_rollouts_that_are_not_as_the_model_leaves_them_are_refused() -> None:
     model, replay = model_of(GePPO, kept=3)
     learned(model, replay, 4)
-    sound, buffer = replay.arrays(), model_of(GePPO, kept=3)[0].rollout_buffer
+    sound, buffer = replay.snapshot_arrays(), model_of(GePPO, kept=3)[0].rollout_buffer
     fresh = Replay(3, dynamic=False)
     fresh.restore(sound, buffer)
     assert all(

@@ -13,7 +13,7 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from longshore.training.ppo import NO_SB3_LOG, MaskableA2C, SampleA2C, SamplePPO
-from longshore.training.replay import SampleReplay, Samples, ended_samples, filled, learning_bytes
+from longshore.training.replay import SampleReplay, Samples, count_ended_samples, filled_buffer, learning_bytes
 from tests.training.replayed import ROWS, SAMPLES, learned, model_of, spoilings
 
 
@@ -46,8 +46,8 @@ def test_the_memory_of_learning_from_a_whole_buffer_is_computed_beforehand(*, at
     tracemalloc.start()
     try:
         held = held.followed_by(blank(new, size, actions), count)
-        drawn = held.taken(np.arange(count))
-        batch = next(filled(own, drawn).get(None if at_once else 64))
+        drawn = held.select(np.arange(count))
+        batch = next(filled_buffer(own, drawn).get(None if at_once else 64))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -75,7 +75,7 @@ def test_periods_are_counted_with_all_their_samples_when_they_end(steps: int, ro
             length[row] += 1
             if ends[step, row]:
                 total, length[row] = total + length[row], 0
-        period, open_steps = ended_samples(ends, open_steps)
+        period, open_steps = count_ended_samples(ends, open_steps)
         total -= period
         assert total == 0
         assert open_steps.tolist() == length
@@ -93,7 +93,7 @@ class Sizes(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         assert self.replay.samples is not None
-        drawn = self.replay.batch(10**9)
+        drawn = self.replay.draw_batch(10**9)
         held = len(self.replay.samples.actions)
         self.batches.append((0 if drawn is None else len(drawn.actions), self.replay.period, held))
 
@@ -120,7 +120,7 @@ def test_an_update_gets_the_samples_of_the_period_or_all(*, takes_all: bool) -> 
 def test_drawn_samples_are_different_ones_of_the_buffer() -> None:
     model, replay = literal_model(SampleA2C, 3 * SAMPLES, takes_all=False)
     learned(model, replay, 5)  # type: ignore[arg-type]
-    drawn, held = replay.batch(10**9), replay.samples
+    drawn, held = replay.draw_batch(10**9), replay.samples
     assert drawn is not None
     assert held is not None
     known = {row.tobytes() for row in np.column_stack((held.observations, held.values, held.advantages))}
@@ -152,7 +152,7 @@ def test_no_minibatch_has_a_single_sample(period: int, minibatch: int) -> None:
     replay = SampleReplay(100, takes_all=False)
     replay.samples, replay.period = samples(0, 100), period
     replay.model = type("Seeded", (), {"seed": 0})()
-    drawn = replay.batch(minibatch)
+    drawn = replay.draw_batch(minibatch)
     size = 0 if drawn is None else len(drawn.actions)
     assert size % minibatch != 1
     assert min(period, 100) - 1 <= size <= min(period, 100) or size == 0
@@ -161,10 +161,10 @@ def test_no_minibatch_has_a_single_sample(period: int, minibatch: int) -> None:
 def test_kept_samples_that_are_not_as_the_model_leaves_them_are_refused() -> None:
     model, replay = literal_model(SampleA2C, 3 * SAMPLES, takes_all=False)
     learned(model, replay, 2)  # type: ignore[arg-type]
-    sound, buffer = replay.arrays(), model_of(SampleA2C, 1)[0].rollout_buffer
+    sound, buffer = replay.snapshot_arrays(), model_of(SampleA2C, 1)[0].rollout_buffer
     fresh = SampleReplay(3 * SAMPLES, takes_all=False)
     fresh.restore(sound, buffer)
-    assert all(np.array_equal(array, sound[name]) for name, array in fresh.arrays().items())
+    assert all(np.array_equal(array, sound[name]) for name, array in fresh.snapshot_arrays().items())
     for name, array in sound.items():
         for wrong in spoilings(array):
             with pytest.raises(ValueError, match="replay/"):

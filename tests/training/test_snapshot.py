@@ -30,7 +30,7 @@ from longshore.training.run_folder import (
     read_arrays,
     restore_batch,
     restore_learned,
-    restore_torch,
+    restore_torch_rng,
     write_arrays,
 )
 from tests.envs.copied_run import problem
@@ -373,5 +373,5 @@ def test_torch_draws_on_from_wherever_it_was(seed: int, draws: list[tuple[Callab
         draw(count)
     kept = {"torch": torch.get_rng_state().numpy().copy()}
     expected = torch.rand(2000)
-    restore_torch(kept)
+    restore_torch_rng(kept)
     assert torch.equal(torch.rand(2000), expected)

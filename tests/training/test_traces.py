@@ -15,7 +15,7 @@ from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training.problems import LOADS, OTHER_CLUSTERS, ProblemRequest, Problems, trace_problems
-from longshore.training.validation import Later, best_pair, compare_later, cost_of, verdict
+from longshore.training.validation import LaterComparison, best_pair, compare_on_later_windows, run_for_costs, verdict
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
 from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
@@ -132,13 +132,13 @@ def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("few_draws")
 def test_patient_itself_is_no_better_than_patient_tuned(given: ProblemRequest) -> None:
-    found = compare_later(given, HEURISTICS["patient"])
+    found = compare_on_later_windows(given, HEURISTICS["patient"])
     assert [it.where for it in found] == [
         "t1.csv, easy", "t1.csv, shortest", "t2.csv, easy", "t2.csv, shortest", "all of these",
     ]  # fmt: skip
     assert found[-1].windows == sum(it.windows for it in found[:-1])
     for it in found[:-1]:
-        same = compare_later(
+        same = compare_on_later_windows(
             given._replace(traces=given.traces[:1], regimes=REGIMES[:1]), replace(PATIENT, patience=it.factor)
         )
         assert it.factor in FACTORS
@@ -152,13 +152,13 @@ def test_patient_itself_is_no_better_than_patient_tuned(given: ProblemRequest) -
 def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(given: ProblemRequest) -> None:
     """The best of the past itself, under its own order, is as good as that rival on every later window."""
     alone, by = given._replace(traces=given.traces[:1]), weighting_of("slowdown")
-    found = compare_later(alone._replace(regimes=REGIMES[:1]), HEURISTICS["pack"], by)
+    found = compare_on_later_windows(alone._replace(regimes=REGIMES[:1]), HEURISTICS["pack"], by)
     assert [bool(it.rival) for it in found] == [False, True]
     assert found[0].where == found[1].where == "t1.csv, easy"
     order, _, name = found[1].rival.partition(" + ")
     assert f"against {order} + {name}: " in found[1].text
     own = alone._replace(regimes=(replace(REGIMES[0], order=order),))
-    assert compare_later(own, find_policy(name), by)[1].percent == pytest.approx(0.0, abs=1e-9)
+    assert compare_on_later_windows(own, find_policy(name), by)[1].percent == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.full
@@ -171,7 +171,7 @@ def test_the_best_pair_is_the_least_of_all_by_the_requested_objective() -> None:
             ruled = problem._replace(rules=problem.rules._replace(order=ORDERS[order]))
             for policy in (*HEURISTICS.values(), *map(patient_with_factor, FACTORS)):
                 sim = simulation_of(ruled, rows=4)
-                cost[f"{order} + {policy.name}"] = float(np.log(cost_of(sim, policy, ruled, by)).mean())
+                cost[f"{order} + {policy.name}"] = float(np.log(run_for_costs(sim, policy, ruled, by)).mean())
         found = str(best_pair(problem, by))
         assert cost[found] == min(cost.values())
 
@@ -185,8 +185,8 @@ def test_the_best_pair_is_the_least_of_all_by_the_requested_objective() -> None:
     ],
 )
 def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: float, expected: str) -> None:
-    last = Later("t", 9, (low + high) / 2.0, low, high, np.nan, "easy + eft")
-    assert expected in verdict((Later("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
+    last = LaterComparison("t", 9, (low + high) / 2.0, low, high, np.nan, "easy + eft")
+    assert expected in verdict((LaterComparison("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: floa
     [(-5.0, -1.0, "run this policy"), (-5.0, 1.0, "not shown"), (1.0, 2.0, "worse"), (np.nan, np.nan, "not shown")],
 )
 def test_the_verdict_follows_the_interval(low: float, high: float, expected: str) -> None:
-    assert expected in verdict((Later("t", 9, (low + high) / 2.0, low, high, 0.4),))
+    assert expected in verdict((LaterComparison("t", 9, (low + high) / 2.0, low, high, 0.4),))
 
 
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")

@@ -14,7 +14,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.training.config import PARAMETER_FIELDS, PARAMETER_RANGES, TrainingConfig, config_of, with_parameter_file
 from longshore.training.problems import GroupParameters, Sizes
 from longshore.training.run import CONFIG
-from longshore.training.tuning import Processes, TrialWork, Tuned, run_trial, tune
+from longshore.training.tuning import ProcessTrialRunner, StudyState, TrialWork, run_trial, tune
 from tests.command_line import Command
 from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
 
@@ -29,7 +29,7 @@ def configured(seed: int = 0) -> TrainingConfig:
     )  # fmt: skip
 
 
-class Kept(Processes):
+class Kept(ProcessTrialRunner):
     """Processes that stay from study to study: each takes seconds to import what it trains with."""
 
     def close(self) -> None:
@@ -41,23 +41,23 @@ def kept() -> Iterator[Kept]:
     pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     processes = Kept(2)
     yield processes
-    Processes.close(processes)
+    ProcessTrialRunner.close(processes)
 
 
 def quiet(line: str) -> None:
     del line
 
 
-def summary_of(tuned: Tuned) -> list[tuple[str, float | None, dict[str, float]]]:
+def summary_of(tuned: StudyState) -> list[tuple[str, float | None, dict[str, float]]]:
     return [(it.state, it.percent, dict(it.parameters)) for it in tuned.trials]
 
 
 @pytest.fixture(scope="module")
-def whole(kept: Kept, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def whole(kept: Kept, tmp_path_factory: pytest.TempPathFactory) -> StudyState:
     return tune(configured(), tmp_path_factory.mktemp("whole"), lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
-def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Tuned) -> None:
+def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: StudyState) -> None:
     first, best = whole.trials[0], whole.best
     assert first.parameters["group_learning_rate"] == GroupParameters().group_learning_rate
     assert first.parameters["group_minibatch"] == 256
@@ -69,7 +69,7 @@ def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Tune
 
 
 @pytest.mark.full
-def test_what_was_best_can_be_trained_with(whole: Tuned) -> None:
+def test_what_was_best_can_be_trained_with(whole: StudyState) -> None:
     assert whole.best is not None
     config = with_parameter_file(configured(), whole.parameters)
     for name, value in whole.best.parameters.items():
@@ -81,7 +81,7 @@ def test_what_was_best_can_be_trained_with(whole: Tuned) -> None:
 
 @pytest.mark.full
 def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
-    whole: Tuned, kept: Kept, tmp_path: Path
+    whole: StudyState, kept: Kept, tmp_path: Path
 ) -> None:
     def stop_in_the_second(line: str) -> None:
         if line.startswith("trial 1 of 3 begins"):
@@ -108,7 +108,7 @@ def test_trials_run_side_by_side_and_a_larger_number_continues(kept: Kept, tmp_p
     assert "begins" in of_trials[1]
 
 
-def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) -> None:
+def test_another_search_in_the_same_folder_is_refused(whole: StudyState, kept: Kept) -> None:
     config = configured().model_copy(update={"steps": STEPS + 1})
     with pytest.raises(InputError, match="another --logdir or --seed"):
         tune(config, whole.folder.parent, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..training.config import TrainingConfig
     from ..training.run import TrainingResult
     from ..training.run_folder import OnProgress
-    from ..training.tuning import TrialRunner, Tuned
+    from ..training.tuning import StudyState, TrialRunner
 
 PresetOption = Annotated[
     str | None,
@@ -340,24 +340,24 @@ def _absolute_paths(traces: tuple[str, ...], cluster: str | None, faults: str | 
 
 
 def _trial_runner(ray: str | None, jobs: int) -> "TrialRunner":
-    from ..training.tuning import Processes, RayTasks
+    from ..training.tuning import ProcessTrialRunner, RayTrialRunner
 
-    return Processes(jobs) if ray is None else RayTasks(ray)
+    return ProcessTrialRunner(jobs) if ray is None else RayTrialRunner(ray)
 
 
 def _print_tuning_line(line: str) -> None:
     typer.echo(in_one_line(line), err=True)
 
 
-def _trial_lines(tuned: "Tuned") -> list[str]:
+def _trial_lines(tuned: "StudyState") -> list[str]:
     """Return a line for each trial, and what is the best."""
-    from ..training.tuning import text_of
+    from ..training.tuning import parameters_text
 
     lines = ["trial  state     validation  hyper-parameters"]
     for trial in tuned.trials:
         percent = "" if trial.percent is None else f"{trial.percent:+.2f} %"
-        lines.append(f"{trial.number:5d}  {trial.state:8}  {percent:>10}  {text_of(trial.parameters)}")
+        lines.append(f"{trial.number:5d}  {trial.state:8}  {percent:>10}  {parameters_text(trial.parameters)}")
     if tuned.best is None:
         return [*lines, "no trial has finished"]
     best = tuned.best
-    return [*lines, f"The best is trial {best.number}: {text_of(best.parameters)}", f"Its run: {best.folder}"]
+    return [*lines, f"The best is trial {best.number}: {parameters_text(best.parameters)}", f"Its run: {best.folder}"]
