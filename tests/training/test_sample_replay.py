@@ -138,7 +138,7 @@ def test_all_of_a_buffer_of_one_rollout_is_plain_learning_in_another_order(
     options: dict[str, Any] = {"n_epochs": 1, "batch_size": SAMPLES}
     expected = learned(model_of(plain, 1, **options)[0], None, 1)
     model, replay = literal_model(kind, SAMPLES, takes_all=True, **options)
-    replay.batch = _whole(replay)  # type: ignore[method-assign]  # a first rollout may end no period
+    replay.draw_batch = _whole(replay)  # type: ignore[method-assign]  # a first rollout may end no period
     for name, tensor in learned(model, replay, 1).items():  # type: ignore[arg-type]
         assert tensor.numpy() == pytest.approx(expected[name].numpy(), abs=1e-5), name
 
