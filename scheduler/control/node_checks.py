@@ -106,7 +106,7 @@ def shortened_line(text: str) -> str:
 log = logging.getLogger(__name__)
 
 PREFLIGHT_EVENT = "preflight"  # kind of events
-PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not put in order"
+PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not cleaned"
 UNFIT_REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
 # Before a job whose tries are used up is tried again; doubled each time.
 FIRST_RETRY_WAIT_S, LONGEST_RETRY_WAIT_S = 60.0, 600.0

@@ -34,11 +34,11 @@ from ..store.rings import (
     FOUND,
     HINT,
     LEFT,
+    REJECTED,
     RING_ENDED,
     RING_EVENT,
     SEAT_EVENT,
     SLOW,
-    STRUCK_OFF,
     TAKEN,
     ReplacementRow,
     give,
@@ -225,7 +225,7 @@ class Seating:
         place = self._parts.layout.place(gpu)
         cause = f"GPU {place[1]} of {place[0]} takes no seat: {why}"
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
-        self._free_gpus(cache, ring, [place], self._seat_event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
+        self._free_gpus(cache, ring, [place], self._seat_event(cache, ring, REJECTED, cause, now_s), now_s)
 
     def _adopt_unknown_gpus(
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float

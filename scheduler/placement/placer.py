@@ -315,7 +315,7 @@ class Placer:
         try:
             return None if record is None else stored_of(record)
         except PluginError as error:
-            raise MissError(Miss.RUBBISH, str(error)) from error
+            raise MissError(Miss.MALFORMED, str(error)) from error
 
     def _fall_back(self, mirror: ClusterMirror) -> Proposal:
         placed = self.fallback.place(mirror.sim, ROW)

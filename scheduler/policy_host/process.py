@@ -49,7 +49,7 @@ class Miss(StrEnum):
     LATE = "late"  # no answer before the deadline
     RAISED = "raised"  # it raised an error
     REFUSED = "refused"  # its answer cannot be carried out
-    RUBBISH = "rubbish"  # its process sent no valid answer
+    MALFORMED = "malformed"  # its process sent no valid answer
     DEAD = "dead"  # its process has ended
     UNLOADABLE = "unloadable"  # it cannot be loaded
     LOADING = "loading"  # it is being loaded
@@ -61,7 +61,7 @@ MISS_WORDS = {  # for users who may not read the reason: it may name other users
     Miss.LATE: "it did not answer in time",
     Miss.RAISED: "it raised an error",
     Miss.REFUSED: "its answer could not be carried out",
-    Miss.RUBBISH: "what it sent was no answer",
+    Miss.MALFORMED: "what it sent was no answer",
     Miss.DEAD: "its process had ended",
     Miss.UNLOADABLE: "it could not be loaded",
     Miss.LOADING: "it was being loaded",
@@ -205,7 +205,7 @@ class PolicyProcess:
                 raise self._ended(Miss.LATE, f"it did not read the cluster for {CAUGHT_UP_S:.0f} s") from None
             return False
         if not isinstance(message, Followed) or message.number != self._number:
-            raise self._ended(Miss.RUBBISH, UNEXPECTED)
+            raise self._ended(Miss.MALFORMED, UNEXPECTED)
         self._catches_up = False
         return True
 
@@ -245,7 +245,7 @@ class PolicyProcess:
         if isinstance(message, Failed) and message.number == self._number:
             raise MissError(Miss.RAISED, message.reason)
         if not isinstance(message, PolicyAnswer) or message.number != self._number:
-            raise self._ended(Miss.RUBBISH, UNEXPECTED)
+            raise self._ended(Miss.MALFORMED, UNEXPECTED)
         return message
 
     def _read(self, until: float) -> Message:
@@ -256,7 +256,7 @@ class PolicyProcess:
         except (EOFError, ConnectionError) as error:
             raise self._ended(Miss.DEAD, ENDED) from error
         except (OSError, PluginError) as error:
-            raise self._ended(Miss.RUBBISH, str(error)) from error
+            raise self._ended(Miss.MALFORMED, str(error)) from error
 
     def _ended(self, kind: Miss, reason: str) -> MissError:
         self.end()

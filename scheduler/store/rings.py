@@ -20,7 +20,7 @@ from .schema import attempt, replacement
 
 SEAT_EVENT = "seat"  # kind of events
 TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
-CHECKED, STRUCK_OFF = "checked", "struck off"
+CHECKED, REJECTED = "checked", "rejected"
 BACKUP, SLOW = "backup", "slow"
 
 

@@ -45,7 +45,7 @@ def test_a_slow_member_gets_a_backup_on_another_node_until_it_is_well(trial: Rin
     (trial.folder / "slow-1").unlink()
     trial.until(lambda: is_relieved(trial, job, []) and trial.holds(job) == before)
     assert trial.is_settled(job)
-    reported = [it.now for it in trial.seats_of(job) if it.now not in ("checked", "struck off")]
+    reported = [it.now for it in trial.seats_of(job) if it.now not in ("checked", "rejected")]
     assert reported == ["backup", "left"], [(it.at_s, it.now, it.cause) for it in trial.seats_of(job)]
     assert len(trial.attempts(job)) == 1
     trial.assert_arrays_are_as_the_store()

@@ -60,8 +60,8 @@ def test_a_gpu_that_fails_is_struck_off_and_the_next_takes_the_seat(served: Chec
     job = whole_ring(served)
     call_faulty(served, "a", 0)
     until(lambda: len(seated(served, job)) == 2 and 0 not in seated(served, job))
-    assert words(served, job) == ["checked", "struck off", "checked", "taken"]
-    (struck,) = [it for it in events(served, job) if it["now"] == "struck off"]
+    assert words(served, job) == ["checked", "rejected", "checked", "taken"]
+    (struck,) = [it for it in events(served, job) if it["now"] == "rejected"]
     assert struck["cause"] == (
         "GPU 0 of b takes no seat: the checks before its seat did not pass (1 of 3), so another one is tried: "
         "b disk 0: site.before: fail: got smoke, wanted no smoke; replace it"
@@ -103,7 +103,7 @@ def test_a_ring_does_not_wait_for_a_check_that_hangs(served: Checked) -> None:
     until(lambda: len(seated(served, job)) == 2)
     assert came(served, job) == [("c", 0)]
     assert "b" in served.quarantined()
-    assert words(served, job) == ["checked", "struck off", "checked", "taken"]
+    assert words(served, job) == ["checked", "rejected", "checked", "taken"]
 
 
 @pytest.mark.parametrize("served", [(2, 2)], indirect=True)
@@ -112,13 +112,13 @@ def test_a_ring_for_which_nothing_is_fit_goes_on_without_and_grows_once_somethin
     served.say("b", "disk 0")
     job = whole_ring(served)
     call_faulty(served, "a", 0)
-    until(lambda: "struck off" in words(served, job))
+    until(lambda: "rejected" in words(served, job))
     until(lambda: seated(served, job) == [1])
     assert (came(served, job), held_by(served, job)) == ([], {("a", 1)})
     served.say("b", "fit")
     assert served.call("node", "quarantine", "clear", "b").returncode == 0
     until(lambda: sorted(seated(served, job)) == [1, 2])
-    assert words(served, job) == ["checked", "struck off", "checked", "taken"]
+    assert words(served, job) == ["checked", "rejected", "checked", "taken"]
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 

@@ -145,7 +145,7 @@ def test_a_node_that_is_not_in_order_after_a_job_goes_out_of_service(served: Che
     served.say("a", "memory", kind="after")
     job = served.add("true", gpus=2)
     assert served.ended(job) == "succeeded"
-    assert [it["now"] for it in served.events(job)] == ["passed", "not put in order"]
+    assert [it["now"] for it in served.events(job)] == ["passed", "not cleaned"]
     assert served.events(job)[1]["cause"] == "a memory: site.after: fail: got smoke, wanted no smoke; replace it"
     assert served.quarantined()["a"]["check"] == "site.after"
     other = served.add("true", gpus=2)

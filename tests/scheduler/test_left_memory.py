@@ -68,7 +68,7 @@ def test_a_gpu_whose_memory_is_held_after_a_job_goes_out_of_service_and_the_next
     assert [(it.node, it.gpus) for it in trial.attempts(job)[0].placement] == [("a", (0, 1))]
     reported = [(it.now, it.cause) for it in trial.events(job) if it.kind == "preflight"]
     wrong = "a gpu 1: post.reset: fail: got process 4711 with 2 GB, wanted no process holds its memory; "
-    assert [now for now, _ in reported] == ["passed", "not put in order"]
+    assert [now for now, _ in reported] == ["passed", "not cleaned"]
     assert reported[1][1] == wrong + "keep the node out of service until it is repaired"
     with trial.store.read() as tx:
         (entry,) = open_entries(tx)

@@ -71,7 +71,7 @@ def asks(rogues: Path) -> Iterator[Callable[..., Asks]]:
 OVER = {
     "hang": (Miss.LATE, "no decision within 200 ms"),
     "die": (Miss.DEAD, "the policy's process has ended"),
-    "babble": (Miss.RUBBISH, "the policy's process sent what is no answer"),
+    "babble": (Miss.MALFORMED, "the policy's process sent what is no answer"),
 }
 
 
@@ -103,7 +103,7 @@ def mixed(rogues: Path) -> Iterator[Asks]:
 @pytest.mark.parametrize(
     ("gpus", "kind", "reason"),
     [
-        (2, Miss.RUBBISH, "what the policy saw is not finite"),
+        (2, Miss.MALFORMED, "what the policy saw is not finite"),
         (3, Miss.RAISED, "RuntimeError: no idea"),
         (4, Miss.REFUSED, "asks for 4 GPUs and was given 1"),
         (6, Miss.RAISED, "MemoryError"),
@@ -183,7 +183,7 @@ def test_a_forged_answer_about_an_unknown_job_is_refused_and_the_one_behind_it_e
     asked.decide(1)
 
     assert asked.decide(2).reason == "job nobody does not wait"
-    assert asked.decide(1).kind is Miss.RUBBISH
+    assert asked.decide(1).kind is Miss.MALFORMED
     assert asked.decide(1).kind is Miss.RESTING
 
 

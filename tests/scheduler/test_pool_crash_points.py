@@ -58,7 +58,7 @@ def test_wherever_a_scheduler_is_killed_the_seat_is_filled_and_no_gpu_is_held_in
         passed = points.passed
         trial.tick()
         reported = [it.now for it in trial.seats_of(job)[before:]]
-        assert {"left", "taken"} <= set(reported) <= {"left", "taken", "empty", "checked", "struck off"}, number
+        assert {"left", "taken"} <= set(reported) <= {"left", "taken", "empty", "checked", "rejected"}, number
         assert reported.count("taken") == 1
         trial.assert_arrays_are_as_the_store()
         assert len(trial.attempts(job)) == 1
