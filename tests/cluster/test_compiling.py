@@ -200,6 +200,28 @@ def test_code_of_ours_is_kept_by_its_place_in_the_package_wherever_that_is_insta
     assert elsewhere != kept.Locator(compile_ahead, str(Path("/", *Path(__file__).parts[2:]))).get_cache_path()
 
 
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/longshore/kernels"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": ""}, "/home/ada/.cache/longshore/kernels"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "/var/cache"}, "/var/cache/longshore/kernels"),
+        ({"XDG_CACHE_HOME": "/var/cache", "NUMBA_CACHE_DIR": "/srv/numba"}, "/srv/numba"),
+    ],
+)
+def test_the_environment_says_where_kernels_are_kept(
+    variables: dict[str, str], place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = kept.folder()
+    assert own.parent == folder / "cache"
+    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    kept.folder.cache_clear()
+    assert kept.folder() == Path(place, own.name)
+
+
 def test_one_at_a_time_does_a_work_and_others_need_not_wait(folder: Path) -> None:
     with alone("a work") as first, alone("a work", waits=False) as second, alone("another", waits=False) as other:
         assert (first, second, other) == (True, False, True)
