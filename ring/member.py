@@ -100,10 +100,7 @@ class Ring:
         self._loss: torch.Tensor | float | None = None
         self._steps = Steps()
         self._is_first, self._is_relieved = True, False
-        try:
-            self._recover()
-        except FinishedError:
-            sys.exit(0)
+        self._recover_or_exit()
 
     @property
     def seat(self) -> int:
@@ -179,7 +176,7 @@ class Ring:
                 self._formation.average(gradients)
             except EXCHANGE_ERRORS as error:
                 shards = self.shards
-                self._recover(error)
+                self._recover_or_exit(error)
                 if self._is_relieved or self._client.step != number or self.shards != shards:
                     self._loss = None  # of a step that was not taken
                     self._optimizer.zero_grad(set_to_none=True)
@@ -248,6 +245,13 @@ class Ring:
             self._is_relieved = True
             self._steps.done()
         self._is_first = True
+
+    def _recover_or_exit(self, error: Exception | None = None) -> None:
+        """Recover the ring; if all others are done meanwhile, end this process: its state is not the last one."""
+        try:
+            self._recover(error)
+        except FinishedError:
+            sys.exit(0)
 
     def _end_trial_step(self) -> bool:
         """Drop a step that was computed to measure this member, and wait a while for a seat."""

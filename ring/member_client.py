@@ -290,14 +290,14 @@ class MemberClient:
         """Report that this member has group and state, and wait until all have.
 
         Raises:
-            AbortedError: If the ring is formed again instead.
+            AbortedError: If the ring is formed again instead, or is done.
         """
         with self._changed:
             if self.generation == ready.generation:
                 self._fresh, self.step = False, ready.step
             self._send(ready)
             self.pulse.waiting = True  # so that a copy between others that does not move is noticed
-            while self._resumed < ready.generation and not self.is_aborted:
+            while self._resumed < ready.generation and not self.is_aborted and not self._finished:
                 if not self._changed.wait(RESEND_S):
                     self._send(ready)
             self.pulse.waiting = False
@@ -305,7 +305,7 @@ class MemberClient:
                 raise AbortedError
 
     def report_failed_exchange(self, peer: str, evidence: str) -> None:
-        """Report a failed exchange, and wait until the ring is formed again.
+        """Report a failed exchange, and wait until the ring is formed again, or done.
 
         Raises:
             AbortedError: Then.
@@ -314,7 +314,7 @@ class MemberClient:
         with self._changed:
             # At least once: another member's message may have ended the generation, but this one may know the peer.
             self._send(failure)
-            while not self.is_aborted:
+            while not self.is_aborted and not self._finished:
                 if not self._changed.wait(RESEND_S):
                     self._send(failure)
         raise AbortedError
@@ -358,7 +358,7 @@ class MemberClient:
     def request_save(self) -> bool:
         """Return whether a checkpoint of this step may be named: only that of a seated member may."""
         with self._changed:
-            while True:
+            while not self._finished:  # then the coordinator has ended, and answers no more
                 generation, self._save_reply = self.generation, None
                 self._send(wire.SaveRequest(self.member, generation, self.step))
                 self._changed.wait(RESEND_S)
@@ -368,6 +368,7 @@ class MemberClient:
                 # A request of an earlier generation is always refused, and is repeated in the next one.
                 if reply.granted or self.generation == generation:
                     return reply.granted
+        return False
 
     def leave(self, reason: str) -> None:
         """Give up the seat."""

@@ -235,7 +235,7 @@ class RecoveryTimer:
         """Return how long each phase took, -1 for one that has not ended."""
 
         def between(start_s: float, end_s: float) -> float:
-            return round(end_s - start_s, 4) if end_s >= 0.0 else -1.0
+            return round(end_s - start_s, 4) if start_s >= 0.0 and end_s >= 0.0 else -1.0
 
         ready = between(self.formed_s, self.ready_s)
         return Recovery(

@@ -122,3 +122,24 @@ def test_a_process_that_is_killed_meanwhile_costs_no_step(
         assert len(found.digests()) == 1
     else:
         assert_same(found, alone, 3)
+
+
+@pytest.mark.full
+def test_a_member_that_still_computes_when_the_ring_is_done_is_no_failure(
+    warm: Path, alone: Outcome, tmp_path: Path
+) -> None:
+    """It was relieved in the midst of a step that outlasts all steps of the others."""
+
+    async def hold(trial: Trial) -> None:
+        await trial.reached(5)
+        trial.slow(1, is_slow=True)
+        await trial.reached(10)
+        (tmp_path / "hold-1").touch()
+        await trial.until((tmp_path / "held-1").exists)
+        trial.start()
+        await trial.until(lambda: sum(line["kind"] == "end" for line in trial.lines()) == 3)
+        (tmp_path / "hold-1").unlink()
+
+    found = run_ring(tmp_path, warm, seats=3, steps=STEPS, pause_s=PAUSE_S, limits=LIMITS, during=hold, backups=1)
+    assert_same(found, alone, 3)
+    assert found.exits == dict.fromkeys(range(4), 0)

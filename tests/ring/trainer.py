@@ -202,6 +202,9 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
                 one.backward()  # type: ignore[no-untyped-call]
                 loss += one.item()
             happen("computing", step)
+            while Path(f"hold-{MEMBER}").exists():
+                Path(f"held-{MEMBER}").touch()
+                time.sleep(0.01)
             time.sleep(pause_s * (8.0 if Path(f"slow-{MEMBER}").exists() else 1.0))
             if ring.step():
                 schedule.step()

@@ -1,0 +1,48 @@
+"""A member's waits for its coordinator: none outlasts the ring, whatever message was lost before its end."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from longshore.ring import wire
+from longshore.ring.member_client import AbortedError, FinishedError, MemberClient
+
+
+def relieved_trial(client: MemberClient) -> object:
+    client.is_relieved = True
+    return client.trial_step(1.0, 60.0)
+
+
+WAITS: dict[str, tuple[Callable[[MemberClient], object], type[Exception] | None]] = {
+    "layout": (MemberClient.layout, FinishedError),
+    "trial step": (relieved_trial, FinishedError),
+    "ready": (lambda client: client.ready(wire.MemberReady(0, 1, 5)), AbortedError),
+    "failed exchange": (lambda client: client.report_failed_exchange("1", "reset by peer"), AbortedError),
+    "done": (MemberClient.done, FinishedError),
+    "save": (MemberClient.request_save, None),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
+def test_no_wait_outlasts_the_ring(name: str, delay_s: float) -> None:
+    client = MemberClient("127.0.0.1:1", "secret", 0, "node", "", 5)  # not started: no other message arrives
+    finish = threading.Timer(delay_s, client._receive, (wire.Finish(1),))
+    wait, error = WAITS[name]
+    ended = list[object]()
+
+    def run() -> None:
+        try:
+            ended.append(wait(client))
+        except (AbortedError, FinishedError) as raised:
+            ended.append(type(raised))
+
+    thread = threading.Thread(target=run, daemon=True)
+    if not delay_s:
+        client._receive(wire.Finish(1))
+    thread.start()
+    if delay_s:
+        finish.start()
+    thread.join(30.0)
+    assert ended == [False if error is None else error]
