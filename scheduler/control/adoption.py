@@ -207,7 +207,8 @@ class UnknownAttempts:
             )  # fmt: skip
         except (TakenError, StaleWriteError, InputError):
             return False
-        log.warning("%s: the store did not have it, and its job continues with it", name)
+        if not refused:
+            log.warning("%s: the store did not have it, and its job continues with it", name)
         return not refused
 
     def _gpus_in_cluster(self, placement: Placement) -> Iterable[int]:
@@ -257,7 +258,7 @@ class ExternalJobs:
     def __init__(self, parts: Parts, *, discard_s: float = DISCARD_S) -> None:
         self._parts, self._discard_s = parts, discard_s
         self._backend = parts.backend if parts.backend.capabilities.has_external_jobs else None
-        self._seen: Sequence[ExternalJob] | None = None
+        self._seen: tuple[ExternalJob, ...] | None = None
         self._ended: set[str] = set()  # jobs in a final state that the backend still knows
 
     def import_jobs(self, cache: StateCache, now_s: float) -> None:
@@ -269,9 +270,10 @@ class ExternalJobs:
         if self._backend is None:
             return
         try:
-            held = self._backend.external_jobs()
-            if held is not self._seen:
-                self._import_changes(cache, held, now_s)
+            held = tuple(call_backend(self._backend.external_jobs))
+            closed = [each.job for each in held if each.job not in cache.table.jobs and each.job not in self._ended]
+            if closed or held is not self._seen:
+                self._import_changes(cache, held, closed, now_s)
                 self._seen = held
             self._discard_ended(
                 self._backend, held, {job.id for job in cache.table.jobs.values() if job.desired is Desired.CANCEL}
@@ -279,13 +281,17 @@ class ExternalJobs:
         except BackendError as error:
             log.warning("jobs of the backend cannot be imported: %s", error)
 
-    def _import_changes(self, cache: StateCache, held: Sequence[ExternalJob], now_s: float) -> None:
+    def _import_changes(
+        self, cache: StateCache, held: Sequence[ExternalJob], closed: Sequence[str], now_s: float
+    ) -> None:
+        """Import what is new; `closed` are jobs that the scheduler has no more, or has not yet."""
         jobs = cache.table.jobs
-        closed = [each.job for each in held if each.job not in jobs and each.job not in self._ended]
         with self._parts.store.read() as tx:
             rows = [row for at in range(0, len(closed), MANY) for row in get_jobs(tx, closed[at : at + MANY])]
-        self._ended = (self._ended | {row.id for row in rows if row.state in FINAL}) & {each.job for each in held}
         unknown = set(closed) - {row.id for row in rows}
+        ended = {row.id for row in rows if row.state in FINAL}
+        ended |= {each.job for each in held if each.is_over and each.job in unknown}
+        self._ended = (self._ended | ended) & {each.job for each in held}
         found = (each for each in held if each.job in unknown and not each.is_over)
         new = [job for each in found if (job := _new_job_of(each)) is not None]
         cancelled = [
@@ -312,7 +318,7 @@ class ExternalJobs:
         until_s = time.monotonic() + self._discard_s
         for each in held:
             if (each.job in self._ended or each.job in unwanted) and not each.is_over:
-                backend.discard_external_job(each.job)
+                call_backend(backend.discard_external_job, each.job)
                 if time.monotonic() >= until_s:
                     return  # the next cycle continues
 

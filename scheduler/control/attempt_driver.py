@@ -148,7 +148,9 @@ def _try_step(
             goes_on = _take_step(cache, row, view, now_s)
             if cache.change_mark() != before:
                 cache.errors.note_step(row.job_id, "polling", row.state, now_s)
-            if status.run is not Run.UNREACHABLE:
+            # One that is being stopped has not got past its error before it is released: until then it is cancelled
+            # again whenever the state was read anew.
+            if status.run is not Run.UNREACHABLE and row.state is not AttemptState.DRAINING:
                 cache.errors.note_success(row.job_id)
             return goes_on
         except BackendError as error:
@@ -171,11 +173,7 @@ def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: flo
         cache.parts.checks.begin(row._replace(placement=held_placement(cache, row)), cache.table.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
-        first = row.name not in cache.cancelled
-        call_backend(cache.parts.backend.cancel, row.name, cache.table.jobs[row.job_id].cause)
-        cache.cancelled.add(row.name)
-        cache.cancelled_s.setdefault(row.name, time.monotonic())
-        return first and view.status.run is Run.ABSENT
+        return _cancel(cache, row) and view.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
         return _close_attempt(cache, row, now_s)
     if step.do is Do.RELEASE:
@@ -188,17 +186,31 @@ def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: flo
     return True
 
 
+def _cancel(cache: StateCache, row: AttemptRow) -> bool:
+    """Let the backend stop an attempt, and return whether that is the first time."""
+    first = row.name not in cache.cancelled
+    call_backend(cache.parts.backend.cancel, row.name, cache.table.jobs[row.job_id].cause)
+    cache.cancelled.add(row.name)
+    cache.cancelled_s.setdefault(row.name, time.monotonic())
+    return first
+
+
+def _is_proven_gone(cache: StateCache, row: AttemptRow, status: Status) -> bool:
+    """Return whether leases or the backend prove that no process of an attempt lives or can start."""
+    is_fenced = status.run is Run.LOST and status == status_by_lease(cache, row)
+    return is_fenced or call_backend(cache.parts.backend.is_proven_gone, row.name)
+
+
 def _attempt_view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.table.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
     checked = cache.parts.checks.status(row, job, status.run)
-    is_lost = drains and status.run is Run.LOST and status == status_by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,
         opened_s=max(row.opened_s, checked.passed_s),
         status=status,
-        is_gone=is_lost or (drains and call_backend(cache.parts.backend.is_proven_gone, row.name)),
+        is_gone=drains and _is_proven_gone(cache, row, status),
         is_cancelled=row.name in cache.cancelled,
         has_fault=False,
         checks=checked.checks,
@@ -462,7 +474,6 @@ def _end_failing_attempt(cache: StateCache, row: AttemptRow, status: Status, now
 
     One that ran is drained first, and then handled as usual. If that fails too, its GPUs are freed on proof.
     """
-    backend = cache.parts.backend
     if row.state is AttemptState.RUNNING:
         desired = cache.table.jobs[row.job_id].desired
         cause = REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1]
@@ -471,11 +482,10 @@ def _end_failing_attempt(cache: StateCache, row: AttemptRow, status: Status, now
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
     over = is_over(status.run, is_cancelled=row.name in cache.cancelled)
-    if over and call_backend(backend.is_proven_gone, row.name):
+    if over and _is_proven_gone(cache, row, status):
         release_and_hold_job(cache, row, now_s)
         return True
-    call_backend(backend.cancel, row.name, cache.table.jobs[row.job_id].cause)
-    cache.cancelled.add(row.name)
+    _cancel(cache, row)
     return False
 
 

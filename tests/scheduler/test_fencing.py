@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.control.reconciler import RunningScheduler
 from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.health.monitor import FENCED
-from longshore.scheduler.model.states import AttemptState, Run, Status
+from longshore.scheduler.model.states import AttemptState, JobState, Run, Status
 from longshore.scheduler.store.nodes import ALARM
 from longshore.scheduler.store.schema import Liveness
+from tests.scheduler.breaking import Place, breaks
 from tests.scheduler.fenced import NODES, Fenced
 
 OVER = (AttemptState.RELEASED, AttemptState.CLOSED)
@@ -149,3 +151,19 @@ def test_what_does_not_run_yet_is_left_to_the_backend(trial: Fenced) -> None:
     trial.wait(60.0, 1.0)
     assert len(trial.attempts(job)) == 1
     trial.backend.launch = launch  # type: ignore[method-assign]
+
+
+def test_gpus_of_a_job_that_cannot_be_handled_are_freed_once_its_node_is_fenced(
+    trial: Fenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trial.start(4)
+    gone, left = trial.nodes_of(job)
+    breaks(Place(attempt_driver, "_decide_outcome"), lambda: job, monkeypatch)
+    trial.cut_off(gone)
+    trial.living[gone].clear()
+    trial.wait(120.0, 1.0)
+    assert trial.job(job).state is not JobState.HELD  # the agent of the other node sees it
+    trial.living[left].clear()
+    trial.wait(120.0, 1.0)
+    assert trial.held() == []
+    assert trial.job(job).state is JobState.HELD
