@@ -14,6 +14,7 @@ from typing import Final
 from . import wire
 from .membership import (
     NO_MEMBER,
+    RESTARTED,
     START,
     Accusations,
     Backups,
@@ -88,7 +89,7 @@ class Coordinator:
         self._was_short = False  # whether that request was for members
         self._ticked_s = self._moved_s = self._began_s = now_s
         self.state = state or CoordinatorState([NO_MEMBER] * seats, generation=1)
-        self._begin_timer(START, now_s)
+        self._begin_timer(START if state is None else RESTARTED, now_s)
         if state is not None:
             self._await_returning_members()
 
@@ -98,7 +99,10 @@ class Coordinator:
         self.members.update(returning_members(self.state, last_message_s))
         if self.state.phase in (Phase.STOPPING, Phase.FORMING):
             self._awaited.until_s = self.now_s + self.limits.patience_s  # schedulers and launchers repeat their offers
-            self._begin_recovery("the coordinator was restarted")
+            self._begin_recovery(RESTARTED)
+        elif self.state.phase is Phase.RUNNING:
+            timer = self.recoveries[-1]
+            timer.ready_s, timer.members = self.now_s, len(self._seated_members())
 
     def seated_numbers(self) -> list[int]:
         """Return the members that have a seat, by seat."""
@@ -483,6 +487,7 @@ class Coordinator:
             for member in self.members.values():
                 member.exclude_gap(gap_s, now_s)
             self._awaited.exclude_gap(gap_s)
+            self._moved_s, self._began_s = (min(at_s + gap_s, now_s) for at_s in (self._moved_s, self._began_s))
         if self.state.phase.is_over:
             return
         unconnected, running_s = self._awaited.long_unconnected(now_s), self.recoveries[-1].running_s(now_s)
@@ -539,6 +544,8 @@ class AwaitedMembers:
     def exclude_gap(self, gap_s: float) -> None:
         """Do not count a time in which no message could be received."""
         self._started = {number: at_s + gap_s for number, at_s in self._started.items()}
+        self._awaited = {number: until_s + gap_s for number, until_s in self._awaited.items()}
+        self.until_s += gap_s
 
     def should_wait(self, state: CoordinatorState, now_s: float, since_s: float) -> bool:
         """Return whether to wait for a member that takes an empty seat.

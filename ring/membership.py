@@ -23,6 +23,7 @@ from .wire import SILENCE_S, ExchangeFailed, Heartbeat, Message, Recovery, Relie
 
 NO_MEMBER = -1
 START: Final = "start"  # reason of the first generation
+RESTARTED: Final = "the coordinator was restarted"
 MAX_GONE_REASONS: Final = 64  # of members that are gone, the newest ones: a report has to fit into a line
 
 

@@ -1,13 +1,16 @@
 """The coordinator's decisions, case by case."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.ring import wire
 from longshore.ring.coordinator import LAUNCHERS, WORN_OUT, Coordinator
-from longshore.ring.membership import MISMATCHED_UNTIL_S, MemberState, Phase, RingLimits, until_mismatch
+from longshore.ring.membership import MISMATCHED_UNTIL_S, RESTARTED, MemberState, Phase, RingLimits, until_mismatch
 from tests.ring.obedient_ring import Ring
+from tests.ring.simulated_ring import copied
 
 
 def test_each_member_has_the_seat_of_its_number_in_any_order_of_connections() -> None:
@@ -145,6 +148,58 @@ def test_a_coordinator_that_stood_still_declares_no_member_gone() -> None:
     ring.now_s += 100.0
     ring.coordinator.tick(ring.now_s)
     assert ring.order() == [0, 1, 2, 3]
+
+
+def forming() -> Ring:
+    """A ring of which a member does not get ready."""
+    ring = Ring(3, spares=1)
+    ring.quiet.add(2)
+    ring.exit(1)
+    ring.send(wire.Stopped(2, 2, 0, awaits_layout=True))
+    ring.answer()
+    assert ring.coordinator.state.phase is Phase.FORMING
+    return ring
+
+
+def offered() -> Ring:
+    """A ring that waits for a member that was offered."""
+    ring = Ring(4)
+    ring.coordinator.scheduler_connected(0.0)
+    ring.exit(1)
+    ring.coordinator.scheduler_message(wire.MemberOffer(7), ring.now_s)
+    return ring
+
+
+def returning() -> Ring:
+    """A ring whose coordinator was restarted while it was formed."""
+    ring = forming()
+    ring.coordinator = Coordinator(3, RingLimits(), ring.now_s, copied(ring.coordinator.state))
+    return ring
+
+
+@pytest.mark.parametrize("make", [forming, offered, returning, lambda: Ring(3)])
+@pytest.mark.parametrize("gap_s", [11.0, 60.5, 3600.0])
+def test_a_coordinator_that_stood_still_decides_nothing_for_that(make: Callable[[], Ring], gap_s: float) -> None:
+    ring = make()
+    ring.wait(1.0)
+    before = ring.coordinator.report()
+    ring.now_s += gap_s
+    ring.coordinator.tick(ring.now_s)
+    ring.answer()
+    assert ring.coordinator.report() == before
+
+
+@pytest.mark.parametrize("after_s", [0.0, 100_000.0])
+def test_a_coordinator_that_is_restarted_measures_from_its_restart(after_s: float) -> None:
+    ring = Ring(3)
+    ring.now_s += after_s
+    ring.coordinator = Coordinator(3, RingLimits(), ring.now_s, copied(ring.coordinator.state))
+    for number in range(3):
+        ring.coordinator.member_connected(wire.Hello("member", number, f"t{number}", 1, 1, fresh=False), ring.now_s)
+    ring.wait(2.0)
+    (timer,) = ring.coordinator.report().recoveries
+    assert (timer.members, timer.reason) == (3, RESTARTED)
+    assert max(timer.first_step_s, timer.form_s, timer.stop_s, timer.choose_s) <= 2.0
 
 
 def test_a_member_that_is_aborted_and_does_not_stop_is_declared_gone() -> None:

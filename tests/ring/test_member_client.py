@@ -11,15 +11,15 @@ from longshore.ring.member_client import AbortedError, FinishedError, MemberClie
 
 def relieved_trial(client: MemberClient) -> object:
     client.is_relieved = True
-    return client.trial_step(1.0, 60.0)
+    return client.report_trial_step(1.0, 60.0)
 
 
 WAITS: dict[str, tuple[Callable[[MemberClient], object], type[Exception] | None]] = {
-    "layout": (MemberClient.layout, FinishedError),
+    "layout": (MemberClient.wait_for_layout, FinishedError),
     "trial step": (relieved_trial, FinishedError),
-    "ready": (lambda client: client.ready(wire.MemberReady(0, 1, 5)), AbortedError),
+    "ready": (lambda client: client.report_ready(wire.MemberReady(0, 1, 5)), AbortedError),
     "failed exchange": (lambda client: client.report_failed_exchange("1", "reset by peer"), AbortedError),
-    "done": (MemberClient.done, FinishedError),
+    "done": (MemberClient.wait_until_done, FinishedError),
     "save": (MemberClient.request_save, None),
 }
 
