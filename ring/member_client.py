@@ -204,7 +204,7 @@ class MemberClient:
         self.is_relieved = False  # a backup computes in place of this member
         self._layout: wire.RingLayout | None = None
         self._resumed = 0  # the newest generation that trains
-        self._finished = False
+        self._finished = self._was_seated_at_end = False
         self._save_reply: wire.SaveReply | None = None
         self._token = secrets.token_hex(8)
         self._changed = threading.Condition()
@@ -353,12 +353,17 @@ class MemberClient:
                     raise AbortedError
                 self._send(wire.MemberDone(self.member, self._group_generation, self.step))
                 self._changed.wait(RESEND_S)
+            self._was_seated_at_end = not self.is_relieved
         raise FinishedError
 
     def request_save(self) -> bool:
-        """Return whether a checkpoint of this step may be named: only that of a seated member may."""
+        """Return whether a checkpoint of this step may be named: only that of a seated member may.
+
+        Once the ring is done, or left, the coordinator answers no more. Then a member that had a seat to the end may
+        save the last state.
+        """
         with self._changed:
-            while not self._finished:  # then the coordinator has ended, and answers no more
+            while not self._finished and not self._closed:
                 generation, self._save_reply = self.generation, None
                 self._send(wire.SaveRequest(self.member, generation, self.step))
                 self._changed.wait(RESEND_S)
@@ -368,7 +373,7 @@ class MemberClient:
                 # A request of an earlier generation is always refused, and is repeated in the next one.
                 if reply.granted or self.generation == generation:
                     return reply.granted
-        return False
+            return self._was_seated_at_end
 
     def leave(self, reason: str) -> None:
         """Give up the seat."""

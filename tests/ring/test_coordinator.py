@@ -166,7 +166,7 @@ def offered() -> Ring:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.scheduler_message(wire.MemberOffer(7), ring.now_s)
+    ring.coordinator.receive_scheduler_message(wire.MemberOffer(7), ring.now_s)
     return ring
 
 
@@ -195,7 +195,7 @@ def test_a_coordinator_that_is_restarted_measures_from_its_restart(after_s: floa
     ring.now_s += after_s
     ring.coordinator = Coordinator(3, RingLimits(), ring.now_s, copied(ring.coordinator.state))
     for number in range(3):
-        ring.coordinator.member_connected(wire.Hello("member", number, f"t{number}", 1, 1, fresh=False), ring.now_s)
+        ring.coordinator.admit_member(wire.Hello("member", number, f"t{number}", 1, 1, fresh=False), ring.now_s)
     ring.wait(2.0)
     (timer,) = ring.coordinator.report().recoveries
     assert (timer.members, timer.reason) == (3, RESTARTED)

@@ -24,6 +24,22 @@ WAITS: dict[str, tuple[Callable[[MemberClient], object], type[Exception] | None]
 }
 
 
+def test_the_last_state_may_be_saved_once_all_are_done_by_a_member_with_a_seat() -> None:
+    client = MemberClient("127.0.0.1:1", "secret", 0, "node", "", 5)
+    client._receive(wire.Finish(0))
+    with pytest.raises(FinishedError):
+        client.wait_until_done()
+    assert client.request_save()
+    client.close()
+    assert client.request_save()
+
+
+def test_a_member_that_has_left_saves_nothing() -> None:
+    client = MemberClient("127.0.0.1:1", "secret", 0, "node", "", 5)
+    client.leave("its script ended")
+    assert not client.request_save()
+
+
 @pytest.mark.parametrize("name", WAITS)
 @pytest.mark.parametrize("delay_s", [0.0, 0.1])
 def test_no_wait_outlasts_the_ring(name: str, delay_s: float) -> None:

@@ -83,7 +83,7 @@ def test_a_state_that_cannot_be_copied_names_the_place(odd: object) -> None:
 def test_a_model_of_other_shapes_is_named() -> None:
     model = torch.nn.Linear(2, 3)
     with pytest.raises(ValueError, match=r"differs from the ring's in bias, weight"):
-        state.load_model(model, state.model_state(torch.nn.Linear(3, 4)))
+        state.load_model_state(model, state.model_state(torch.nn.Linear(3, 4)))
 
 
 def test_random_numbers_go_on_where_they_were() -> None:
