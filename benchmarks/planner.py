@@ -14,9 +14,9 @@ from statistics import mean
 
 import numpy as np
 
-from longshore.planner.calibration import calibrate, fit, ratios, read_runs
-from longshore.planner.model import DEFAULT, Constants, MeasuredHardware, MeasuredRuns, select
-from longshore.planner.profile.profiling import ModelProfile, ProfilingLimits, profile
+from longshore.planner.calibration import calibrate, fit_constants, predicted_over_measured, read_runs
+from longshore.planner.model import DEFAULT, Constants, MeasuredHardware, MeasuredRuns, select_runs
+from longshore.planner.profile.profiling import ModelProfile, ProfilingLimits, profile_model
 from longshore.planner.request import GpuType, make_request
 from longshore.planner.search import find_plan
 
@@ -44,8 +44,8 @@ def measure() -> Iterator[Row]:
         yield from _five_folds("multi", files["multi"], Row("", 0, "%", most=10), Row("", 0, "%", most=8), None)
         yield from _five_folds("single", files["single"], Row("", 0, "%", most=11), Row("", 0, "%", most=8), 0.8)
         yield from _short_calibrations(files["single"])
-        constants = fit(files["multi"], ON)
-        far = max(abs(a / b - 1.0) for a, b in zip(constants, DEFAULT.values, strict=True))
+        constants = fit_constants(files["multi"], ON)
+        far = max(abs(a / b - 1.0) for a, b in zip(constants, DEFAULT.as_constants, strict=True))
         yield Row("default constants against a fit here, farthest", 100.0 * far, "%", most=2.0)
         yield from _published(constants)
     yield from _times()
@@ -82,8 +82,8 @@ def _short_calibrations(runs: MeasuredRuns) -> Iterator[Row]:
     for draw in range(DRAWS):
         progress(f"calibration {draw + 1} of {DRAWS} on {SHORT} runs")
         order = np.random.default_rng(draw).permutation(runs.gpus.size)
-        found = calibrate(select(runs, order[:SHORT]), ON, "drawn")
-        ratio = ratios(select(runs, order[SHORT:]), ON, found.values)
+        found = calibrate(select_runs(runs, order[:SHORT]), ON, "drawn")
+        ratio = predicted_over_measured(select_runs(runs, order[SHORT:]), ON, found.as_constants)
         errors.append(float(np.abs(ratio - 1.0).mean()))
         covered.append(float((ratio * found.accuracy.bound_factor >= 1.0).mean()))
     yield Row(f"calibrations on {SHORT} runs: error on the others, mean of {DRAWS}", 100.0 * mean(errors), "%", most=12)
@@ -94,7 +94,7 @@ def _short_calibrations(runs: MeasuredRuns) -> Iterator[Row]:
 
 def _published(constants: Constants) -> Iterator[Row]:
     runs = read_runs(PUBLISHED)
-    ratio = ratios(runs, ON, constants)
+    ratio = predicted_over_measured(runs, ON, constants)
     names = [line.partition(",")[0] for line in PUBLISHED.read_text().splitlines()[1:]]
     for name, value in zip(names, ratio, strict=True):
         yield Row(f"published: {name}", 100.0 * (float(value) - 1.0), "%")
@@ -115,7 +115,7 @@ def _times() -> Iterator[Row]:
     yield Row("the first, with parts of PyTorch that it loads", first_s, "s")
     yield Row("its process at its peak, PyTorch and all", most_bytes / 2**30, "GiB", most=1.0)
     began = time.perf_counter()
-    found = profile(f"{MODEL}:build", ProfilingLimits())
+    found = profile_model(f"{MODEL}:build", ProfilingLimits())
     yield Row("the same, with the start of a process and the import", time.perf_counter() - began, "s")
     yield from _searches(found)
 
@@ -125,11 +125,11 @@ def profile_here(path: str) -> None:
 
     PyTorch loads much of itself when a tensor without content is first computed with.
     """
-    from longshore.planner.profile.building import loaded
-    from longshore.planner.profile.rungs import climb
+    from longshore.planner.profile.building import load_build_and_hints
+    from longshore.planner.profile.rungs import profile_by_rungs
 
-    build, hints = loaded(path, "build")
-    times = [seconds(lambda: climb(build, hints, 0)) for _ in range(2)]
+    build, hints = load_build_and_hints(path, "build")
+    times = [seconds(lambda: profile_by_rungs(build, hints, 0)) for _ in range(2)]
     print(*times, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 

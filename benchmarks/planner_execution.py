@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import mean, median
 
 from longshore.cluster.model.training_plan import PlanFile
-from longshore.planner.execution.launching import launch, measure_host
-from longshore.planner.execution.plan_file import file_of, read_plan, write_plan
-from longshore.planner.inputs import model_of
+from longshore.planner.execution.launching import launch_ranks, measure_host
+from longshore.planner.execution.plan_file import plan_file_of, read_plan, write_plan
+from longshore.planner.inputs import read_or_profile_model
 from longshore.planner.profile.profiling import ProfilingLimits
-from longshore.planner.request import PlanRequest, make_request, ranks_of
+from longshore.planner.request import PlanRequest, make_request, rank_pool_of
 from longshore.planner.search import find_plan
 
 from .harness import ROOT, Row, main, progress, seconds
@@ -33,8 +33,8 @@ def measure() -> Iterator[Row]:
     """Measure the machine, plan, carry out, compare."""
     progress(f"measuring {RANKS} ranks of this machine")
     host = measure_host(RANKS)
-    found = model_of(f"{MODEL}:build", ProfilingLimits())
-    asked = make_request(found, host, ranks_of(host), batch=BATCH, samples=1e4, deadline_s=None)
+    found = read_or_profile_model(f"{MODEL}:build", ProfilingLimits())
+    asked = make_request(found, host, rank_pool_of(host), batch=BATCH, samples=1e4, deadline_s=None)
     plans = [_plan(asked, *degrees) for degrees in DEGREES]
     taken_s = _carried_out(plans)
     ratios = []
@@ -56,7 +56,7 @@ def _plan(asked: PlanRequest, data: int, pipeline: int) -> PlanFile:
     of_degrees = replace(asked, degrees=(data, pipeline, 1))
     plan = find_plan(of_degrees).plan
     assert plan is not None  # the model is small
-    return file_of(of_degrees, plan)
+    return plan_file_of(of_degrees, plan)
 
 
 def _carried_out(plans: list[PlanFile]) -> list[list[float]]:
@@ -66,7 +66,7 @@ def _carried_out(plans: list[PlanFile]) -> list[list[float]]:
         for path, plan in zip(paths, plans, strict=True):
             write_plan(path, plan)
         arguments = [str(Path(folder) / "out.json"), *map(str, paths)]
-        launch(RANKS, arguments, module="benchmarks.planner_execution", pipelines=True)
+        launch_ranks(RANKS, arguments, module="benchmarks.planner_execution", pipelines=True)
         found: list[list[float]] = json.loads((Path(folder) / "out.json").read_text())
     return found
 
@@ -75,16 +75,16 @@ def carry_out(out: Path, paths: list[Path]) -> None:
     """Be one of the processes that carry out plans by turns."""
     import torch.distributed as dist
 
-    from longshore.planner.execution.cutting import script_of
+    from longshore.planner.execution.cutting import load_script
     from longshore.planner.execution.training import StageTrainer, take_seat
-    from longshore.planner.model import schedule_of
+    from longshore.planner.model import default_schedule
 
     dist.init_process_group("gloo")
     rank, members, plans = dist.get_rank(), list[StageTrainer | None](), [read_plan(path) for path in paths]
     for plan in plans:
         seat = take_seat(plan)
-        script = script_of(str(MODEL), 0)
-        schedule = schedule_of(plan.micro_batches, plan.pipeline)
+        script = load_script(str(MODEL), 0)
+        schedule = default_schedule(plan.micro_batches, plan.pipeline)
         members.append(None if seat is None else StageTrainer(plan, script, schedule, seat))
         dist.barrier()
     taken_s: list[list[float]] = [[] for _ in plans]

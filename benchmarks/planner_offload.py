@@ -18,7 +18,7 @@ from statistics import mean, median
 from typing import Any
 
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
-from longshore.planner.execution.launching import launch
+from longshore.planner.execution.launching import launch_ranks
 from longshore.planner.execution.plan_file import read_plan, write_plan
 
 from .harness import ROOT, Row, main, progress, seconds
@@ -110,7 +110,7 @@ def _results(kind: str, plan: PlanFile, how: str) -> list[dict[str, Any]]:
     """Return the results of each rank of a training."""
     with tempfile.TemporaryDirectory() as folder:
         write_plan(Path(folder) / "plan.json", plan)
-        launch(plan.ranks, [kind, folder, how], module="benchmarks.planner_offload")
+        launch_ranks(plan.ranks, [kind, folder, how], module="benchmarks.planner_offload")
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(plan.ranks)]
 
 
@@ -126,17 +126,19 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
 
 
 def _member(plan: PlanFile, folder: Path, how: str) -> Any:
-    from longshore.planner.execution.cutting import script_of
+    from longshore.planner.execution.cutting import load_script
     from longshore.planner.execution.training import StageTrainer, take_seat
-    from longshore.planner.model import Offload, schedule_of
+    from longshore.planner.model import OffloadMode, default_schedule
     from longshore.planner.offload.offloading import OffloadOptions
 
     seat = take_seat(plan)
     assert seat is not None
-    member = StageTrainer(plan, script_of(str(MODEL), 0), schedule_of(plan.micro_batches, plan.pipeline), seat)
+    member = StageTrainer(plan, load_script(str(MODEL), 0), default_schedule(plan.micro_batches, plan.pipeline), seat)
     cores = len(os.sched_getaffinity(0))
     if how != "never":
-        member.offload(OffloadOptions(Offload(how), folder, has_own_core=cores >= 2 * plan.ranks), progress)
+        member.start_offloading(
+            OffloadOptions(OffloadMode(how), folder, has_own_core=cores >= 2 * plan.ranks), progress
+        )
     return member
 
 
@@ -165,7 +167,7 @@ def _rank_time(plan: PlanFile, folder: Path, how: str) -> dict[str, Any]:
 def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from longshore.planner.execution.cutting import script_of
+    from longshore.planner.execution.cutting import load_script
     from longshore.planner.execution.training import StageTrainer, take_seat
     from longshore.planner.model import Schedule
     from longshore.planner.sharing import DeviceTurn
@@ -175,9 +177,9 @@ def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
     assert seat is not None
     members, rank = dict[str, StageTrainer](), dist.get_rank()
     for name in ("serial", "turns"):
-        members[name] = StageTrainer(plan, script_of(str(SHARED), 0), Schedule.one_forward_one_backward, seat)
+        members[name] = StageTrainer(plan, load_script(str(SHARED), 0), Schedule.one_forward_one_backward, seat)
         turn = DeviceTurn(f"{os.environ['MASTER_PORT']}-{name}", 0, rank, starts=rank == 0)
-        members[name].share(turn, early=name == "turns")
+        members[name].share_device(turn, early=name == "turns")
     taken_s: dict[str, list[float]] = {it: [] for it in members}
     for number in range(STEPS_SHARED):
         for name, member in members.items():
@@ -190,7 +192,7 @@ def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
-        launch(2, ["shared", sys.argv[2], "turns"], module="benchmarks.planner_offload")
+        launch_ranks(2, ["shared", sys.argv[2], "turns"], module="benchmarks.planner_offload")
     elif "RANK" in os.environ:
         be_rank(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     else:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import kendalltau
 
-from longshore.planner.calibration import fit, folds, ratios
-from longshore.planner.model import Array, MeasuredHardware, MeasuredRuns, select
+from longshore.planner.calibration import fit_constants, predicted_over_measured, random_folds
+from longshore.planner.model import Array, MeasuredHardware, MeasuredRuns, select_runs
 
 MIN_RUNS = 3  # layouts of a group, for its order to mean anything
 
@@ -58,9 +58,11 @@ def _groups(runs: MeasuredRuns) -> list[list[int]]:
 def left_out(runs: MeasuredRuns, measured: MeasuredHardware, count: int = 5) -> Array:
     """Return predicted over measured time of each run, by fits from the start to the other folds, shape (runs,)."""
     found = np.empty(runs.gpus.size)
-    for fold in folds(runs.gpus.size, count):
+    for fold in random_folds(runs.gpus.size, count):
         others = np.setdiff1d(np.arange(runs.gpus.size), fold)
-        found[fold] = ratios(select(runs, fold), measured, fit(select(runs, others), measured))
+        found[fold] = predicted_over_measured(
+            select_runs(runs, fold), measured, fit_constants(select_runs(runs, others), measured)
+        )
     return found
 
 
@@ -68,7 +70,7 @@ def one_utilisation(runs: MeasuredRuns, measured: MeasuredHardware, count: int =
     """Return the same of FLOPs over peak, with one share of the peak for all, fitted to the other folds."""
     at_peak = peak_s(runs, measured) / runs.iteration_s
     found = np.empty(runs.gpus.size)
-    for fold in folds(runs.gpus.size, count):
+    for fold in random_folds(runs.gpus.size, count):
         others = np.setdiff1d(np.arange(runs.gpus.size), fold)
         found[fold] = at_peak[fold] / np.median(at_peak[others])
     return found

@@ -21,7 +21,7 @@ from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, evaluation_key, windows_of
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
-from longshore.planner.jobs import Tables, attach, read_models
+from longshore.planner.jobs import PlanTables, attach_plans, read_models
 from longshore.planner.model import DEFAULT
 
 from .harness import ROOT, Row, main, progress
@@ -41,16 +41,16 @@ def setup() -> ClusterSetup:
 
 
 @cache
-def tables(most_gpus: int) -> Tables:
+def tables(most_gpus: int) -> PlanTables:
     """Return the plans of all models on the cluster."""
-    return Tables(setup(), DEFAULT, most_gpus)
+    return PlanTables(setup(), DEFAULT, most_gpus)
 
 
 def planned(path: Path, seed: int = SEED) -> Workload:
     """Return the jobs of a trace with models and plans; the seed draws the models."""
     most = setup().cluster.gpu_node.size * 3 // 4
     jobs = with_gpus_cut(read_trace(path), most)
-    return attach(jobs, read_models(MODELS), tables(most), seed)[0]
+    return attach_plans(jobs, read_models(MODELS), tables(most), seed)[0]
 
 
 def compare(

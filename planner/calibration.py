@@ -39,10 +39,10 @@ from .model import (
     HostProfile,
     MeasuredHardware,
     MeasuredRuns,
-    carried_over,
-    predicted_s,
-    select,
-    work_of,
+    decoder_work_of,
+    predicted_iteration_s,
+    scaled_to_bandwidths,
+    select_runs,
 )
 
 WEIGHT = 0.003  # of the distance to the prior: a factor of 2 weighs as much as an error of 0.14 %
@@ -52,12 +52,12 @@ SEARCH = {"maxfev": 4000, "xatol": 1e-4, "fatol": 1e-7, "adaptive": True}
 SHORT_SEARCH = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-6, "adaptive": True}  # from the fit to all runs
 
 
-def _work(runs: MeasuredRuns, measured: MeasuredHardware) -> DecoderWork:
+def _work_of_runs(runs: MeasuredRuns, measured: MeasuredHardware) -> DecoderWork:
     rates = HardwareRates(measured.peak_flops, measured.memory_bytes_per_s, measured.nic_bytes_per_s)
-    return work_of(runs, rates, measured.gpus_per_node)
+    return decoder_work_of(runs, rates, measured.gpus_per_node)
 
 
-def fit(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None = None) -> Constants:
+def fit_constants(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None = None) -> Constants:
     """Return the constants that fit runs best.
 
     Args:
@@ -67,8 +67,12 @@ def fit(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None 
     """
     from scipy.optimize import minimize
 
-    prior = np.log(carried_over(PRIOR, MeasuredHardware(), measured.intra_bytes_per_s, measured.nic_bytes_per_s))
-    loss = partial(_loss, work=_work(runs, measured), measured_log=np.log(runs.iteration_s), prior_log=prior)
+    prior = np.log(
+        scaled_to_bandwidths(PRIOR, MeasuredHardware(), measured.intra_bytes_per_s, measured.nic_bytes_per_s)
+    )
+    loss = partial(
+        _fit_loss, work=_work_of_runs(runs, measured), measured_log=np.log(runs.iteration_s), prior_log=prior
+    )
     if start is not None:
         return Constants(*np.exp(minimize(loss, np.log(start), method="Nelder-Mead", options=SHORT_SEARCH).x).tolist())
     rng = np.random.default_rng(SEED)
@@ -78,16 +82,16 @@ def fit(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None 
     return Constants(*np.exp(best.x).tolist())
 
 
-def _loss(logs: Array, work: DecoderWork, measured_log: Array, prior_log: Array) -> float:
+def _fit_loss(logs: Array, work: DecoderWork, measured_log: Array, prior_log: Array) -> float:
     if np.abs(logs - prior_log).max() > MAX_LOG_DISTANCE:
         return 1e9
-    predicted = predicted_s(work, Constants(*np.exp(logs).tolist()))
+    predicted = predicted_iteration_s(work, Constants(*np.exp(logs).tolist()))
     return float(np.abs(np.log(predicted) - measured_log).mean() + WEIGHT * ((logs - prior_log) ** 2).sum())
 
 
-def ratios(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> Array:
+def predicted_over_measured(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> Array:
     """Return predicted over measured time of each run, shape (runs,)."""
-    found: Array = predicted_s(_work(runs, measured), constants) / runs.iteration_s
+    found: Array = predicted_iteration_s(_work_of_runs(runs, measured), constants) / runs.iteration_s
     return found
 
 
@@ -110,24 +114,24 @@ def calibrate(runs: MeasuredRuns, measured: MeasuredHardware, name: str) -> Hard
     Raises:
         InputError: If there are too few different runs.
     """
-    count, different = runs.gpus.size, int(settings_of(runs).max(initial=-1)) + 1
+    count, different = runs.gpus.size, int(settings_labels(runs).max(initial=-1)) + 1
     if different < MIN_RUNS:
         fix = f"measure at least {MIN_RUNS}, better {RELIABLE_RUNS}, that differ in micro-batch and degrees"
         of_which = f", of which {different} are different," if different < count else ""
         raise InputError(f"{count} runs{of_which} are too few for a {BOUND_SHARE:.0%} bound", fix)
-    constants = fit(runs, measured)
-    plausible = _plausible(constants)
+    constants = fit_constants(runs, measured)
+    plausible = _validated_constants(constants)
     held_out = held_out_ratios(runs, measured, constants)
     return HardwareProfile(
         name=readable(name)[:200],
         measured_on=measured,
         constants=plausible,
-        not_identified=tuple(undetermined(runs, measured, constants)),
+        not_identified=tuple(undetermined_constants(runs, measured, constants)),
         accuracy=accuracy(held_out),
     )
 
 
-def _plausible(constants: Constants) -> FittedConstants:
+def _validated_constants(constants: Constants) -> FittedConstants:
     """Return constants as a file has them.
 
     Raises:
@@ -149,16 +153,18 @@ def held_out_ratios(runs: MeasuredRuns, measured: MeasuredHardware, constants: C
         measured: The hardware that they ran on.
         constants: Of a fit to all, the start of the others.
     """
-    found, settings = np.empty(runs.gpus.size), settings_of(runs)
+    found, settings = np.empty(runs.gpus.size), settings_labels(runs)
     different = int(settings.max()) + 1
-    for group in folds(different, min(MAX_FOLDS, different)):
+    for group in random_folds(different, min(MAX_FOLDS, different)):
         fold = np.flatnonzero(np.isin(settings, group))
         others = np.setdiff1d(np.arange(runs.gpus.size), fold)
-        found[fold] = ratios(select(runs, fold), measured, fit(select(runs, others), measured, constants))
+        found[fold] = predicted_over_measured(
+            select_runs(runs, fold), measured, fit_constants(select_runs(runs, others), measured, constants)
+        )
     return found
 
 
-def settings_of(runs: MeasuredRuns) -> NDArray[np.int64]:
+def settings_labels(runs: MeasuredRuns) -> NDArray[np.int64]:
     """Return a number for each run, shape (runs,): the same for those that differ only in their measured time.
 
     A run is outside of a fit only if all runs of the same settings are.
@@ -172,7 +178,7 @@ def settings_of(runs: MeasuredRuns) -> NDArray[np.int64]:
     return found
 
 
-def folds(count: int, groups: int) -> list[NDArray[np.int64]]:
+def random_folds(count: int, groups: int) -> list[NDArray[np.int64]]:
     """Return the indices of N runs in groups, at random but always the same."""
     return [np.sort(part) for part in np.array_split(np.random.default_rng(0).permutation(count), groups)]
 
@@ -195,11 +201,11 @@ def accuracy(held_out: Array) -> Accuracy:
     )
 
 
-def undetermined(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> list[str]:
+def undetermined_constants(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> list[str]:
     """Return the names of the constants that the runs do not determine: to halve or double one costs little."""
 
     def error(tried: Constants) -> float:
-        return float(np.abs(np.log(ratios(runs, measured, tried))).mean())
+        return float(np.abs(np.log(predicted_over_measured(runs, measured, tried))).mean())
 
     here = error(constants)
     rises = {
@@ -243,7 +249,7 @@ def read_runs(path: Path) -> MeasuredRuns:
     parts = []
     with closing(read_rows(path, (*called.values(), time), optional=(*COLUMN_DEFAULTS, "recompute"))) as chunks:
         for rows in chunks:
-            parts.append(_runs(rows, called, time))
+            parts.append(_runs_of_rows(rows, called, time))
             if sum(part.gpus.size for part in parts) > MAX_RUNS:
                 raise InputError(f"there are more than {MAX_RUNS:,} runs", "use a sample of them", path=path)
     if not parts:
@@ -251,7 +257,7 @@ def read_runs(path: Path) -> MeasuredRuns:
     return MeasuredRuns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _runs(rows: TraceRows, called: Mapping[str, str], time: str) -> MeasuredRuns:
+def _runs_of_rows(rows: TraceRows, called: Mapping[str, str], time: str) -> MeasuredRuns:
     whole = {
         ours: rows.whole_numbers(theirs, least=1, most=10**9).astype(np.float64) for ours, theirs in called.items()
     }
@@ -264,14 +270,14 @@ def _runs(rows: TraceRows, called: Mapping[str, str], time: str) -> MeasuredRuns
     }
     measured = rows.numbers(time, least=1e-9, most=1e9) * TIME_COLUMNS[time]
     runs = MeasuredRuns(
-        **whole, vocabulary=others["vocabulary"], interleave=others["interleave"], recompute=_recompute(rows),
+        **whole, vocabulary=others["vocabulary"], interleave=others["interleave"], recompute=_recompute_column(rows),
         zero3=(others["zero"] == 3).astype(np.float64), iteration_s=measured,
     )  # fmt: skip
-    _check(rows, runs, called, others["zero"])
+    _check_runs(rows, runs, called, others["zero"])
     return runs
 
 
-def _recompute(rows: TraceRows) -> NDArray[np.float64]:
+def _recompute_column(rows: TraceRows) -> NDArray[np.float64]:
     given: Sequence[str] = rows.cells.get("recompute") or ("full",) * len(rows.lines)
     for row, word in enumerate(given):
         if word.strip() not in RECOMPUTE:
@@ -279,7 +285,7 @@ def _recompute(rows: TraceRows) -> NDArray[np.float64]:
     return np.array([RECOMPUTE[word.strip()] for word in given])
 
 
-def _check(rows: TraceRows, runs: MeasuredRuns, called: Mapping[str, str], zero: NDArray[np.float64]) -> None:
+def _check_runs(rows: TraceRows, runs: MeasuredRuns, called: Mapping[str, str], zero: NDArray[np.float64]) -> None:
     """Reject the first row whose numbers contradict each other."""
     degrees = runs.tensor * runs.pipeline * runs.data
     wrong = (
@@ -316,7 +322,7 @@ def read_hardware(path: Path) -> HardwareProfile | HostProfile:
     return validated(file, HardwareProfile, file.data)
 
 
-def read_gpus(path: Path) -> HardwareProfile:
+def read_gpu_hardware(path: Path) -> HardwareProfile:
     """Read a hardware profile of GPUs.
 
     Raises:

@@ -23,28 +23,38 @@ from .model import (
     NUMBER_BYTES,
     OPTIMIZER_BYTES,
     Array,
-    Copies,
+    CopyTimes,
     HostProfile,
     IterationWork,
     LayerRates,
     MicroBatchWork,
-    Offload,
-    Seconds,
+    OffloadMode,
+    StageSeconds,
     StageWork,
     all_reduce_bytes,
     compute_s,
+    default_schedule,
     micro_batch_s,
-    pays,
-    schedule_of,
+    offload_pays,
     simulate_schedule,
     synchronisation_s,
-    unhidden_s,
+    unhidden_copy_s,
     usable_bytes,
 )
-from .partition import Cuts, StageCosts, partition, sums
+from .partition import Cuts, StageCosts, partition, prefix_sums
 from .plan import FoundPlan, IterationTimes, Misfit, PlanLayout, PlanStage
 from .profile.profiling import OUTSIDE, ModelProfile
-from .request import Chain, GpuType, LayerArrays, MemoryCosts, PlanRequest, layer_work, memory, slowest, stage_types
+from .request import (
+    Chain,
+    GpuType,
+    LayerArrays,
+    MemoryCosts,
+    PlanRequest,
+    effective_type,
+    layer_work,
+    memory_costs,
+    stage_types,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +83,28 @@ def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPla
         return _evaluate_on_host(request, request.hardware, chain[0], layout)
     degree = [np.full((1, 1), float(value)) for value in (layout.tensor, layout.micro_batch, layout.saving.recomputes)]
     work = MicroBatchWork(*(column[0] for column in layer_work(request.layers, *degree)))
-    case = _case(request, layout, stage_types(chain, layout))
-    case.costs.extend(_costs(case, work))  # 1
+    case = _case_without_costs(request, layout, stage_types(chain, layout))
+    case.costs.extend(_costs_by_stage(case, work))  # 1
     cuts = partition(case.costs)  # 2
     if cuts is not None:
-        return _plan(case, work, cuts)  # 3
-    plan = _with_state_away(case, work) if request.offload else None  # 4
-    return plan or _misfit(case, partition(_by_memory(case.costs)))  # 5
+        return _plan_of_cuts(case, work, cuts)  # 3
+    plan = _plan_with_offload(case, work) if request.offload else None  # 4
+    return plan or _misfit(case, partition(_memory_as_time(case.costs)))  # 5
 
 
-def _case(request: PlanRequest, layout: PlanLayout, types: list[GpuType]) -> _LayoutCase:
+def _case_without_costs(request: PlanRequest, layout: PlanLayout, types: list[GpuType]) -> _LayoutCase:
     """Return a case without its costs."""
     micro_batches, copies = request.batch // (layout.data * layout.micro_batch), layout.pipeline > 1
-    needs = memory(request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, copies=copies)
+    needs = memory_costs(request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, copies=copies)
     return _LayoutCase(request, layout, micro_batches, types, needs, [])
 
 
-def _costs(case: _LayoutCase, work: MicroBatchWork) -> list[StageCosts]:
+def _costs_by_stage(case: _LayoutCase, work: MicroBatchWork) -> list[StageCosts]:
     of_type: dict[GpuType, list[float]] = {}
     for gpu_type in case.types:
         if gpu_type not in of_type:
             each_s = micro_batch_s(work, gpu_type.peak_flops, case.request.constants(gpu_type))
-            of_type[gpu_type] = sums(each_s.tolist())
+            of_type[gpu_type] = prefix_sums(each_s.tolist())
     return [_stage_costs(case, k, of_type[gpu_type]) for k, gpu_type in enumerate(case.types)]
 
 
@@ -107,16 +117,16 @@ def _stage_costs(case: _LayoutCase, k: int, time_s: list[float]) -> StageCosts:
         # In the passes the optimizer state is away; in the update all state is there, and no activations.
         needed = np.maximum(state - case.needs.optimizer_bytes + kept, state)
     return StageCosts(
-        time_s, sums(needed.tolist()), usable_bytes(case.types[k].memory_bytes) - case.needs.working_bytes
+        time_s, prefix_sums(needed.tolist()), usable_bytes(case.types[k].memory_bytes) - case.needs.working_bytes
     )
 
 
-def _needed_bytes(case: _LayoutCase, cuts: Cuts, k: int) -> float:
+def _needed_memory_bytes(case: _LayoutCase, cuts: Cuts, k: int) -> float:
     total = case.costs[k].memory_bytes
     return (total[cuts[k + 1]] - total[cuts[k]] + case.needs.working_bytes) * FRAGMENTATION + CONTEXT_BYTES
 
 
-def _by_memory(costs: Sequence[StageCosts]) -> list[StageCosts]:
+def _memory_as_time(costs: Sequence[StageCosts]) -> list[StageCosts]:
     """Return costs with which a partition finds the cuts that need the least memory."""
     return [StageCosts(cost.memory_bytes, cost.memory_bytes, inf) for cost in costs]
 
@@ -124,19 +134,21 @@ def _by_memory(costs: Sequence[StageCosts]) -> list[StageCosts]:
 def _misfit(case: _LayoutCase, cuts: Cuts | None) -> Misfit:
     """Return the memory that a layout needs by some cuts, on the stage that lacks most."""
     assert cuts is not None  # with no bound, all cuts fit
-    needed = [_needed_bytes(case, cuts, k) for k in range(len(case.types))]
+    needed = [_needed_memory_bytes(case, cuts, k) for k in range(len(case.types))]
     worst = int(np.argmax([need / gpu_type.memory_bytes for need, gpu_type in zip(needed, case.types, strict=True)]))
     return Misfit(case.layout, case.types[worst].name, needed[worst], case.types[worst].memory_bytes)
 
 
-def _plan(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts) -> FoundPlan:
+def _plan_of_cuts(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts) -> FoundPlan:
     request, layout = case.request, case.layout
-    stages = tuple(_stage(case, work, cuts, k) for k in range(layout.pipeline))
+    stages = tuple(_plan_stage(case, work, cuts, k) for k in range(layout.pipeline))
     bound_factor = request.hardware.accuracy.bound_factor
-    return FoundPlan(layout, case.micro_batches, stages, _times(case, stages), request.iterations, bound_factor)
+    return FoundPlan(
+        layout, case.micro_batches, stages, _iteration_times(case, stages), request.iterations, bound_factor
+    )
 
 
-def _stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, k: int) -> PlanStage:
+def _plan_stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, k: int) -> PlanStage:
     request, layout, gpu_type, m = case.request, case.layout, case.types[k], case.micro_batches
     held, layers, constants = slice(cuts[k], cuts[k + 1]), request.layers, request.constants(gpu_type)
     part = MicroBatchWork(*(column[held] for column in work))
@@ -148,25 +160,25 @@ def _stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, k: int) -> PlanS
     # Passes share the time by their FLOPs; recomputation counts as backward.
     forward_flops = float(layers.forward_flops[held].sum()) * layout.micro_batch / layout.tensor
     forward = forward_flops / max(flops, 1.0)
-    gradients_s, optimizer_s = _synchronisation_s(case, gpu_type, trained, frozen_bytes)
+    gradients_s, optimizer_s = _gradients_and_optimizer_s(case, gpu_type, trained, frozen_bytes)
     return PlanStage(
         first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=gpu_type.name, gpus=gpu_type.gpus,
         micro_batch_s=each_s, compute_s=float(compute_s(part, gpu_type.peak_flops, constants).sum()),
         tensor_s=float(part.tensor_bytes.sum() / constants.tensor_bytes_per_s), flops=flops * m,
-        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_bytes(case, cuts, k),
+        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_memory_bytes(case, cuts, k),
         gpu_memory_bytes=gpu_type.memory_bytes, tensor_bytes=float(part.tensor_bytes.sum()),
-        next_bytes=_sent_bytes(case, cuts, k), ring_bytes=gradients,
-        seconds=Seconds(forward * (each_s * m), (1.0 - forward) * (each_s * m), gradients_s, optimizer_s),
+        next_bytes=_bytes_to_next_stage(case, cuts, k), ring_bytes=gradients,
+        seconds=StageSeconds(forward * (each_s * m), (1.0 - forward) * (each_s * m), gradients_s, optimizer_s),
         away_bytes=float(case.needs.optimizer_bytes[held].sum()) if case.is_away else 0.0,
     )  # fmt: skip
 
 
-def _times(case: _LayoutCase, stages: tuple[PlanStage, ...]) -> IterationTimes:
-    layout, whole = case.layout, slowest(case.types)
+def _iteration_times(case: _LayoutCase, stages: tuple[PlanStage, ...]) -> IterationTimes:
+    layout, whole = case.layout, effective_type(case.types)
     # Weights that are not trained count in ZeRO-3 alone, which has one stage.
     frozen_bytes = float(case.request.layers.frozen_bytes.sum()) / layout.tensor
     most = max(stage.trained_parameters for stage in stages)
-    gradients_s, optimizer_s = _synchronisation_s(case, whole, most, frozen_bytes)
+    gradients_s, optimizer_s = _gradients_and_optimizer_s(case, whole, most, frozen_bytes)
     worst, m = max(stages, key=lambda stage: stage.micro_batch_s), case.micro_batches
     return IterationTimes(
         compute_s=worst.compute_s * m,
@@ -179,12 +191,12 @@ def _times(case: _LayoutCase, stages: tuple[PlanStage, ...]) -> IterationTimes:
     )
 
 
-def _synchronisation_s(
+def _gradients_and_optimizer_s(
     case: _LayoutCase, gpu_type: GpuType, parameters: float, frozen_bytes: float
 ) -> tuple[float, float]:
     """Return the time of gradients and of the optimizer, on a GPU that trains a number of parameters."""
     request, layout = case.request, case.layout
-    constants, machine = request.constants(gpu_type), request.machine(gpu_type)
+    constants, machine = request.constants(gpu_type), request.hardware_rates(gpu_type)
     figures = (
         parameters, frozen_bytes, layout.data, case.micro_batches, layout.saving.zero,
         layout.gpus <= gpu_type.gpus_per_node, case.micro_batches + layout.pipeline - 1,
@@ -222,32 +234,32 @@ def iteration_work(
     )
 
 
-def _with_state_away(case: _LayoutCase, work: MicroBatchWork) -> FoundPlan | None:
+def _plan_with_offload(case: _LayoutCase, work: MicroBatchWork) -> FoundPlan | None:
     """Return the plan with offloaded optimizer state; None if that does not fit or pay."""
     away = replace(case, is_away=True, costs=[])
-    away.costs.extend(_costs(away, work))
+    away.costs.extend(_costs_by_stage(away, work))
     cuts = partition(away.costs)
-    return None if cuts is None else with_copies(_plan(away, work, cuts), case.types)
+    return None if cuts is None else with_offload_time(_plan_of_cuts(away, work, cuts), case.types)
 
 
-def with_copies(plan: FoundPlan, types: Sequence[GpuType]) -> FoundPlan | None:
+def with_offload_time(plan: FoundPlan, types: Sequence[GpuType]) -> FoundPlan | None:
     """Return a plan with the time of its offload copies, None if host memory has no room or they do not pay."""
-    sum_s = _sum_at_the_end_s(plan)
+    sum_s = _final_gradient_sum_s(plan)
     idle_s = plan.step_s - sum_s - plan.times.optimizer_s
     late_s = 0.0
     for k, (stage, gpu_type) in enumerate(zip(plan.stages, types, strict=True)):
         if gpu_type.host_bytes_per_s <= 0.0 or stage.away_bytes > gpu_type.host_room_bytes:
             return None
         each_s = stage.away_bytes / gpu_type.host_bytes_per_s
-        copies = Copies(each_s, each_s)
-        if not pays(idle_s, copies, Offload.auto):
+        copies = CopyTimes(each_s, each_s)
+        if not offload_pays(idle_s, copies, OffloadMode.auto):
             return None
-        back_s = unhidden_s(sum_s, copies, both_in_wait=False, has_own_core=True)
-        late_s = max(late_s, back_s + max(0.0, copies.out_s - _filling_s(plan, stage, k)))
+        back_s = unhidden_copy_s(sum_s, copies, both_in_wait=False, has_own_core=True)
+        late_s = max(late_s, back_s + max(0.0, copies.out_s - _pipeline_fill_s(plan, stage, k)))
     return replace(plan, times=replace(plan.times, offload_s=late_s))
 
 
-def _sum_at_the_end_s(plan: FoundPlan) -> float:
+def _final_gradient_sum_s(plan: FoundPlan) -> float:
     """Return how long gradients are summed once all passes are done.
 
     With ZeRO-3 each micro-batch gathers weights twice and sums gradients once, and only the last of these is behind it.
@@ -257,40 +269,40 @@ def _sum_at_the_end_s(plan: FoundPlan) -> float:
     return plan.times.gradients_s
 
 
-def _filling_s(plan: FoundPlan, stage: PlanStage, k: int) -> float:
+def _pipeline_fill_s(plan: FoundPlan, stage: PlanStage, k: int) -> float:
     """Return how long a stage runs forward passes before its activations are all there (1F1B)."""
     held = min(plan.layout.pipeline - k, plan.micro_batches)
     return held * stage.seconds.forward_s / plan.micro_batches
 
 
-def max_stages(profile: ModelProfile) -> int:
+def max_stages_on_host(profile: ModelProfile) -> int:
     """Return the most stages of a model on ranks: what is computed outside of all layers stays with the last layer."""
     return max(1, len(profile.layers) - (profile.layers[-1].name == OUTSIDE))
 
 
 def _evaluate_on_host(request: PlanRequest, host: HostProfile, rank: GpuType, layout: PlanLayout) -> FoundPlan | Misfit:
     """Return the plan of a layout of ranks without tensor parallelism: balance the layers, simulate the schedule."""
-    case, layers = _case(request, layout, [rank] * layout.pipeline), request.layers
-    forward_s = pass_s(layers, host.forward, layers.forward_flops, layout.micro_batch)
-    backward_s = pass_s(layers, host.backward, layers.backward_flops, layout.micro_batch)
+    case, layers = _case_without_costs(request, layout, [rank] * layout.pipeline), request.layers
+    forward_s = pass_s_by_layer(layers, host.forward, layers.forward_flops, layout.micro_batch)
+    backward_s = pass_s_by_layer(layers, host.backward, layers.backward_flops, layout.micro_batch)
     # The work per iteration grows with a stage's parameters: spread over its micro-batches.
     once_s = host.update_parameter_s
     if layout.data > 1:
         once_s += host.reduce[layout.data - 2].byte_s * HOST_NUMBER_BYTES
-    time_s = sums((forward_s + backward_s + once_s * layers.parameters / case.micro_batches).tolist())
+    time_s = prefix_sums((forward_s + backward_s + once_s * layers.parameters / case.micro_batches).tolist())
     case.costs.extend(_stage_costs(case, k, time_s) for k in range(layout.pipeline))
     cuts = _cuts_on_host(request, case.costs)
     if cuts is None:
-        return _misfit(case, _cuts_on_host(request, _by_memory(case.costs)))
-    works = [_work_on_host(case, host, (forward_s, backward_s), cuts, k) for k in range(layout.pipeline)]
-    schedule = schedule_of(case.micro_batches, layout.pipeline)
+        return _misfit(case, _cuts_on_host(request, _memory_as_time(case.costs)))
+    works = [_stage_work_on_host(case, host, (forward_s, backward_s), cuts, k) for k in range(layout.pipeline)]
+    schedule = default_schedule(case.micro_batches, layout.pipeline)
     step_s, spent = simulate_schedule(works, case.micro_batches, schedule, layout.data, host.speeds)
-    stages = tuple(_stage_on_host(case, cuts, k, spent[k]) for k in range(layout.pipeline))
-    times, bound_factor = _times_on_host(step_s, spent), host.accuracy.bound_factor
+    stages = tuple(_plan_stage_on_host(case, cuts, k, spent[k]) for k in range(layout.pipeline))
+    times, bound_factor = _iteration_times_on_host(step_s, spent), host.accuracy.bound_factor
     return FoundPlan(layout, case.micro_batches, stages, times, request.iterations, bound_factor)
 
 
-def pass_s(layers: LayerArrays, rates: LayerRates, flops: Array, micro_batch: int) -> Array:
+def pass_s_by_layer(layers: LayerArrays, rates: LayerRates, flops: Array, micro_batch: int) -> Array:
     """Return the time of a micro-batch in each layer, one way, for a single busy rank; shape (layers,).
 
     Args:
@@ -309,7 +321,7 @@ def pass_s(layers: LayerArrays, rates: LayerRates, flops: Array, micro_batch: in
 def _cuts_on_host(request: PlanRequest, costs: Sequence[StageCosts]) -> Cuts | None:
     """Return the cuts; none is before what is computed outside of all layers, which cannot be a stage."""
     count = request.layers.count
-    if max_stages(request.profile) == count:
+    if max_stages_on_host(request.profile) == count:
         return partition(costs)
     joined = [
         StageCosts(
@@ -321,7 +333,9 @@ def _cuts_on_host(request: PlanRequest, costs: Sequence[StageCosts]) -> Cuts | N
     return None if found is None else (*found[:-1], count)
 
 
-def _work_on_host(case: _LayoutCase, host: HostProfile, passes_s: Sequence[Array], cuts: Cuts, k: int) -> StageWork:
+def _stage_work_on_host(
+    case: _LayoutCase, host: HostProfile, passes_s: Sequence[Array], cuts: Cuts, k: int
+) -> StageWork:
     """Return the work of a stage, for a single busy rank."""
     held, members, layers = slice(cuts[k], cuts[k + 1]), case.layout.data, case.request.layers
     parameters = float((layers.parameters[held] + layers.tied_parameters[held]).sum())
@@ -329,17 +343,18 @@ def _work_on_host(case: _LayoutCase, host: HostProfile, passes_s: Sequence[Array
     gradients_s = host.reduce_s(members, HOST_NUMBER_BYTES * parameters) * host.speeds[members - 1]
     forward_s, backward_s = (float(each_s[held].sum()) for each_s in passes_s)
     return StageWork(
-        Seconds(forward_s, backward_s, gradients_s, host.update_s(parameters)), host.send_s(_sent_bytes(case, cuts, k))
+        StageSeconds(forward_s, backward_s, gradients_s, host.update_s(parameters)),
+        host.send_s(_bytes_to_next_stage(case, cuts, k)),
     )
 
 
-def _sent_bytes(case: _LayoutCase, cuts: Cuts, k: int) -> float:
+def _bytes_to_next_stage(case: _LayoutCase, cuts: Cuts, k: int) -> float:
     """Return what a stage sends to the next one for a micro-batch."""
     is_last = k + 1 == case.layout.pipeline
     return 0.0 if is_last else float(case.request.layers.output_bytes[cuts[k + 1] - 1] * case.layout.micro_batch)
 
 
-def _stage_on_host(case: _LayoutCase, cuts: Cuts, k: int, spent: Seconds) -> PlanStage:
+def _plan_stage_on_host(case: _LayoutCase, cuts: Cuts, k: int, spent: StageSeconds) -> PlanStage:
     held, layers, layout, rank = slice(cuts[k], cuts[k + 1]), case.request.layers, case.layout, case.types[k]
     each_s = (spent.forward_s + spent.backward_s) / case.micro_batches
     trained = float(layers.parameters[held].sum())
@@ -350,12 +365,12 @@ def _stage_on_host(case: _LayoutCase, cuts: Cuts, k: int, spent: Seconds) -> Pla
         micro_batch_s=each_s, compute_s=each_s, tensor_s=0.0,
         flops=float((layers.forward_flops[held] + layers.backward_flops[held]).sum()) * samples,
         parameters=trained + float(layers.frozen_parameters[held].sum()), trained_parameters=trained,
-        memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=rank.memory_bytes,
-        tensor_bytes=0.0, next_bytes=_sent_bytes(case, cuts, k), ring_bytes=float(summed), seconds=spent,
+        memory_bytes=_needed_memory_bytes(case, cuts, k), gpu_memory_bytes=rank.memory_bytes,
+        tensor_bytes=0.0, next_bytes=_bytes_to_next_stage(case, cuts, k), ring_bytes=float(summed), seconds=spent,
     )  # fmt: skip
 
 
-def _times_on_host(step_s: float, spent: Sequence[Seconds]) -> IterationTimes:
+def _iteration_times_on_host(step_s: float, spent: Sequence[StageSeconds]) -> IterationTimes:
     worst = max(spent, key=lambda seconds: seconds.total_s)
     wait_s = max(0.0, round(step_s - worst.total_s, 12))  # rounding may leave a tiny rest
     return IterationTimes(

@@ -9,8 +9,8 @@ from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
 from .calibration import read_hardware
 from .model import DEFAULT, HardwareProfile, HostProfile
-from .profile.profiling import ModelProfile, ProfilingLimits, profile, read_table
-from .request import PlanRequest, Pool, make_request, pool_of, ranks_of
+from .profile.profiling import ModelProfile, ProfilingLimits, profile_model, read_layer_table
+from .request import PlanRequest, Pool, gpu_pool_of, make_request, rank_pool_of
 
 MAX_SAMPLES = 1e15
 
@@ -49,32 +49,32 @@ def read_request(
         PluginError: If the fault model of the cluster file cannot be imported.
     """
     known = DEFAULT if hardware is None else read_hardware(hardware)
-    pool = limited(_pool(cluster, known), gpus)
-    found = model_of(model, limits)
-    count = samples_of(found, samples=samples, tokens=tokens)
+    pool = limit_pool(_read_pool(cluster, known), gpus)
+    found = read_or_profile_model(model, limits)
+    count = training_samples(found, samples=samples, tokens=tokens)
     return make_request(
         found, known, pool, batch=batch, samples=count, deadline_s=deadline_s, degrees=degrees, is_plain=is_plain
     )
 
 
-def _pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool:
+def _read_pool(cluster: Path | None, hardware: HardwareProfile | HostProfile) -> Pool:
     if isinstance(hardware, HostProfile):
         if cluster is not None:
             problem = "the hardware profile is of ranks of one machine, which need no cluster file"
             raise InputError(problem, "omit it", field="--cluster")
-        return ranks_of(hardware)
+        return rank_pool_of(hardware)
     if cluster is None:
         fix = "give one, or as --hardware a profile of `longshore plan measure`"
         raise InputError("there is no cluster file", fix, field="--cluster")
-    return pool_of(read_cluster(cluster))
+    return gpu_pool_of(read_cluster(cluster))
 
 
-def model_of(model: str, limits: ProfilingLimits) -> ModelProfile:
+def read_or_profile_model(model: str, limits: ProfilingLimits) -> ModelProfile:
     """Return the profile of a model, from its code or from a table of its layers."""
-    return read_table(Path(model)) if model.endswith(".csv") else profile(model, limits)
+    return read_layer_table(Path(model)) if model.endswith(".csv") else profile_model(model, limits)
 
 
-def limited(pool: Pool, gpus: int | None) -> Pool:
+def limit_pool(pool: Pool, gpus: int | None) -> Pool:
     """Return a pool of at most N GPUs, the fastest first."""
     left, found = float("inf") if gpus is None else gpus, []
     for gpu_type in pool:
@@ -84,7 +84,7 @@ def limited(pool: Pool, gpus: int | None) -> Pool:
     return tuple(found)
 
 
-def samples_of(found: ModelProfile, *, samples: float | None, tokens: float | None) -> float:
+def training_samples(found: ModelProfile, *, samples: float | None, tokens: float | None) -> float:
     """Return the samples of a training, from its samples or its tokens.
 
     Raises:

@@ -27,7 +27,7 @@ from ..cluster.presets.cluster_file import ClusterSetup
 from .model import NUMBER_BYTES, HardwareProfile
 from .plan import FoundPlan
 from .profile.profiling import LayerProfile, ModelProfile
-from .request import GpuType, make_request, pool_of
+from .request import GpuType, gpu_pool_of, make_request
 from .search import fastest_by_gpus
 
 KEPT_BYTES = 34.0  # bytes that a layer keeps for each number of its activation
@@ -56,10 +56,10 @@ class Decoder(BaseModel, frozen=True, extra="forbid", strict=True):
         """The profile of its layers."""
         s, h, v = float(self.sequence), float(self.hidden), float(self.vocabulary)
         width, words = s * h, NUMBER_BYTES * s * h
-        first = _layer("words", 0.0, v * h, 8.0 * s, s, words)
-        block = _layer("block", 24.0 * s * h**2 + 4.0 * s**2 * h, 12.0 * h**2, KEPT_BYTES * width, width, words)
+        first = _layer_profile("words", 0.0, v * h, 8.0 * s, s, words)
+        block = _layer_profile("block", 24.0 * s * h**2 + 4.0 * s**2 * h, 12.0 * h**2, KEPT_BYTES * width, width, words)
         block = block.model_copy(update={"heads": self.heads, "is_block": True, "fixed_costs": 1.0})
-        head = _layer("head", 2.0 * s * h * v, 0.0, NUMBER_BYTES * width, width, NUMBER_BYTES * s * v)
+        head = _layer_profile("head", 2.0 * s * h * v, 0.0, NUMBER_BYTES * width, width, NUMBER_BYTES * s * v)
         head = head.model_copy(update={"tied_parameters": v * h})
         blocks = (block.model_copy(update={"name": f"block.{number}"}) for number in range(self.layers))
         return ModelProfile(name=self.name, rung="by formula", tokens_per_sample=s, layers=(first, *blocks, head))
@@ -79,7 +79,9 @@ class ModelsFile(BaseModel, frozen=True, extra="forbid", strict=True):
         return self
 
 
-def _layer(name: str, flops: float, parameters: float, kept: float, elements: float, output: float) -> LayerProfile:
+def _layer_profile(
+    name: str, flops: float, parameters: float, kept: float, elements: float, output: float
+) -> LayerProfile:
     return LayerProfile(
         name=name, forward_flops=flops, backward_flops=2.0 * flops, parameters=parameters, saved_bytes=kept,
         input_elements=elements, output_bytes=output,
@@ -108,7 +110,7 @@ class TypePlans:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class PlanTables:
     """The plans of models on a cluster, each computed once."""
 
     setup: ClusterSetup
@@ -122,11 +124,13 @@ class Tables:
         None if there is no such type. The least memory lets the job run on the most types.
         """
         if decoder.name not in self._known:
-            by_memory = sorted(pool_of(self.setup), key=lambda each: (each.memory_bytes, -each.peak_flops, each.name))
-            self._known[decoder.name] = [self._on_type(decoder, gpu_type) for gpu_type in by_memory]
+            by_memory = sorted(
+                gpu_pool_of(self.setup), key=lambda each: (each.memory_bytes, -each.peak_flops, each.name)
+            )
+            self._known[decoder.name] = [self._plans_on_type(decoder, gpu_type) for gpu_type in by_memory]
         return next((known for known in self._known[decoder.name] if gpus in known.data_parallel), None)
 
-    def _on_type(self, decoder: Decoder, gpu_type: GpuType) -> TypePlans:
+    def _plans_on_type(self, decoder: Decoder, gpu_type: GpuType) -> TypePlans:
         mine = gpu_type._replace(gpus=min(gpu_type.gpus, self.max_gpus))
         request = make_request(
             decoder.profile, self.hardware, (mine,), batch=decoder.batch, samples=decoder.batch, deadline_s=None
@@ -167,7 +171,9 @@ def iteration_of(plan: FoundPlan, gpu_type: GpuType, speed: float) -> Iteration:
 MIN_ITERATIONS = 20  # of a job with a plan: a shorter one is not worth planning
 
 
-def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: int) -> tuple[Workload, Counter[str]]:
+def attach_plans(
+    workload: Workload, models: Sequence[Decoder], tables: PlanTables, seed: int
+) -> tuple[Workload, Counter[str]]:
     """Return the jobs of a workload with plans of models drawn for them, and how many train each model ("" for none).
 
     Args:
@@ -183,15 +189,19 @@ def attach(workload: Workload, models: Sequence[Decoder], tables: Tables, seed: 
         gpus, work_s = int(workload.gpus[job]), float(workload.work_s[job])
         for model in models:
             if (model.name, gpus) not in known:
-                known[model.name, gpus] = plans_of_iteration(model, gpus, tables)
-        fitting = [decoder for decoder in models if (found := known[decoder.name, gpus]) and enough(found[0], work_s)]
+                known[model.name, gpus] = one_iteration_plans(model, gpus, tables)
+        fitting = [
+            decoder
+            for decoder in models
+            if (found := known[decoder.name, gpus]) and has_enough_iterations(found[0], work_s)
+        ]
         chosen = fitting[int(drawn[job] * len(fitting))] if fitting else None
         counts[chosen.name if chosen else ""] += 1
-        plans.append(for_work(known[chosen.name, gpus], work_s) if chosen else ())
+        plans.append(scale_to_work(known[chosen.name, gpus], work_s) if chosen else ())
     return laid_out(replace(workload, plans=tuple(plans)), "fixed"), counts
 
 
-def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[JobPlan, ...]:
+def one_iteration_plans(decoder: Decoder, gpus: int, tables: PlanTables) -> tuple[JobPlan, ...]:
     """Return the plans of a job of one iteration, none if its GPUs cannot train the model data parallel.
 
     The first is data parallel. The others have as many GPUs, or fewer that share a node or fill nodes, and each has
@@ -207,31 +217,33 @@ def plans_of_iteration(decoder: Decoder, gpus: int, tables: Tables) -> tuple[Job
         *(known.any_layout[count] for count in counts if count in known.any_layout),
     ]
     candidates += [plan for count in counts if (plan := known.offload.get(count)) is not None and plan.away_bytes]
-    fixed, *others = [_plan_of(found, known, tables) for found in candidates]
+    fixed, *others = [_job_plan(found, known, tables) for found in candidates]
     order = sorted(others, key=lambda plan: (plan.away_bytes > 0.0, plan.gpus, plan.work_s))
     faster = [
-        plan for plan in order if all(plan.work_s < other.work_s for other in others if _comes_before(other, plan))
+        plan
+        for plan in order
+        if all(plan.work_s < other.work_s for other in others if _is_preferred_if_as_fast(other, plan))
     ]
     return (fixed, *(plan for plan in faster if plan != fixed))
 
 
-def _plan_of(found: FoundPlan, known: TypePlans, tables: Tables) -> JobPlan:
+def _job_plan(found: FoundPlan, known: TypePlans, tables: PlanTables) -> JobPlan:
     did = iteration_of(found, known.gpu_type, known.speed)
     memory_bytes = max(stage.memory_bytes for stage in found.stages)
     return JobPlan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
 
 
-def _comes_before(other: JobPlan, plan: JobPlan) -> bool:
+def _is_preferred_if_as_fast(other: JobPlan, plan: JobPlan) -> bool:
     """Return whether the other of two equally fast plans is preferred."""
     return other is not plan and other.gpus <= plan.gpus and (other.away_bytes > 0.0) <= (plan.away_bytes > 0.0)
 
 
-def enough(first: JobPlan, work_s: float) -> bool:
+def has_enough_iterations(first: JobPlan, work_s: float) -> bool:
     """Return whether a job with this work does enough iterations, given a plan of one iteration."""
     return work_s >= MIN_ITERATIONS * first.work_s
 
 
-def for_work(plans: Sequence[JobPlan], work_s: float) -> tuple[JobPlan, ...]:
+def scale_to_work(plans: Sequence[JobPlan], work_s: float) -> tuple[JobPlan, ...]:
     """Scale plans of one iteration to a job that takes `work_s` by the first plan."""
     iterations = work_s / plans[0].work_s
     return (plans[0]._replace(work_s=work_s), *(plan._replace(work_s=plan.work_s * iterations) for plan in plans[1:]))

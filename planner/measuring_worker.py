@@ -30,11 +30,11 @@ from torch.nn import functional
 
 from ..ring.gradients import pieces_of
 from .execution.cutting import adamw
-from .execution.training import ReplicaGroup, average
+from .execution.training import ReplicaGroup, average_gradients
 from .model import HOST_NUMBER_BYTES, Accuracy, ExchangeCost, HostProfile, LayerRates
 from .profile.profiling import ModelProfile
-from .profile.rungs import climb
-from .request import LayerArrays, host_layers
+from .profile.rungs import profile_by_rungs
+from .request import LayerArrays, host_layer_arrays
 
 TENSOR_SIZES = (16_384, 262_144, 1_048_576, 4_194_304)  # numbers
 TENSORS_PER_SIZE = 16  # tensors that they are in
@@ -46,11 +46,11 @@ def measure_reduce(members: int) -> ExchangeCost:
     group = dist.new_group(list(range(members)))
     taken_s = []
     for size in TENSOR_SIZES:
-        pieces, loss = pieces_of(_parameters(size)), torch.zeros(())
+        pieces, loss = pieces_of(_parameters_with_gradients(size)), torch.zeros(())
         if dist.get_rank() < members:
-            taken_s.append(_median_s(lambda: average(pieces, loss, ReplicaGroup(group)), group))  # noqa: B023
+            taken_s.append(_median_call_s(lambda: average_gradients(pieces, loss, ReplicaGroup(group)), group))  # noqa: B023
         dist.barrier()
-    return _line(members, taken_s) if taken_s else ExchangeCost(members=members, start_s=0.0, byte_s=0.0)
+    return _fit_exchange_cost(members, taken_s) if taken_s else ExchangeCost(members=members, start_s=0.0, byte_s=0.0)
 
 
 def measure_send() -> ExchangeCost:
@@ -59,30 +59,30 @@ def measure_send() -> ExchangeCost:
     for size in TENSOR_SIZES:
         tensor = torch.zeros(size)
         if dist.get_rank() < 2:
-            taken_s.append(_median_s(lambda: _there_and_back(tensor), None) / 2.0)  # noqa: B023
+            taken_s.append(_median_call_s(lambda: _round_trip(tensor), None) / 2.0)  # noqa: B023
         dist.barrier()
-    return _line(2, taken_s) if taken_s else ExchangeCost(members=2, start_s=0.0, byte_s=0.0)
+    return _fit_exchange_cost(2, taken_s) if taken_s else ExchangeCost(members=2, start_s=0.0, byte_s=0.0)
 
 
 def measure_update() -> tuple[float, float]:
     """Measure the optimizer; return its fixed seconds, and those for each parameter."""
     taken_s = []
     for size in TENSOR_SIZES:
-        parameters = _parameters(size)
+        parameters = _parameters_with_gradients(size)
         optimizer = adamw(parameters)
-        taken_s.append(_median_s(optimizer.step, None))
-    found = _line(2, taken_s)
+        taken_s.append(_median_call_s(optimizer.step, None))
+    found = _fit_exchange_cost(2, taken_s)
     return found.start_s, found.byte_s * HOST_NUMBER_BYTES
 
 
-def _parameters(size: int) -> list[nn.Parameter]:
+def _parameters_with_gradients(size: int) -> list[nn.Parameter]:
     found = [nn.Parameter(torch.zeros(size // TENSORS_PER_SIZE)) for _ in range(TENSORS_PER_SIZE)]
     for parameter in found:
         parameter.grad = torch.zeros_like(parameter)
     return found
 
 
-def _there_and_back(tensor: torch.Tensor) -> None:
+def _round_trip(tensor: torch.Tensor) -> None:
     other = 1 - dist.get_rank()
     works = [dist.isend, dist.irecv] if dist.get_rank() == 0 else [dist.irecv, dist.isend]
     for work in works:
@@ -90,7 +90,7 @@ def _there_and_back(tensor: torch.Tensor) -> None:
             operation.wait()
 
 
-def _median_s(call: Callable[[], object], group: dist.ProcessGroup | None) -> float:
+def _median_call_s(call: Callable[[], object], group: dist.ProcessGroup | None) -> float:
     taken_s = []
     for _ in range(CALLS):
         if group is not None:
@@ -101,7 +101,7 @@ def _median_s(call: Callable[[], object], group: dist.ProcessGroup | None) -> fl
     return median(taken_s[1:])
 
 
-def _line(members: int, taken_s: Sequence[float]) -> ExchangeCost:
+def _fit_exchange_cost(members: int, taken_s: Sequence[float]) -> ExchangeCost:
     """Fit start and slope, by least squares of relative errors; neither is below 0."""
     from scipy.optimize import nnls
 
@@ -146,7 +146,7 @@ class DecoderBlock(nn.Module):
         return x + added
 
 
-def block(width: int, length: int, samples: int) -> Built:
+def block_example(width: int, length: int, samples: int) -> Built:
     """Return a block with a batch for it."""
     return (
         nn.Sequential(DecoderBlock(width, width // 64)),
@@ -155,12 +155,12 @@ def block(width: int, length: int, samples: int) -> Built:
     )
 
 
-def words(count: int, width: int, length: int, samples: int) -> Built:
+def embedding_example(count: int, width: int, length: int, samples: int) -> Built:
     """Return a table of words with a batch for it."""
     return nn.Sequential(nn.Embedding(count, width)), torch.zeros(samples, length, dtype=torch.long), None
 
 
-def head(count: int, width: int, length: int, samples: int) -> Built:
+def head_example(count: int, width: int, length: int, samples: int) -> Built:
     """Return a head with a batch for it, and the loss of logits."""
     batch = torch.randn(samples, length, width, requires_grad=True)
     return nn.Sequential(nn.Linear(width, count, bias=False)), batch, _cross_entropy
@@ -182,21 +182,25 @@ class LayerTime(NamedTuple):
 
 def measure_layers() -> Iterator[LayerTime]:
     """Measure all standard layers."""
-    for build, shapes in ((block, BLOCK_SHAPES), (words, EMBEDDING_SHAPES), (head, HEAD_SHAPES)):
+    for build, shapes in (
+        (block_example, BLOCK_SHAPES),
+        (embedding_example, EMBEDDING_SHAPES),
+        (head_example, HEAD_SHAPES),
+    ):
         for shape in shapes:
             yield _measure_layer(partial(build, *shape))
 
 
 def _measure_layer(build: Callable[[], Built]) -> LayerTime:
-    found = climb(build, {}, 0)
+    found = profile_by_rungs(build, {}, 0)
     profile = ModelProfile(name="standard layer", rung=found.rung, tokens_per_sample=1.0, layers=tuple(found.layers))
     model, batch, loss = build()
     model.train()
-    ways = _ways_s(model, batch, loss)
-    return LayerTime(host_layers(profile), int(batch.shape[0]), *ways)
+    ways = _forward_and_backward_s(model, batch, loss)
+    return LayerTime(host_layer_arrays(profile), int(batch.shape[0]), *ways)
 
 
-def _ways_s(model: nn.Module, batch: Tensor, loss: Callable[..., Any] | None) -> tuple[float, float]:
+def _forward_and_backward_s(model: nn.Module, batch: Tensor, loss: Callable[..., Any] | None) -> tuple[float, float]:
     forward, backward = list[float](), list[float]()
     until_s = time.perf_counter() + MIN_MEASURED_S
     while len(forward) <= MIN_CALLS or time.perf_counter() < until_s:
@@ -209,16 +213,16 @@ def _ways_s(model: nn.Module, batch: Tensor, loss: Callable[..., Any] | None) ->
     return median(forward[1:]), median(backward[1:])
 
 
-def fitted(times: Sequence[LayerTime]) -> tuple[LayerRates, LayerRates]:
+def fit_forward_and_backward(times: Sequence[LayerTime]) -> tuple[LayerRates, LayerRates]:
     """Fit rates forward and backward, by least squares of relative errors."""
-    return _rates(_figures(times, 0), [layer.forward_s for layer in times]), _rates(
-        _figures(times, 1), [layer.backward_s for layer in times]
+    return _fit_rates(_rate_factors(times, 0), [layer.forward_s for layer in times]), _fit_rates(
+        _rate_factors(times, 1), [layer.backward_s for layer in times]
     )
 
 
-def accuracy(times: Sequence[LayerTime]) -> Accuracy:
+def held_out_accuracy(times: Sequence[LayerTime]) -> Accuracy:
     """Return the error of predictions of layers outside of the fit, held out one by one."""
-    ratios = np.array([_ratio([*times[:at], *times[at + 1 :]], times[at]) for at in range(len(times))])
+    ratios = np.array([_held_out_ratio([*times[:at], *times[at + 1 :]], times[at]) for at in range(len(times))])
     return Accuracy(
         runs=len(times),
         mean_error=float(np.abs(ratios - 1.0).mean()),
@@ -228,16 +232,16 @@ def accuracy(times: Sequence[LayerTime]) -> Accuracy:
     )
 
 
-def _ratio(others: Sequence[LayerTime], one: LayerTime) -> float:
+def _held_out_ratio(others: Sequence[LayerTime], one: LayerTime) -> float:
     """Return the predicted time of a layer over the measured one."""
     predicted_s = sum(
-        float(_figures([one], way)[0] @ np.array(list(rates.model_dump().values())))
-        for way, rates in enumerate(fitted(others))
+        float(_rate_factors([one], way)[0] @ np.array(list(rates.model_dump().values())))
+        for way, rates in enumerate(fit_forward_and_backward(others))
     )
     return predicted_s / (one.forward_s + one.backward_s)
 
 
-def _figures(times: Sequence[LayerTime], way: int) -> Array:
+def _rate_factors(times: Sequence[LayerTime], way: int) -> Array:
     """Return the figures that rates are multiplied with, shape (layers, 4), in the order of `LayerRates`."""
     rows = []
     for layer in times:
@@ -247,7 +251,7 @@ def _figures(times: Sequence[LayerTime], way: int) -> Array:
     return np.array(rows)
 
 
-def _rates(figures: Array, times_s: Sequence[float]) -> LayerRates:
+def _fit_rates(figures: Array, times_s: Sequence[float]) -> LayerRates:
     from scipy.optimize import nnls
 
     relative = figures / np.array(times_s)[:, None]
@@ -266,47 +270,47 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     times = list[LayerTime]()
     if rank == 0:
-        _print("layers, one busy rank")
+        _print_on_first_rank("layers, one busy rank")
         times = list(measure_layers())
     updates = measure_update() if rank == 0 else (0.0, 0.0)
     dist.barrier()
-    speeds = _speeds(rank, ranks)
+    speeds = _measure_speeds(rank, ranks)
     reduces = []
     for members in range(2, ranks + 1):
-        _print(f"sums of {members}", rank)
+        _print_on_first_rank(f"sums of {members}", rank)
         reduces.append(measure_reduce(members))
     sends = measure_send()
     if rank == 0:
-        forward, backward = fitted(times)
+        forward, backward = fit_forward_and_backward(times)
         profile = HostProfile(
             name=f"{platform.node()}, {ranks} ranks of one thread", cores=len(os.sched_getaffinity(0)),
             memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             forward=forward, backward=backward, speeds=tuple(speeds), send=sends, reduce=tuple(reduces),
-            update_start_s=updates[0], update_parameter_s=updates[1], accuracy=accuracy(times),
+            update_start_s=updates[0], update_parameter_s=updates[1], accuracy=held_out_accuracy(times),
         )  # fmt: skip
         Path(sys.argv[1]).write_text(profile.model_dump_json(), encoding="utf-8")
     dist.destroy_process_group()
 
 
-def _speeds(rank: int, ranks: int) -> list[float]:
+def _measure_speeds(rank: int, ranks: int) -> list[float]:
     """Return the speed of a rank if one, two, three and so on are busy; of a single one it is 1.
 
     Each speed is compared with that of a single one in the same round: other work on the machine slows both down.
     """
-    model, batch, _ = block(*BUSY_SHAPE)
-    _passes(model, batch, 0.2)
+    model, batch, _ = block_example(*BUSY_SHAPE)
+    _passes_per_s(model, batch, 0.2)
     found = torch.zeros(SPEED_ROUNDS, ranks)
     for at in range(SPEED_ROUNDS):
         for busy in range(1, ranks + 1):
-            _print(f"{busy} busy, round {at + 1} of {SPEED_ROUNDS}", rank)
+            _print_on_first_rank(f"{busy} busy, round {at + 1} of {SPEED_ROUNDS}", rank)
             dist.barrier()
             if rank < busy:
-                found[at, busy - 1] = _passes(model, batch, BUSY_S) / busy
+                found[at, busy - 1] = _passes_per_s(model, batch, BUSY_S) / busy
     dist.all_reduce(found)
     return (found / found[:, :1]).median(dim=0).values.tolist()
 
 
-def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
+def _passes_per_s(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
     """Return the forward and backward passes per second, measured for a time."""
     began_s, count = time.perf_counter(), 0
     while (taken_s := time.perf_counter() - began_s) < seconds:
@@ -315,7 +319,7 @@ def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:
     return count / taken_s
 
 
-def _print(text: str, rank: int = 0) -> None:
+def _print_on_first_rank(text: str, rank: int = 0) -> None:
     if rank == 0:
         print(f"measuring: {text}", flush=True)  # noqa: T201  # the output of a process that takes half a minute
 

@@ -36,7 +36,7 @@ from ..cluster.model.training_plan import MemorySaving
 OFFLOAD_MARGIN_S = 0.005  # error of predictions that is allowed for; a copy back begins that much earlier, too
 
 
-class Offload(StrEnum):
+class OffloadMode(StrEnum):
     """Whether state is offloaded."""
 
     never = "never"
@@ -44,7 +44,7 @@ class Offload(StrEnum):
     one_copy = "one-copy"  # as in the source: if it is idle for longer than one copy takes
 
 
-class Copies(NamedTuple):
+class CopyTimes(NamedTuple):
     """Times of the copies of one piece of state."""
 
     out_s: float
@@ -53,19 +53,19 @@ class Copies(NamedTuple):
     back_core_s: float = 0.0
 
 
-def pays(idle_s: float, copies: Copies, how: Offload) -> bool:
+def offload_pays(idle_s: float, copies: CopyTimes, how: OffloadMode) -> bool:
     """Return whether to offload state that is idle for a time."""
-    if how is Offload.never:
+    if how is OffloadMode.never:
         return False
-    return idle_s > (copies.out_s if how is Offload.one_copy else copies.out_s + copies.back_s) + OFFLOAD_MARGIN_S
+    return idle_s > (copies.out_s if how is OffloadMode.one_copy else copies.out_s + copies.back_s) + OFFLOAD_MARGIN_S
 
 
-def back_at_s(needed_at_s: float, copies: Copies) -> float:
+def copy_back_begins_s(needed_at_s: float, copies: CopyTimes) -> float:
     """Return when the copy back has to begin."""
     return needed_at_s - copies.back_s - OFFLOAD_MARGIN_S
 
 
-def unhidden_s(wait_s: float, copies: Copies, *, both_in_wait: bool, has_own_core: bool) -> float:
+def unhidden_copy_s(wait_s: float, copies: CopyTimes, *, both_in_wait: bool, has_own_core: bool) -> float:
     """Return how much longer a step takes if the state is offloaded in it.
 
     Args:
@@ -78,11 +78,11 @@ def unhidden_s(wait_s: float, copies: Copies, *, both_in_wait: bool, has_own_cor
     return late_s if both_in_wait or has_own_core else late_s + copies.out_core_s
 
 
-def reason(what: str, size_bytes: int, idle_s: float, copies: Copies, how: Offload) -> str:
+def offload_reason(what: str, size_bytes: int, idle_s: float, copies: CopyTimes, how: OffloadMode) -> str:
     """Return in one line whether state is offloaded, and why."""
-    goes = pays(idle_s, copies, how)
+    goes = offload_pays(idle_s, copies, how)
     sides = [f"{1e3 * copies.out_s:.1f} ms out"]
-    sides += [] if how is Offload.one_copy else [f"{1e3 * copies.back_s:.1f} ms back"]
+    sides += [] if how is OffloadMode.one_copy else [f"{1e3 * copies.back_s:.1f} ms back"]
     sides += [f"{1e3 * OFFLOAD_MARGIN_S:.0f} ms margin"]
     return (
         f"{what} ({size_bytes / 1e6:.1f} MB) {'is offloaded' if goes else 'stays'}: it is idle for "
@@ -148,7 +148,7 @@ def compute_s(work: MicroBatchWork, peak_flops: Array | float, constants: Consta
     return products_s
 
 
-def other_s(work: MicroBatchWork, constants: Constants) -> Array:
+def tensor_and_fixed_s(work: MicroBatchWork, constants: Constants) -> Array:
     """Return the time of each piece that does not depend on the GPU's speed: tensor parallelism and fixed costs."""
     taken_s: Array = (
         work.tensor_bytes / constants.tensor_bytes_per_s
@@ -160,7 +160,7 @@ def other_s(work: MicroBatchWork, constants: Constants) -> Array:
 
 def micro_batch_s(work: MicroBatchWork, peak_flops: Array | float, constants: Constants) -> Array:
     """Return the time of each piece, in its shape."""
-    return compute_s(work, peak_flops, constants) + other_s(work, constants)
+    return compute_s(work, peak_flops, constants) + tensor_and_fixed_s(work, constants)
 
 
 def iteration_s(micro_batches_s: Array, work: IterationWork, machine: HardwareRates, constants: Constants) -> Array:
@@ -215,7 +215,7 @@ class MeasuredRuns(NamedTuple):
     iteration_s: Array  # as measured
 
 
-def select(runs: MeasuredRuns, rows: NDArray[np.int64]) -> MeasuredRuns:
+def select_runs(runs: MeasuredRuns, rows: NDArray[np.int64]) -> MeasuredRuns:
     """Return some of the runs, by their indices."""
     return MeasuredRuns(*(column[rows] for column in runs))
 
@@ -228,7 +228,7 @@ class DecoderWork(NamedTuple):
     machine: HardwareRates
 
 
-def work_of(runs: MeasuredRuns, machine: HardwareRates, gpus_per_node: int) -> DecoderWork:
+def decoder_work_of(runs: MeasuredRuns, machine: HardwareRates, gpus_per_node: int) -> DecoderWork:
     """Return the work of each run on its slowest stage, arrays of shape (runs,)."""
     t, p, d = runs.tensor, runs.pipeline, runs.data
     local = runs.layers / p
@@ -265,7 +265,7 @@ def _micro_batch_work(runs: MeasuredRuns, local: Array) -> MicroBatchWork:
     )
 
 
-def predicted_s(work: DecoderWork, constants: Constants) -> Array:
+def predicted_iteration_s(work: DecoderWork, constants: Constants) -> Array:
     """Return the iteration time of each run, shape (runs,)."""
     each_s = micro_batch_s(work.micro_batch, work.machine.peak_flops, constants)
     return iteration_s(each_s, work.iteration, work.machine, constants)
@@ -285,7 +285,7 @@ class MeasuredHardware(BaseModel, frozen=True, extra="forbid", strict=True):
     gpus_per_node: Annotated[int, Field(ge=1, le=1_000_000)] = 8
 
 
-def carried_over(
+def scaled_to_bandwidths(
     constants: Constants, measured: MeasuredHardware, intra_bytes_per_s: float, nic_bytes_per_s: float
 ) -> Constants:
     """Return constants for GPUs with other bandwidths, inside and across nodes: shares of the datasheet's stay."""
@@ -331,7 +331,7 @@ class HardwareProfile(BaseModel, frozen=True, extra="forbid", strict=True):
     accuracy: Accuracy
 
     @property
-    def values(self) -> Constants:
+    def as_constants(self) -> Constants:
         """The constants on the hardware that they were measured on."""
         return Constants(**self.constants.model_dump())
 
@@ -393,7 +393,7 @@ class HostProfile(BaseModel, frozen=True, extra="forbid", strict=True):
     accuracy: Accuracy  # of the time of layers that the rates were not fitted to
 
     @model_validator(mode="after")
-    def _agrees(self) -> "HostProfile":
+    def _reduces_match_speeds(self) -> "HostProfile":
         if [cost.members for cost in self.reduce] != list(range(2, self.ranks + 1)):
             raise ValueError(f"reduce should have 2 to {self.ranks} members in order, as there are {self.ranks} speeds")
         return self
@@ -425,7 +425,7 @@ FRAGMENTATION = 1.08  # memory of the allocator over that of tensors: 5 to 10 % 
 CONTEXT_BYTES = 1e9  # of CUDA and its libraries, on each GPU
 
 
-def state_bytes(saving: MemorySaving, data: int) -> float:
+def state_bytes_per_parameter(saving: MemorySaving, data: int) -> float:
     """Return the bytes of one parameter on each of N data-parallel members."""
     if saving.zero == 3:
         return STATE_BYTES / data
@@ -434,12 +434,12 @@ def state_bytes(saving: MemorySaving, data: int) -> float:
     return STATE_BYTES
 
 
-def optimizer_state_bytes(saving: MemorySaving, data: int) -> float:
+def optimizer_bytes_per_parameter(saving: MemorySaving, data: int) -> float:
     """Return the optimizer's bytes of one parameter on each of N data-parallel members."""
     return OPTIMIZER_STATE_BYTES / (data if saving.zero else 1)
 
 
-def kept_share(tensor: Array | float) -> Array | float:
+def kept_activation_share(tensor: Array | float) -> Array | float:
     """Return the share of a layer's activations on each of N tensor-parallel members.
 
     Of the 34 s b h bytes of a decoder layer, 10 are on every member: inputs of norms, and masks of dropout.
@@ -462,7 +462,7 @@ class Schedule(StrEnum):
     gpipe = "gpipe"
 
 
-class Seconds(NamedTuple):
+class StageSeconds(NamedTuple):
     """The seconds of a stage in an iteration: work for a single busy rank, or time."""
 
     forward_s: float
@@ -479,11 +479,11 @@ class Seconds(NamedTuple):
 class StageWork(NamedTuple):
     """The work of a stage in an iteration; passes are for one micro-batch."""
 
-    seconds: Seconds
+    seconds: StageSeconds
     arrives_s: float  # time that the output of a pass travels to the next stage, or back from it
 
 
-class _Pass(NamedTuple):
+class _SimulatedPass(NamedTuple):
     kind: int  # index in Seconds
     iteration: int
     micro_batch: int
@@ -501,7 +501,7 @@ def pass_order(schedule: Schedule, stage: int, stages: int, micro_batches: int) 
 
 def simulate_schedule(
     works: Sequence[StageWork], micro_batches: int, schedule: Schedule, replicas: int, speeds: Sequence[float]
-) -> tuple[float, list[Seconds]]:
+) -> tuple[float, list[StageSeconds]]:
     """Simulate a schedule; return the time of an iteration, and how each stage spends it; the rest it waits.
 
     Args:
@@ -512,16 +512,16 @@ def simulate_schedule(
         speeds: Of a rank where one, two, three and so on are busy; beyond them, the last.
     """
     stages = len(works)
-    queues = [_queue(pass_order(schedule, k, stages, micro_batches)) for k in range(stages)]
+    queues = [_simulated_passes(pass_order(schedule, k, stages, micro_batches)) for k in range(stages)]
     at, left = [0] * stages, [-1.0] * stages  # position in the queue; remaining work of a running pass, else -1
-    ended: dict[tuple[int, _Pass], float] = {}
+    ended: dict[tuple[int, _SimulatedPass], float] = {}
     spent = [[0.0, 0.0, 0.0, 0.0] for _ in range(stages)]
     ends, now = [0.0] * SIMULATED_ITERATIONS, 0.0
     while any(at[k] < len(queues[k]) for k in range(stages)):
         next_arrival = inf
         for k in range(stages):
             if left[k] < 0.0 and at[k] < len(queues[k]):
-                ready = _ready_s(works, ended, k, queues[k][at[k]])
+                ready = _earliest_start_s(works, ended, k, queues[k][at[k]])
                 if ready <= now:
                     left[k] = works[k].seconds[queues[k][at[k]].kind]
                 else:
@@ -540,17 +540,21 @@ def simulate_schedule(
                 ended[k, doing], left[k] = now, -1.0
                 at[k] += 1
                 ends[doing.iteration] = now
-    return ends[-1] - ends[-2], [Seconds(*seconds) for seconds in spent]
+    return ends[-1] - ends[-2], [StageSeconds(*seconds) for seconds in spent]
 
 
-def _queue(passes: Sequence[tuple[int, int]]) -> list[_Pass]:
+def _simulated_passes(passes: Sequence[tuple[int, int]]) -> list[_SimulatedPass]:
     once = [*passes, (2, 0), (3, 0)]
     return [
-        _Pass(kind, iteration, micro_batch) for iteration in range(SIMULATED_ITERATIONS) for kind, micro_batch in once
+        _SimulatedPass(kind, iteration, micro_batch)
+        for iteration in range(SIMULATED_ITERATIONS)
+        for kind, micro_batch in once
     ]
 
 
-def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], stage: int, ready: _Pass) -> float:
+def _earliest_start_s(
+    works: Sequence[StageWork], ended: dict[tuple[int, _SimulatedPass], float], stage: int, ready: _SimulatedPass
+) -> float:
     """Return when a stage may begin a pass; infinite while its input is not computed."""
     if ready.kind == 0 and stage > 0:
         return ended.get((stage - 1, ready), inf) + works[stage - 1].arrives_s
@@ -559,6 +563,6 @@ def _ready_s(works: Sequence[StageWork], ended: dict[tuple[int, _Pass], float], 
     return 0.0
 
 
-def schedule_of(micro_batches: int, stages: int) -> Schedule:
+def default_schedule(micro_batches: int, stages: int) -> Schedule:
     """Return the schedule of a plan: 1F1B, which needs least memory, if there is a micro-batch for each stage."""
     return Schedule.one_forward_one_backward if micro_batches >= stages else Schedule.gpipe

@@ -25,7 +25,7 @@ class StageCosts(NamedTuple):
     max_bytes: float  # that the stage may hold
 
 
-def sums(values: Sequence[float]) -> list[float]:
+def prefix_sums(values: Sequence[float]) -> list[float]:
     """Return the sums of the first 0, 1, 2 and so on of the values."""
     return [0.0, *accumulate(values)]
 
@@ -35,51 +35,56 @@ def partition(stages: Sequence[StageCosts]) -> Cuts | None:
 
     Every stage gets at least one layer.
     """
-    cuts = _filled(stages, inf)
+    cuts = _greedy_cuts(stages, inf)
     if cuts is None:
         return None
-    low, high = 0.0, slowest_s(stages, cuts)
+    low, high = 0.0, slowest_stage_s(stages, cuts)
     while True:
         # Bisection; it ends at the greatest number below the reached time.
         middle = (low + high) / 2.0
         below = nextafter(high, -inf)
         middle = below if middle >= below or high - low < 1e-9 * high else middle
-        found = _filled(stages, middle)
+        found = _greedy_cuts(stages, middle)
         if found is not None:
-            cuts, high = found, slowest_s(stages, found)
+            cuts, high = found, slowest_stage_s(stages, found)
         elif middle == below:
             return cuts
         else:
             low = middle
 
 
-def slowest_s(stages: Sequence[StageCosts], cuts: Cuts) -> float:
+def slowest_stage_s(stages: Sequence[StageCosts], cuts: Cuts) -> float:
     """Return the time of the slowest stage."""
     return max(stage.time_s[cuts[k + 1]] - stage.time_s[cuts[k]] for k, stage in enumerate(stages))
 
 
-def _filled(stages: Sequence[StageCosts], max_s: float) -> Cuts | None:
+def _greedy_cuts(stages: Sequence[StageCosts], max_s: float) -> Cuts | None:
     """Return the cuts if each stage in order takes all that fits; None if layers remain."""
     layers, count = len(stages[0].time_s) - 1, len(stages)
     cuts = [0]
     for k, stage in enumerate(stages):
         start = cuts[-1]
-        end = min(_last_under(stage.time_s, start, max_s), _last_under(stage.memory_bytes, start, stage.max_bytes))
+        end = min(
+            _last_end_within(stage.time_s, start, max_s), _last_end_within(stage.memory_bytes, start, stage.max_bytes)
+        )
         end = min(end, layers - (count - 1 - k))  # later stages need a layer each
         if end <= start:
-            return _followed(stages, max_s)
+            return _exhaustive_cuts(stages, max_s)
         cuts.append(end)
     return tuple(cuts) if cuts[-1] == layers else None
 
 
-def _followed(stages: Sequence[StageCosts], max_s: float) -> Cuts | None:
-    """Return the same as `_filled`, by following every place where a stage may end."""
+def _exhaustive_cuts(stages: Sequence[StageCosts], max_s: float) -> Cuts | None:
+    """Return the same as `_greedy_cuts`, by following every place where a stage may end."""
     layers = len(stages[0].time_s) - 1
     came_from: list[dict[int, int]] = [{0: 0}]  # for each stage, where it may end, and where it then began
     for stage in stages:
         ends, reached = dict[int, int](), 0
         for start in sorted(came_from[-1]):
-            last = min(_last_under(stage.time_s, start, max_s), _last_under(stage.memory_bytes, start, stage.max_bytes))
+            last = min(
+                _last_end_within(stage.time_s, start, max_s),
+                _last_end_within(stage.memory_bytes, start, stage.max_bytes),
+            )
             # Places up to the last one of an earlier start are known already.
             ends.update(dict.fromkeys(range(max(start, reached) + 1, last + 1), start))
             reached = max(reached, last)
@@ -93,7 +98,7 @@ def _followed(stages: Sequence[StageCosts], max_s: float) -> Cuts | None:
     return tuple(reversed(cuts))
 
 
-def _last_under(total: Sequence[float], start: int, limit: float) -> int:
+def _last_end_within(total: Sequence[float], start: int, limit: float) -> int:
     """Return the greatest end with at most the limit from start to it."""
     end = bisect_right(total, total[start] + limit) - 1
     # The sum of rounded numbers may be off by a bit: what counts is the difference.

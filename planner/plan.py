@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.model.training_plan import MemorySaving
-from .model import Seconds
+from .model import StageSeconds
 
 Counts = NDArray[np.int64]
 SAVINGS = tuple(MemorySaving)
@@ -48,7 +48,7 @@ class PlanLayouts(NamedTuple):
         """GPUs that each takes, shape (layouts,)."""
         return self.data * self.pipeline * self.tensor
 
-    def one(self, at: int) -> PlanLayout:
+    def layout(self, at: int) -> PlanLayout:
         """Return one of them."""
         data, pipeline, tensor, micro_batch, saving = (int(column[at]) for column in self)
         return PlanLayout(data, pipeline, tensor, micro_batch, SAVINGS[saving])
@@ -65,7 +65,7 @@ def tensor_degrees(heads: int, gpus_per_node: Sequence[int]) -> list[int]:
     return divisors(most, most) if heads else [1]
 
 
-def layouts(batch: int, layers: int, tensor: list[int], gpus: int, min_samples: int = 1) -> PlanLayouts:
+def possible_layouts(batch: int, layers: int, tensor: list[int], gpus: int, min_samples: int = 1) -> PlanLayouts:
     """Return every layout that takes at most N GPUs.
 
     Args:
@@ -86,11 +86,11 @@ def layouts(batch: int, layers: int, tensor: list[int], gpus: int, min_samples: 
     pair, p, t, saving = (axis.ravel() for axis in grid)
     d, b = np.array(data, dtype=np.int64)[pair].T
     found = PlanLayouts(d, p, t, b, saving)
-    keep = (found.gpus <= gpus) & _makes_sense(found)
+    keep = (found.gpus <= gpus) & _distinct_mask(found)
     return PlanLayouts(*(column[keep] for column in found))
 
 
-def _makes_sense(found: PlanLayouts) -> NDArray[np.bool_]:
+def _distinct_mask(found: PlanLayouts) -> NDArray[np.bool_]:
     """Return which layouts differ from all others: ZeRO spreads over data-parallel members only."""
     zero = np.array([saving.zero for saving in SAVINGS])[found.saving]
     alone: NDArray[np.bool_] = (zero == 0) | (found.data > 1)
@@ -118,7 +118,7 @@ class PlanStage:
     tensor_bytes: float  # that each GPU sends for a micro-batch, inside its node
     next_bytes: float  # to the next stage for a micro-batch, and as much back
     ring_bytes: float  # that each GPU sends for an iteration, to sum gradients
-    seconds: Seconds  # of an iteration, on each GPU; the stage waits for the rest
+    seconds: StageSeconds  # of an iteration, on each GPU; the stage waits for the rest
     away_bytes: float = 0.0  # of optimizer state, offloaded during the passes
 
 

@@ -36,7 +36,7 @@ MEANINGS = {
 def constants_table(hardware: HardwareProfile) -> Table:
     """Return a table of every constant, with its value and what it means."""
     table = Table("constant", "value", "meaning", box=None, pad_edge=False)
-    for name, value in hardware.values._asdict().items():
+    for name, value in hardware.as_constants._asdict().items():
         meaning, unit, in_si = MEANINGS[name]
         unsure = "; the runs do not determine it" if name in hardware.not_identified else ""
         table.add_row(name, f"{value / in_si:.3g} {unit}".strip(), meaning + unsure)
@@ -74,51 +74,51 @@ def host_table(host: HostProfile) -> Table:
 MAX_TABLE_ROWS = 60
 
 
-def print_result(console: Console, request: PlanRequest, result: SearchResult) -> None:
+def print_search_result(console: Console, request: PlanRequest, result: SearchResult) -> None:
     """Print the plan, or that there is none."""
     profile, trained = request.profile, request.profile.trained_parameters
-    of_these = "" if trained == profile.parameters else f" ({_amount(trained).strip()} trained)"
+    of_these = "" if trained == profile.parameters else f" ({_amount_text(trained).strip()} trained)"
     console.print(
-        f"{profile.name}: {_amount(profile.parameters)} parameters{of_these} in {len(profile.layers)} layers, "
-        f"{_amount(profile.forward_flops)}FLOP forward for a sample; profiled {profile.rung}"
+        f"{profile.name}: {_amount_text(profile.parameters)} parameters{of_these} in {len(profile.layers)} layers, "
+        f"{_amount_text(profile.forward_flops)}FLOP forward for a sample; profiled {profile.rung}"
     )
     for note in profile.notes:
         console.print(f"note: {note}")
     console.print()
-    for line in verdict(request, result):
+    for line in result_sentences(request, result):
         console.print(line)
     if result.plan is not None:
         _print_plan(console, request, result.plan)
 
 
-def verdict(request: PlanRequest, result: SearchResult) -> Iterator[str]:
+def result_sentences(request: PlanRequest, result: SearchResult) -> Iterator[str]:
     """Yield the result in sentences."""
     plan = result.plan
     if plan is None:
-        yield from _nothing_fits(request, result)
+        yield from _nothing_fits_sentences(request, result)
         return
     bound = f"{request.hardware.accuracy.bound_share:.0%} bound"
     if request.deadline_s is None:
         yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
     elif result.meets:
         yield (
-            f"{_gpus(plan)} meet the deadline of {exact_text(request.deadline_s)}: "
+            f"{_gpus_text(plan)} meet the deadline of {exact_text(request.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
         if plan.gpus > 1 and result.with_fewer_gpus is None:
             yield ("Fewer do not hold the model." if request.degrees is None else "Other degrees were not searched.")
         elif result.with_fewer_gpus is not None:
             fewer = result.with_fewer_gpus
-            yield f"Fewer do not: {_gpus(fewer)} have a bound of {duration_text(fewer.bound_s)}."
+            yield f"Fewer do not: {_gpus_text(fewer)} have a bound of {duration_text(fewer.bound_s)}."
     else:
         yield (
             f"No plan meets the deadline of {exact_text(request.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - request.deadline_s)} too long."
         )
-        yield from _more_gpus(request, result)
+        yield from _more_gpus_sentences(request, result)
 
 
-def _more_gpus(request: PlanRequest, result: SearchResult) -> Iterator[str]:
+def _more_gpus_sentences(request: PlanRequest, result: SearchResult) -> Iterator[str]:
     more = result.with_more_gpus
     if isinstance(request.hardware, HostProfile):
         yield f"The profile is of {request.hardware.ranks} ranks; whether more ranks meet it was not measured."
@@ -129,27 +129,27 @@ def _more_gpus(request: PlanRequest, result: SearchResult) -> Iterator[str]:
     elif more is None:
         yield "No number of these GPUs is enough: a batch has no work for more GPUs than samples. Try a larger --batch."
     else:
-        yield f"{_gpus(more)} are enough ({layout_words(more)}), with a bound of {duration_text(more.bound_s)}."
+        yield f"{_gpus_text(more)} are enough ({degrees_text(more)}), with a bound of {duration_text(more.bound_s)}."
 
 
-def _nothing_fits(request: PlanRequest, result: SearchResult) -> Iterator[str]:
+def _nothing_fits_sentences(request: PlanRequest, result: SearchResult) -> Iterator[str]:
     yield "No plan fits into the memory of these GPUs."
     near = result.closest
     if near is not None:
-        needed, there = _gb(near.needed_bytes), _gb(near.gpu_memory_bytes)
+        needed, there = _gb_text(near.needed_bytes), _gb_text(near.gpu_memory_bytes)
         more = f"a little more than {needed}" if needed == there else needed
         yield (
             f"The nearest, {near.layout.data} x {near.layout.pipeline} x {near.layout.tensor} with "
-            f"{near.layout.saving}, needs {more} on a GPU, of which {_gb(CONTEXT_BYTES)} is for libraries; "
+            f"{near.layout.saving}, needs {more} on a GPU, of which {_gb_text(CONTEXT_BYTES)} is for libraries; "
             f"{near.gpu_type} has {there}."
         )
-    yield from _more_gpus(request, result)
+    yield from _more_gpus_sentences(request, result)
 
 
 def _print_plan(console: Console, request: PlanRequest, plan: FoundPlan) -> None:
     layout, times = plan.layout, plan.times
     console.print()
-    console.print(f"plan        {plan.kind}: {layout_words(plan)}")
+    console.print(f"plan        {plan.kind}: {degrees_text(plan)}")
     console.print(
         f"batch       {request.batch} samples: {plan.micro_batches} micro-batches of {layout.micro_batch} on each of "
         f"{layout.data} members; {plan.iterations:,} iterations"
@@ -166,8 +166,8 @@ def _print_plan(console: Console, request: PlanRequest, plan: FoundPlan) -> None
     console.print()
     console.print(_stage_table(request, plan))
     console.print(
-        f"Memory has {100 * (FRAGMENTATION - 1):.0f} % for fragmentation and {_gb(CONTEXT_BYTES)} for libraries in it. "
-        "No memory figure has been compared with a GPU."
+        f"Memory has {100 * (FRAGMENTATION - 1):.0f} % for fragmentation and {_gb_text(CONTEXT_BYTES)} for libraries "
+        "in it. No memory figure has been compared with a GPU."
     )
     console.print()
     hardware = request.hardware
@@ -188,17 +188,17 @@ def _print_plan(console: Console, request: PlanRequest, plan: FoundPlan) -> None
 def _stage_table(request: PlanRequest, plan: FoundPlan) -> Table:
     table = Table("stage", "layers", "GPUs", "micro-batch", "FLOP each GPU", "memory", box=None, pad_edge=False)
     table.add_column("sends each GPU")
-    for (first, count), stage in _alike(plan.stages):
+    for (first, count), stage in _runs_of_alike_stages(plan.stages):
         name = str(first) if count == 1 else f"{first} to {first + count - 1}"
         table.add_row(
-            name, _layer_names(request, stage, plan.stages[first + count - 1]), f"{stage.gpus} {stage.gpu_type}",
-            time_text(stage.micro_batch_s), f"{_amount(stage.flops)}", f"{_gb(stage.memory_bytes)} of "
-            f"{_gb(stage.gpu_memory_bytes)}", _edges(stage),
+            name, _layer_range_text(request, stage, plan.stages[first + count - 1]), f"{stage.gpus} {stage.gpu_type}",
+            time_text(stage.micro_batch_s), f"{_amount_text(stage.flops)}", f"{_gb_text(stage.memory_bytes)} of "
+            f"{_gb_text(stage.gpu_memory_bytes)}", _traffic_text(stage),
         )  # fmt: skip
     return table
 
 
-def _alike(stages: Sequence[PlanStage]) -> Iterator[tuple[tuple[int, int], PlanStage]]:
+def _runs_of_alike_stages(stages: Sequence[PlanStage]) -> Iterator[tuple[tuple[int, int], PlanStage]]:
     """Yield each run of stages that differ in their layers alone, with its first index and their number."""
     first = 0
     for _, group in groupby(
@@ -209,22 +209,24 @@ def _alike(stages: Sequence[PlanStage]) -> Iterator[tuple[tuple[int, int], PlanS
         first += len(members)
 
 
-def _layer_names(request: PlanRequest, first: PlanStage, last: PlanStage) -> str:
+def _layer_range_text(request: PlanRequest, first: PlanStage, last: PlanStage) -> str:
     names = request.profile.layers
     if first.first_layer == last.last_layer:
         return names[first.first_layer].name
     return f"{names[first.first_layer].name} ... {names[last.last_layer].name}"
 
 
-def _edges(stage: PlanStage) -> str:
+def _traffic_text(stage: PlanStage) -> str:
     parts = [(stage.tensor_bytes, "tensor group, a micro-batch"), (stage.next_bytes, "next stage, a micro-batch")]
     sent = [
-        f"{_amount(volume)}B ({what})" for volume, what in (*parts, (stage.ring_bytes, "ring, an iteration")) if volume
+        f"{_amount_text(volume)}B ({what})"
+        for volume, what in (*parts, (stage.ring_bytes, "ring, an iteration"))
+        if volume
     ]
     return ", ".join(sent) or "nothing"
 
 
-def print_table(
+def print_plan_table(
     console: Console, request: PlanRequest, found: Sequence[FoundPlan | Misfit], chosen: FoundPlan | None
 ) -> None:
     """Print all plans, fastest first, then those that do not fit, with their limits; the chosen one is marked."""
@@ -233,7 +235,7 @@ def print_table(
     )
     table.add_column("verdict")
     console.print()
-    rows = ordered(found)
+    rows = order_plans(found)
     at = rows.index(chosen) if chosen in rows else -1
     for number in (*range(min(MAX_TABLE_ROWS, len(rows))), *([at] if at >= MAX_TABLE_ROWS else [])):
         row = rows[number]
@@ -248,16 +250,16 @@ def print_table(
         if isinstance(row, FoundPlan):
             table.add_row(
                 *start, time_text(row.step_s), duration_text(row.total_s), duration_text(row.bound_s),
-                f"{binding(request, row)}: chosen" if number == at else binding(request, row),
+                f"{binding_limit_text(request, row)}: chosen" if number == at else binding_limit_text(request, row),
             )  # fmt: skip
         else:
-            table.add_row(*start, "", "", "", binding(request, row))
+            table.add_row(*start, "", "", "", binding_limit_text(request, row))
     console.print(table)
     if len(found) > MAX_TABLE_ROWS:
         console.print(f"{len(found) - MAX_TABLE_ROWS} more; --json has all of them")
 
 
-def ordered(found: Sequence[FoundPlan | Misfit]) -> list[FoundPlan | Misfit]:
+def order_plans(found: Sequence[FoundPlan | Misfit]) -> list[FoundPlan | Misfit]:
     """Return plans by time, then misfits by the memory that they lack."""
     plans = sorted((row for row in found if isinstance(row, FoundPlan)), key=lambda plan: (plan.step_s, plan.gpus))
     others = sorted(
@@ -267,20 +269,21 @@ def ordered(found: Sequence[FoundPlan | Misfit]) -> list[FoundPlan | Misfit]:
     return [*plans, *others]
 
 
-def binding(request: PlanRequest, found: FoundPlan | Misfit) -> str:
+def binding_limit_text(request: PlanRequest, found: FoundPlan | Misfit) -> str:
     """Return what keeps a plan from being chosen."""
     if isinstance(found, Misfit):
-        return f"memory: needs {_gb(found.needed_bytes)} on a GPU, {found.gpu_type} has {_gb(found.gpu_memory_bytes)}"
+        needed, there = _gb_text(found.needed_bytes), _gb_text(found.gpu_memory_bytes)
+        return f"memory: needs {needed} on a GPU, {found.gpu_type} has {there}"
     if request.deadline_s is not None and found.bound_s > request.deadline_s:
         return f"time: {duration_text(found.bound_s - request.deadline_s)} too long"
     return "meets the deadline" if request.deadline_s is not None else "fits"
 
 
-def _gpus(plan: FoundPlan) -> str:
+def _gpus_text(plan: FoundPlan) -> str:
     return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(plan.gpu_types)})"
 
 
-def layout_words(plan: FoundPlan) -> str:
+def degrees_text(plan: FoundPlan) -> str:
     """Return the degrees of a plan."""
     layout = plan.layout
     return f"data {layout.data} x pipeline {layout.pipeline} x tensor {layout.tensor} = {plan.gpus:,} GPUs"
@@ -291,11 +294,11 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 
-def _gb(size: float) -> str:
+def _gb_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def _amount(value: float) -> str:
+def _amount_text(value: float) -> str:
     for scale, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
             return f"{value / scale:.3g} {letter}"
@@ -317,45 +320,45 @@ def result_json(request: PlanRequest, result: SearchResult, table: Sequence[Foun
         },
         "batch": request.batch, "iterations": request.iterations, "deadline_s": request.deadline_s,
         "meets_deadline": result.meets,
-        "plan": _plan(result.plan), "with_more_gpus": _plan(result.with_more_gpus),
-        "with_fewer_gpus": _plan(result.with_fewer_gpus), "closest": _misfit(result.closest),
+        "plan": _plan_json(result.plan), "with_more_gpus": _plan_json(result.with_more_gpus),
+        "with_fewer_gpus": _plan_json(result.with_fewer_gpus), "closest": _misfit_json(result.closest),
         "layouts": result.layouts, "evaluated": result.evaluated,
         "hardware": request.hardware.model_dump(mode="json"),
     }  # fmt: skip
     if table is not None:
         answer["table"] = [
             {
-                **(_row(row) if isinstance(row, FoundPlan) else _misfit(row) or {}),
-                "verdict": binding(request, row),
+                **(_layout_and_times_json(row) if isinstance(row, FoundPlan) else _misfit_json(row) or {}),
+                "verdict": binding_limit_text(request, row),
                 "chosen": row == result.plan,
             }
-            for row in ordered(table)
+            for row in order_plans(table)
         ]
     return json.dumps(answer, indent=2)
 
 
-def _plan(plan: FoundPlan | None) -> dict[str, Any] | None:
+def _plan_json(plan: FoundPlan | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     return {
-        **_row(plan), "micro_batches": plan.micro_batches, "kind": plan.kind, "gpu_hours": plan.gpu_hours,
-        "times": _figures(plan.times),
-        "sub_tasks": [{**_figures(stage), "seconds": stage.seconds._asdict()} for stage in plan.stages],
+        **_layout_and_times_json(plan), "micro_batches": plan.micro_batches, "kind": plan.kind,
+        "gpu_hours": plan.gpu_hours, "times": _figures_json(plan.times),
+        "sub_tasks": [{**_figures_json(stage), "seconds": stage.seconds._asdict()} for stage in plan.stages],
     }  # fmt: skip
 
 
-def _figures(of: IterationTimes | PlanStage) -> dict[str, Any]:
+def _figures_json(of: IterationTimes | PlanStage) -> dict[str, Any]:
     return {name: value for name, value in asdict(of).items() if name not in TRACE_ONLY}
 
 
-def _row(plan: FoundPlan) -> dict[str, Any]:
+def _layout_and_times_json(plan: FoundPlan) -> dict[str, Any]:
     return {
         "gpus": plan.gpus, **plan.layout._asdict(), "gpu_types": list(plan.gpu_types),
         "step_s": plan.step_s, "total_s": plan.total_s, "bound_s": plan.bound_s,
     }  # fmt: skip
 
 
-def _misfit(misfit: Misfit | None) -> dict[str, Any] | None:
+def _misfit_json(misfit: Misfit | None) -> dict[str, Any] | None:
     if misfit is None:
         return None
     return {
@@ -375,11 +378,11 @@ def print_calibration(console: Console, profile: HardwareProfile, runs: Measured
     console.print()
     console.print(constants_table(profile))
     console.print()
-    for line in advice(profile, runs):
+    for line in calibration_advice(profile, runs):
         console.print(line)
 
 
-def advice(profile: HardwareProfile, runs: MeasuredRuns) -> Iterator[str]:
+def calibration_advice(profile: HardwareProfile, runs: MeasuredRuns) -> Iterator[str]:
     """Yield what the runs lack."""
     if profile.not_identified:
         names = ", ".join(profile.not_identified)

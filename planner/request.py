@@ -23,10 +23,10 @@ from .model import (
     HostProfile,
     MicroBatchWork,
     all_reduce_bytes,
-    carried_over,
-    kept_share,
-    optimizer_state_bytes,
-    state_bytes,
+    kept_activation_share,
+    optimizer_bytes_per_parameter,
+    scaled_to_bandwidths,
+    state_bytes_per_parameter,
 )
 from .plan import PlanLayout
 from .profile.profiling import ModelProfile
@@ -50,7 +50,7 @@ Pool = tuple[GpuType, ...]  # fastest first
 Chain = Pool  # types that one plan may use, in the order in which their GPUs are taken
 
 
-def pool_of(setup: ClusterSetup) -> Pool:
+def gpu_pool_of(setup: ClusterSetup) -> Pool:
     """Return the GPUs of a cluster file by type, fastest first."""
     cluster = setup.cluster
     counts = np.diff(cluster.first_gpu)
@@ -68,7 +68,7 @@ def pool_of(setup: ClusterSetup) -> Pool:
     )
 
 
-def ranks_of(host: HostProfile) -> Pool:
+def rank_pool_of(host: HostProfile) -> Pool:
     """Return the ranks of a machine without GPUs as GPUs; their speed is in the profile."""
     return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
 
@@ -92,7 +92,7 @@ def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple
     )
 
 
-def slowest(types: Sequence[GpuType]) -> GpuType:
+def effective_type(types: Sequence[GpuType]) -> GpuType:
     """Return the effective type of a group of several types: the smallest of each figure."""
     names = " + ".join(dict.fromkeys(gpu_type.name for gpu_type in types))
     return GpuType(
@@ -125,7 +125,7 @@ class LayerArrays:
         return int(self.parameters.size)
 
 
-def layers_of(profile: ModelProfile) -> LayerArrays:
+def layer_arrays(profile: ModelProfile) -> LayerArrays:
     """Return the figures of a profile as arrays."""
     names = [field.name for field in fields(LayerArrays) if field.name not in ("has_heads", "heads")]
     columns = {name: profile.column(name) for name in names}
@@ -134,9 +134,9 @@ def layers_of(profile: ModelProfile) -> LayerArrays:
     return LayerArrays(**columns, has_heads=has_heads, heads=profile.heads)
 
 
-def host_layers(profile: ModelProfile) -> LayerArrays:
+def host_layer_arrays(profile: ModelProfile) -> LayerArrays:
     """Return the figures of a profile as arrays, with the bytes of numbers on a machine without GPUs."""
-    found, wider = layers_of(profile), HOST_BYTES / NUMBER_BYTES
+    found, wider = layer_arrays(profile), HOST_BYTES / NUMBER_BYTES
     names = ("saved_bytes", "output_bytes", "frozen_bytes", "tied_frozen_bytes")
     return replace(found, **{name: getattr(found, name) * wider for name in names})
 
@@ -173,7 +173,7 @@ class MemoryCosts:
     working_bytes: float  # for the layer that is computed, whichever it is
 
 
-def memory(
+def memory_costs(
     layers: LayerArrays, saving: MemorySaving, data: int, tensor: int, micro_batch: int, *, copies: bool
 ) -> MemoryCosts:
     """Return what the layers take on a GPU.
@@ -188,15 +188,16 @@ def memory(
     """
     parameters = layers.parameters + (layers.tied_parameters if copies else 0.0)
     frozen = (layers.frozen_bytes + (layers.tied_frozen_bytes if copies else 0.0)) / tensor
-    saved = layers.saved_bytes * micro_batch * kept_share(tensor)
+    saved = layers.saved_bytes * micro_batch * kept_activation_share(tensor)
     again = layers.is_block if saving.recomputes else np.zeros_like(saved)
     inputs = NUMBER_BYTES * layers.input_elements * micro_batch
     working = float((saved * again).max())
     if saving.zero == 3:  # weights of a layer and of the one after it, and the gradients of one
         working += float((3.0 * NUMBER_BYTES * layers.parameters + 2.0 * layers.frozen_bytes).max())
     return MemoryCosts(
-        state_bytes=parameters / tensor * state_bytes(saving, data) + frozen / (data if saving.zero == 3 else 1),
-        optimizer_bytes=parameters / tensor * optimizer_state_bytes(saving, data),
+        state_bytes=parameters / tensor * state_bytes_per_parameter(saving, data)
+        + frozen / (data if saving.zero == 3 else 1),
+        optimizer_bytes=parameters / tensor * optimizer_bytes_per_parameter(saving, data),
         kept_bytes=np.where(again > 0, inputs, saved),
         working_bytes=working,
     )
@@ -240,20 +241,23 @@ class PlanRequest:
         return self.deadline_s / (self.iterations * self.hardware.accuracy.bound_factor)
 
     @property
-    def fitted(self) -> HardwareProfile:
+    def gpu_hardware(self) -> HardwareProfile:
         """The constants of the step-time model, for plans on GPUs."""
         assert isinstance(self.hardware, HardwareProfile)
         return self.hardware
 
     def constants(self, gpu_type: GpuType) -> Constants:
         """Return the constants on GPUs of a type."""
-        return carried_over(
-            self.fitted.values, self.fitted.measured_on, gpu_type.intra_bytes_per_s, gpu_type.nic_bytes_per_s
+        return scaled_to_bandwidths(
+            self.gpu_hardware.as_constants,
+            self.gpu_hardware.measured_on,
+            gpu_type.intra_bytes_per_s,
+            gpu_type.nic_bytes_per_s,
         )
 
-    def machine(self, gpu_type: GpuType) -> HardwareRates:
+    def hardware_rates(self, gpu_type: GpuType) -> HardwareRates:
         """Return the rates of GPUs of a type; the bandwidth of their memory is that of the measured ones."""
-        memory_bytes_per_s = self.fitted.measured_on.memory_bytes_per_s
+        memory_bytes_per_s = self.gpu_hardware.measured_on.memory_bytes_per_s
         return HardwareRates(gpu_type.peak_flops, memory_bytes_per_s, gpu_type.nic_bytes_per_s)
 
 
@@ -270,7 +274,7 @@ def make_request(
 ) -> PlanRequest:
     """Return the request of training a model on a number of samples."""
     iterations = max(1, math.ceil(samples / batch))
-    layers = host_layers(profile) if isinstance(hardware, HostProfile) else layers_of(profile)
+    layers = host_layer_arrays(profile) if isinstance(hardware, HostProfile) else layer_arrays(profile)
     return PlanRequest(profile, layers, hardware, pool, batch, iterations, deadline_s, degrees, is_plain=is_plain)
 
 
@@ -279,7 +283,7 @@ def chains(pool: Pool) -> list[Chain]:
     return [*((gpu_type,) for gpu_type in pool), *(pool[:count] for count in range(2, len(pool) + 1))]
 
 
-def gpus_of(chain: Chain) -> int:
+def total_gpus(chain: Chain) -> int:
     """Return the GPUs of all types."""
     return sum(gpu_type.gpus for gpu_type in chain)
 
@@ -292,12 +296,12 @@ def stage_types(chain: Chain, layout: PlanLayout) -> list[GpuType]:
     each = layout.data * layout.tensor
     found, taken = [], 0
     for _ in range(layout.pipeline):
-        found.append(slowest(_between(chain, taken, taken + each)))
+        found.append(effective_type(_types_between(chain, taken, taken + each)))
         taken += each
     return found
 
 
-def _between(chain: Chain, first: int, end: int) -> list[GpuType]:
+def _types_between(chain: Chain, first: int, end: int) -> list[GpuType]:
     """Return the types of the GPUs from one to another, with the number taken of each."""
     found, passed = list[GpuType](), 0
     for gpu_type in chain:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.training_plan import MemorySaving
-from .evaluating import evaluate, iteration_work, max_stages
+from .evaluating import evaluate, iteration_work, max_stages_on_host
 from .model import (
     NUMBER_BYTES,
     OPTIMIZER_STATE_BYTES,
@@ -23,12 +23,12 @@ from .model import (
     HostProfile,
     compute_s,
     iteration_s,
-    kept_share,
+    kept_activation_share,
     micro_batch_s,
     usable_bytes,
 )
-from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, layouts, tensor_degrees
-from .request import Chain, GpuType, PlanRequest, chains, gpus_of, layer_work
+from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, possible_layouts, tensor_degrees
+from .request import Chain, GpuType, PlanRequest, chains, layer_work, total_gpus
 
 MAX_CLUSTER_GPUS = 65_536  # of a larger cluster that is tried
 NO_MEMORY_SAVING = SAVINGS.index(MemorySaving.none)
@@ -67,14 +67,14 @@ def find_plan(request: PlanRequest) -> SearchResult:
     """
     space = _search_space(request, chains(request.pool))  # 1 to 3
     count, by_bound = space.gpus.size, np.argsort(space.min_step_s, kind="stable")
-    if request.deadline_s is not None and (plan := _fewest_gpus(space)) is not None:  # 4
-        fewer = _fastest(space, by_bound[space.gpus[by_bound] < plan.gpus])  # 5
+    if request.deadline_s is not None and (plan := _plan_with_fewest_gpus(space)) is not None:  # 4
+        fewer = _fastest_plan(space, by_bound[space.gpus[by_bound] < plan.gpus])  # 5
         return SearchResult(plan, meets=True, layouts=count, evaluated=space.evaluated, with_fewer_gpus=fewer)
-    plan = _fastest(space, by_bound)  # 6
+    plan = _fastest_plan(space, by_bound)  # 6
     evaluated = space.evaluated
     if plan is not None and request.deadline_s is None:
         return SearchResult(plan, meets=True, layouts=count, evaluated=evaluated)
-    more, closest = _with_more_gpus(request), None if plan is not None else _closest_to_fitting(space)  # 7
+    more, closest = _plan_with_more_gpus(request), None if plan is not None else _closest_to_fitting(space)  # 7
     return SearchResult(
         plan, meets=False, layouts=count, evaluated=evaluated, closest=closest, with_more_gpus=more
     )  # fmt: skip
@@ -97,12 +97,12 @@ class _SearchSpace:
         """Return the plan of a layout, or that it does not fit."""
         self.evaluated += 1
         chain = int(self.chain[at])
-        return evaluate(self.request, self.chains[chain], self.layouts[chain].one(int(self.row[at])))
+        return evaluate(self.request, self.chains[chain], self.layouts[chain].layout(int(self.row[at])))
 
 
 def _search_space(request: PlanRequest, tried: list[Chain]) -> _SearchSpace:
     """Return all layouts on some chains, each with the lower bound of its iteration."""
-    parts = [layouts_on(request, chain) for chain in tried]
+    parts = [layouts_and_bounds(request, chain) for chain in tried]
     found = [rows for rows, _ in parts]
     if not sum(rows.data.size for rows in found):
         if request.degrees is None:
@@ -125,38 +125,40 @@ def _search_space(request: PlanRequest, tried: list[Chain]) -> _SearchSpace:
     )
 
 
-def layouts_on(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, Array]:
+def layouts_and_bounds(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, Array]:
     """Return the layouts on a chain that use its last type, and a lower bound of their iterations; inf if none fits."""
     if isinstance(request.hardware, HostProfile):
-        return _layouts_on_host(request, chain)
+        return _host_layouts_and_bounds(request, chain)
     degrees = tensor_degrees(request.layers.heads, [gpu_type.gpus_per_node for gpu_type in chain])
-    found = layouts(request.batch, request.layers.count, degrees, gpus_of(chain), request.profile.min_samples)
-    found = _allowed(request, _kept(found, found.gpus > gpus_of(chain[:-1])))
+    found = possible_layouts(
+        request.batch, request.layers.count, degrees, total_gpus(chain), request.profile.min_samples
+    )
+    found = _allowed_layouts(request, _select_layouts(found, found.gpus > total_gpus(chain[:-1])))
     bound_s = min_step_s(request, chain, found)
     return found, np.where(may_fit(request, chain, found), bound_s, np.inf)
 
 
-def _layouts_on_host(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, Array]:
+def _host_layouts_and_bounds(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, Array]:
     """Return the same for ranks of one machine: there are few, and each is evaluated."""
-    stages = max_stages(request.profile)
-    found = layouts(request.batch, stages, [1], gpus_of(chain), request.profile.min_samples)
-    found = _allowed(request, _kept(found, found.saving == NO_MEMORY_SAVING))
+    stages = max_stages_on_host(request.profile)
+    found = possible_layouts(request.batch, stages, [1], total_gpus(chain), request.profile.min_samples)
+    found = _allowed_layouts(request, _select_layouts(found, found.saving == NO_MEMORY_SAVING))
     return found, np.zeros(found.data.size)
 
 
-def _allowed(request: PlanRequest, found: PlanLayouts) -> PlanLayouts:
+def _allowed_layouts(request: PlanRequest, found: PlanLayouts) -> PlanLayouts:
     """Return the layouts that the request allows."""
     if request.is_plain:
-        found = _kept(found, (found.tensor == 1) & (found.saving == NO_MEMORY_SAVING))
+        found = _select_layouts(found, (found.tensor == 1) & (found.saving == NO_MEMORY_SAVING))
     if request.is_replicated:
         whole = np.array([saving.zero == 0 for saving in SAVINGS])[found.saving]
-        found = _kept(found, (found.pipeline == 1) & (found.tensor == 1) & whole)
+        found = _select_layouts(found, (found.pipeline == 1) & (found.tensor == 1) & whole)
     if request.degrees is None:
         return found
-    return _kept(found, np.all(np.stack(found[:3]) == np.array(request.degrees)[:, None], axis=0))
+    return _select_layouts(found, np.all(np.stack(found[:3]) == np.array(request.degrees)[:, None], axis=0))
 
 
-def _kept(found: PlanLayouts, keep: NDArray[np.bool_]) -> PlanLayouts:
+def _select_layouts(found: PlanLayouts, keep: NDArray[np.bool_]) -> PlanLayouts:
     return PlanLayouts(*(column[keep] for column in found))
 
 
@@ -167,12 +169,12 @@ ZERO = np.array([float(saving.zero) for saving in SAVINGS])
 def min_step_s(request: PlanRequest, chain: Chain, found: PlanLayouts) -> Array:
     """Return a lower bound of an iteration by each layout, shape (layouts,)."""
     figures = list(zip(*chain, strict=True))[2:]
-    gpu_type = GpuType("best", gpus_of(chain), *(max(column) for column in figures))  # the best of each figure
+    gpu_type = GpuType("best", total_gpus(chain), *(max(column) for column in figures))  # the best of each figure
     constants, p, m = request.constants(gpu_type), found.pipeline, request.batch // (found.data * found.micro_batch)
     total_s, products_s, longest_s, block_s = _micro_batch_bounds(request, gpu_type, found)
     # One of the stages has at least its share of the blocks, and at least its share of everything.
     blocks = np.ceil(float(request.layers.is_block.sum()) / p) * block_s
-    balanced = np.maximum(total_s / p, products_s / _speeds(chain, found))
+    balanced = np.maximum(total_s / p, products_s / _summed_stage_speeds(chain, found))
     micro_s = np.maximum(np.maximum(blocks, balanced), longest_s)
     parameters = float(request.layers.parameters.sum()) / (p * found.tensor)
     frozen_bytes = float(request.layers.frozen_bytes.sum()) / (p * found.tensor)
@@ -180,7 +182,7 @@ def min_step_s(request: PlanRequest, chain: Chain, found: PlanLayouts) -> Array:
         parameters, frozen_bytes, found.data.astype(np.float64), m.astype(np.float64), ZERO[found.saving],
         (found.gpus <= gpu_type.gpus_per_node).astype(np.float64), (m + p - 1).astype(np.float64),
     )  # fmt: skip
-    bound_s = iteration_s(micro_s, done, request.machine(gpu_type), constants)
+    bound_s = iteration_s(micro_s, done, request.hardware_rates(gpu_type), constants)
     return bound_s * (1.0 - 1e-9)  # sums of other orders round otherwise
 
 
@@ -201,7 +203,7 @@ def _micro_batch_bounds(request: PlanRequest, gpu_type: GpuType, found: PlanLayo
     return [times_s[which] for times_s in (each_s.sum(axis=1), products_s, each_s.max(axis=1), block_s)]
 
 
-def _speeds(chain: Chain, found: PlanLayouts) -> Array:
+def _summed_stage_speeds(chain: Chain, found: PlanLayouts) -> Array:
     """Return the sum of the speeds of all stages, relative to the fastest type, shape (layouts,)."""
     each, total, before, passed = found.data * found.tensor, np.zeros(found.data.size), np.zeros(found.data.size), 0
     for gpu_type in chain:
@@ -218,7 +220,7 @@ def may_fit(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDArray[n
     zero, data = ZERO[found.saving], found.data.astype(np.float64)
     kept = 1.0 - OPTIMIZER_STATE_BYTES / STATE_BYTES  # of the state, what ZeRO-1 does not spread
     state = STATE_BYTES * np.where(zero == 3, 1 / data, np.where(zero == 1, kept + (1 - kept) / data, 1.0))
-    share = kept_share(found.tensor.astype(np.float64))
+    share = kept_activation_share(found.tensor.astype(np.float64))
     inputs = float((layers.input_elements * layers.is_block).sum()) * NUMBER_BYTES
     recomputing = inputs + float((layers.saved_bytes * (1.0 - layers.is_block)).sum()) * share
     per_sample = np.where(RECOMPUTES[found.saving] > 0, recomputing, layers.saved_bytes.sum() * share)
@@ -232,7 +234,7 @@ def may_fit(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDArray[n
     return fits
 
 
-def _fewest_gpus(space: _SearchSpace) -> FoundPlan | None:
+def _plan_with_fewest_gpus(space: _SearchSpace) -> FoundPlan | None:
     """Return the fastest of the plans with the fewest GPUs that meet the deadline."""
     max_step_s = space.request.max_step_s
     possible = np.flatnonzero(space.min_step_s <= max_step_s)
@@ -249,7 +251,7 @@ def _fewest_gpus(space: _SearchSpace) -> FoundPlan | None:
     return best
 
 
-def _fastest(space: _SearchSpace, order: NDArray[np.int64]) -> FoundPlan | None:
+def _fastest_plan(space: _SearchSpace, order: NDArray[np.int64]) -> FoundPlan | None:
     """Return the fastest plan, and of several the one with the fewest GPUs; layouts come by ascending bound."""
     best = None
     for at in order.tolist():
@@ -268,29 +270,29 @@ def _closest_to_fitting(space: _SearchSpace) -> Misfit | None:
     return min(misfits, key=lambda misfit: misfit.needed_bytes / misfit.gpu_memory_bytes, default=None)
 
 
-def _with_more_gpus(request: PlanRequest) -> FoundPlan | None:
+def _plan_with_more_gpus(request: PlanRequest) -> FoundPlan | None:
     """Return the plan with the fewest GPUs that meets the deadline, if the cluster had more of one of its types."""
     if isinstance(request.hardware, HostProfile):
         return None  # more ranks were not measured
     found = list[FoundPlan]()
     for gpu_type in request.pool:
-        for gpus in _doubled(gpu_type.gpus):
+        for gpus in _doubled_counts(gpu_type.gpus):
             more = replace(request, pool=(gpu_type._replace(gpus=gpus),))
             space = _search_space(more, [more.pool])
-            plan = _fewest_gpus(space) if request.deadline_s is not None else None
+            plan = _plan_with_fewest_gpus(space) if request.deadline_s is not None else None
             if plan is not None:
                 found.append(plan)
                 break
     return min(found, key=lambda plan: (plan.gpus, plan.step_s), default=None)
 
 
-def _doubled(gpus: int) -> Iterator[int]:
+def _doubled_counts(gpus: int) -> Iterator[int]:
     while gpus < MAX_CLUSTER_GPUS:
         gpus = min(2 * gpus, MAX_CLUSTER_GPUS)
         yield gpus
 
 
-def every_plan(request: PlanRequest) -> Iterator[FoundPlan | Misfit]:
+def best_by_degrees(request: PlanRequest) -> Iterator[FoundPlan | Misfit]:
     """Yield for each combination of degrees the fastest plan, or the layout that needs the least memory."""
     space = _search_space(request, chains(request.pool))
     parts = [np.stack(rows[:3], axis=1) for rows in space.layouts]
@@ -299,7 +301,7 @@ def every_plan(request: PlanRequest) -> Iterator[FoundPlan | Misfit]:
     _, which = np.unique(degrees[order], axis=0, return_inverse=True)
     for group in range(int(which.max()) + 1 if which.size else 0):
         members = order[which == group]
-        plan = _fastest(space, members[np.isfinite(space.min_step_s[members])])
+        plan = _fastest_plan(space, members[np.isfinite(space.min_step_s[members])])
         if plan is None:
             found = (space.evaluate(at) for at in members.tolist())
             yield min(
@@ -317,5 +319,5 @@ def fastest_by_gpus(request: PlanRequest, gpu_type: GpuType, *, data_parallel: b
         (found,) = space.layouts
         order = order[((found.pipeline == 1) & (found.tensor == 1))[order]]
     gpus = space.gpus[order]
-    plans = {count: _fastest(space, order[gpus == count]) for count in np.unique(gpus).tolist()}
+    plans = {count: _fastest_plan(space, order[gpus == count]) for count in np.unique(gpus).tolist()}
     return {count: plan for count, plan in plans.items() if plan is not None}

@@ -31,7 +31,7 @@ class PassKind(IntEnum):
     phase = 3  # all passes of an iteration, of a sub-task without a pipeline, up to its synchronisation
 
 
-class Pass(NamedTuple):
+class ReadyPass(NamedTuple):
     """A pass that is ready to run; smaller ones come first.
 
     An earlier iteration comes before all of a later one. So no sub-task starves: the others have a limited number of
@@ -49,9 +49,9 @@ class SharedDevice:
 
     def __init__(self) -> None:
         self.holder: object = None
-        self._waiting = dict[object, Pass]()
+        self._waiting = dict[object, ReadyPass]()
 
-    def request(self, sub_task: object, ready: Pass) -> None:
+    def request(self, sub_task: object, ready: ReadyPass) -> None:
         """Add the pass that a sub-task waits with; it waits with one at a time."""
         self._waiting[sub_task] = ready
 
@@ -74,7 +74,7 @@ FIRST_CONNECTION_S = 60.0  # in which the first sub-task has to connect
 MAX_REQUEST_LINE_BYTES = 200
 
 
-def name_of(job: str, device: int) -> str:
+def socket_name(job: str, device: int) -> str:
     """Return the name of the socket of a device: an abstract one, so no file is left behind."""
     return f"\0longshore-device-{os.getuid()}-{job}-{device}"
 
@@ -125,11 +125,11 @@ class Arbiter:
         if (
             not received
             or len(rest) > MAX_REQUEST_LINE_BYTES
-            or not all(self._process(connection, line) for line in lines)
+            or not all(self._process_line(connection, line) for line in lines)
         ):
             self._drop(connection)
 
-    def _process(self, connection: socket.socket, line: bytes) -> bool:
+    def _process_line(self, connection: socket.socket, line: bytes) -> bool:
         """Process a line; return whether it is valid."""
         word, *rest = line.decode(errors="replace").split() or [""]
         if not self._is_known[connection]:
@@ -140,7 +140,7 @@ class Arbiter:
             return True
         try:
             iteration, kind, micro_batch, rank = map(int, rest)
-            self._device.request(connection, Pass(iteration, PassKind(kind), micro_batch, rank))
+            self._device.request(connection, ReadyPass(iteration, PassKind(kind), micro_batch, rank))
         except ValueError:
             return False
         return word == "want"
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     """Serve one device of a job."""
     job, device = arguments
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name_of(job, int(device)))
+        listener.bind(socket_name(job, int(device)))
         listener.listen()
         Arbiter(job, listener).run()
 
@@ -191,11 +191,11 @@ class DeviceTurn:
         if starts:
             module = "longshore.planner.sharing"
             self._arbiter = subprocess.Popen([sys.executable, "-m", module, job, str(device)])
-        self._line = _connected(name_of(job, device), device)
+        self._line = _connect(socket_name(job, device), device)
         self._line.sendall(f"job {job}\n".encode())
 
     @contextmanager
-    def of(self, iteration: int, kind: PassKind, micro_batch: int = 0) -> Iterator[None]:
+    def hold(self, iteration: int, kind: PassKind, micro_batch: int = 0) -> Iterator[None]:
         """Wait for the device, and hold it until the block ends.
 
         Raises:
@@ -221,7 +221,7 @@ class DeviceTurn:
             self._arbiter.wait()
 
 
-def _connected(name: str, device: int) -> socket.socket:
+def _connect(name: str, device: int) -> socket.socket:
     until_s = time.monotonic() + ARBITER_START_S
     while True:
         line = socket.socket(socket.AF_UNIX)

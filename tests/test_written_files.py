@@ -24,7 +24,7 @@ from longshore.planner.execution.plan_file import read_plan, write_plan
 from longshore.planner.execution.worker import MeasuredTraining
 from longshore.planner.model import DEFAULT, HardwareProfile
 from longshore.preflight.check import warned
-from longshore.preflight.warm_worker import read_reply, reply_of
+from longshore.preflight.warm_worker import decode_reply, encode_reply
 from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint
 from longshore.ring import wire
 from longshore.ring.coordinator_server import RING, make_ring_folder, read_settings
@@ -129,7 +129,7 @@ def refusal(folder: Path, name: str) -> tuple[Any, Any]:
 def finding(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
     it = warned(name, name, name, name)
-    (found,) = read_reply(reply_of(1, [it], 0.0)).findings
+    (found,) = decode_reply(encode_reply(1, [it], 0.0)).findings
     return it, found
 
 
@@ -181,7 +181,7 @@ def test_what_other_processes_say_is_sent_in_any_case(text: str) -> None:
     said = read_message(Failed(number=1, reason=text).model_dump_json().encode())
     assert isinstance(said, Failed)
     assert said.reason == readable(text)
-    (found,) = read_reply(reply_of(1, [warned(text, text, text, text)], 0.0)).findings
+    (found,) = decode_reply(encode_reply(1, [warned(text, text, text, text)], 0.0)).findings
     assert found == warned(*[readable(text)] * 4)
 
 

@@ -32,15 +32,15 @@ _CHECKPOINT_NAME = re.compile(r"step-\d{9,}-a\d+")
 _DRAFT_NAME = re.compile(r"\.step-\d{9,}-a\d+\.draft")
 
 
-def folder_of_job(folder: Path) -> tuple[Path, int]:
+def job_folder_and_attempt(folder: Path) -> tuple[Path, int]:
     """Return the folder of this process's job in a folder, and the number of its attempt; 0 without a job."""
     found = _ATTEMPT_VARIABLE.fullmatch(os.environ.get(ATTEMPT, ""))
     return (folder, 0) if found is None else (folder / found["job"], int(found["number"]))
 
 
-def is_of_a_plan(folder: Path) -> bool:
+def has_checkpoints_without_ring(folder: Path) -> bool:
     """Return whether a folder has checkpoints of processes without a ring."""
-    return bool(_found(folder, _CHECKPOINT_NAME))
+    return bool(_paths_named(folder, _CHECKPOINT_NAME))
 
 
 def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapping[str, Any]], None]) -> int:
@@ -56,15 +56,15 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
     """
     path: list[str | None] = [None]
     if dist.get_rank() == 0:
-        found = [] if folder is None else _found(folder_of_job(folder)[0], _CHECKPOINT_NAME)
-        newest = max(found, key=_order, default=None)
+        found = [] if folder is None else _paths_named(job_folder_and_attempt(folder)[0], _CHECKPOINT_NAME)
+        newest = max(found, key=_attempt_and_step, default=None)
         path = [os.environ.get(CHECKPOINT) or (None if newest is None else str(newest))]
     dist.broadcast_object_list(path)
     if path[0] is None:
         return 0
     problem, first = "", 0
     try:
-        first, state = _read(Path(path[0]), plan, seat)
+        first, state = _read_checkpoint(Path(path[0]), plan, seat)
         load(state)
     except InputError as error:
         problem = str(error)
@@ -77,20 +77,20 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
     return first
 
 
-def _found(folder: Path, name: re.Pattern[str]) -> list[Path]:
+def _paths_named(folder: Path, name: re.Pattern[str]) -> list[Path]:
     try:
         return [old for old in folder.iterdir() if name.fullmatch(old.name)]
     except OSError:
         return []
 
 
-def _order(path: Path) -> tuple[int, int]:
+def _attempt_and_step(path: Path) -> tuple[int, int]:
     """Return attempt and step: checkpoints of later attempts are newer."""
     step, attempt = map(int, re.findall(r"\d+", path.name))
     return attempt, step
 
 
-def _read(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any]]:
+def _read_checkpoint(path: Path, plan: PlanFile, seat: Seat) -> tuple[int, Mapping[str, Any]]:
     """Return the step after a checkpoint, and the state of this process's stage."""
     file = path / f"stage-{seat.stage}.pt"
     try:
@@ -132,14 +132,14 @@ class Checkpoints:
         self, folder: Path, every_s: float, steps: range, report_every: int, plan: PlanFile, seat: Seat, reports: Steps,
         print_line: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._folder, self._attempt = folder_of_job(folder)
+        self._folder, self._attempt = job_folder_and_attempt(folder)
         self._every_s, self._last, self._report_every = every_s, steps.stop - 1, report_every
         self._plan, self._seat, self._reports, self._print_line = plan, seat, reports, print_line
         self._is_first = dist.get_rank() == 0
         self._agrees_at, self._writes_at = steps.start + MEASURED_STEPS - 1, -1
         self._since, self._since_s = steps.start - 1, time.monotonic()
 
-    def after(self, step: int, state: Callable[[], Mapping[str, Any]]) -> None:
+    def write_if_due(self, step: int, state: Callable[[], Mapping[str, Any]]) -> None:
         """Write a checkpoint if it is due; called after each step, while all state is in memory."""
         if step not in (self._last, self._agrees_at, self._writes_at):
             return
@@ -147,9 +147,9 @@ class Checkpoints:
         if step in (self._last, self._writes_at):
             self._write(step, state)
         if step != self._last:
-            self._agree(step, taken_s)
+            self._agree_on_next_checkpoint(step, taken_s)
 
-    def _agree(self, step: int, taken_s: float) -> None:
+    def _agree_on_next_checkpoint(self, step: int, taken_s: float) -> None:
         """Agree on the next step with a checkpoint, by the clock of the first process."""
         steps = torch.tensor([max(1, ceil(self._every_s / max(taken_s, 1e-9)))])
         dist.broadcast(steps, 0)
@@ -169,20 +169,20 @@ class Checkpoints:
             content = {"step": step, "batch": self._plan.batch, "layers": layers, "state": dict(state())}
             try:
                 draft.mkdir(parents=True, exist_ok=True)
-                _put(draft / f"stage-{self._seat.stage}.pt", content)
+                _write_stage_file(draft / f"stage-{self._seat.stage}.pt", content)
             except (OSError, RuntimeError, InputError) as error:  # the second is PyTorch's for a full disk
                 problem = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         problems: list[Any] = [""] * dist.get_world_size()
         dist.all_gather_object(problems, problem)  # and wait for all
         if self._is_first:
             try:
-                self._name(draft, path, next((text for text in problems if text), ""))
+                self._publish_and_prune(draft, path, next((text for text in problems if text), ""))
                 self._reports.saved(step, str(path.absolute()))
             except OSError as error:
                 shutil.rmtree(draft, ignore_errors=True)
                 self._print_line(f"no checkpoint of step {step + 1}: {error.strerror or error}; training continues")
 
-    def _name(self, draft: Path, path: Path, problem: str) -> None:
+    def _publish_and_prune(self, draft: Path, path: Path, problem: str) -> None:
         """Give a complete checkpoint its name, and remove older ones.
 
         Raises:
@@ -196,25 +196,33 @@ class Checkpoints:
         if path.exists():  # of a previous run that was not resumed
             shutil.rmtree(path)
         draft.rename(path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
         older = sorted(
-            (candidate for candidate in _found(path.parent, _CHECKPOINT_NAME) if _order(candidate) < _order(path)),
-            key=_order,
+            (
+                candidate
+                for candidate in _paths_named(path.parent, _CHECKPOINT_NAME)
+                if _attempt_and_step(candidate) < _attempt_and_step(path)
+            ),
+            key=_attempt_and_step,
         )
-        drafts = (candidate for candidate in _found(path.parent, _DRAFT_NAME) if _order(candidate) < _order(path))
+        drafts = (
+            candidate
+            for candidate in _paths_named(path.parent, _DRAFT_NAME)
+            if _attempt_and_step(candidate) < _attempt_and_step(path)
+        )
         for old in (*older[: 1 - KEPT_CHECKPOINTS], *drafts):  # never those of a later attempt
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _put(path: Path, content: Mapping[str, Any]) -> None:
+def _write_stage_file(path: Path, content: Mapping[str, Any]) -> None:
     with path.open("wb") as file:
         write_state(content, file)
         file.flush()
         os.fsync(file.fileno())
-    _sync(path.parent)
+    _sync_folder(path.parent)
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     with suppress(OSError):  # not every file system has it
         opened = os.open(folder, os.O_RDONLY)
         try:

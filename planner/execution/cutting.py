@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure,
 
 from ...cluster.files.errors import InputError
 from ..model import Schedule
-from ..profile.building import BuildError, Built, built, function_of, run
+from ..profile.building import BuildError, BuiltModel, build_function_of, call_build, run_file
 from ..profile.profiling import OUTSIDE, file_and_function
 from ..sharing import PassKind
 
@@ -34,7 +34,7 @@ from ..sharing import PassKind
 class Script:
     """The model to train, from the user's file."""
 
-    made: Built
+    made: BuiltModel
     module: ModuleType
 
     @property
@@ -78,7 +78,7 @@ class Script:
             raise BuildError("the output of the model is no single number; let build return a loss as well")
         return found.reshape(())
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the file's optimizer for some of the parameters; AdamW by default."""
         make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = getattr(self.module, "optimizer", adamw)
         return make(parameters)
@@ -89,7 +89,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
-def script_of(target: str, seed: int) -> Script:
+def load_script(target: str, seed: int) -> Script:
     """Return the model of a file, with its initial weights.
 
     Args:
@@ -103,9 +103,9 @@ def script_of(target: str, seed: int) -> Script:
     path, function = file_and_function(target)
     if not path.is_file():
         raise BuildError(f"there is no file {path}; give FILE.py:FUNCTION")
-    module = run(str(path))
+    module = run_file(str(path))
     torch.manual_seed(seed)
-    made = built(function_of(module, function))
+    made = call_build(build_function_of(module, function))
     made.model.train()
     whole = made.samples
     if any(
@@ -117,12 +117,12 @@ def script_of(target: str, seed: int) -> Script:
     return Script(made, module)
 
 
-def some_of(values: Any, first: int, count: int) -> Any:
+def slice_samples(values: Any, first: int, count: int) -> Any:
     """Return `count` samples of a batch or of its targets; values other than tensors are the same for all."""
     return tree_map(lambda value: value[first : first + count] if isinstance(value, Tensor) else value, values)
 
 
-def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def model_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a batch, a tensor, tuple or dict, as arguments of a model."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
@@ -141,7 +141,7 @@ class ModelStage(NamedTuple):
     outputs: tuple[Tensor, ...]
 
 
-class Cut(NamedTuple):
+class CutModel(NamedTuple):
     """A model in stages."""
 
     stages: tuple[ModelStage, ...]
@@ -181,7 +181,7 @@ class StageModule(nn.Module):
         return tuple(value.contiguous() for value in given) if self.form is None else tree_unflatten(given, self.form)
 
 
-def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
+def cut_into_stages(made: BuiltModel, stages: Sequence[Sequence[str]], micro_batch: int) -> CutModel:
     """Return a model in stages.
 
     Raises:
@@ -190,8 +190,8 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     # late: slow to load, and needed only for pipelines
     from torch.distributed.pipelining import SplitPoint, pipeline
 
-    firsts = _firsts(made.model, stages)
-    args, kwargs = arguments(made.with_samples(micro_batch).batch)
+    firsts = _first_layers(made.model, stages)
+    args, kwargs = model_arguments(made.with_samples(micro_batch).batch)
     if not all(isinstance(tensor, Tensor) for tensor in tree_leaves((args, kwargs))):
         raise BuildError("the batch holds more than tensors, so the model is not cut; plan with --degrees Dx1x1")
     try:
@@ -205,36 +205,38 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
         raise BuildError(f"{problem}; plan with --degrees Dx1x1") from error
     if pipe.num_stages != len(stages):
         raise BuildError(f"the model has {pipe.num_stages} stages and the plan {len(stages)}; plan for this model")
-    modules = _modules(pipe.split_gm)
+    modules = _stage_modules(pipe.split_gm)
     # Nothing is computed, and no buffer changes: this finds forms only.
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         args, kwargs = tree_map(mode.from_tensor, (args, kwargs))
         modules[-1].form = tree_structure(made.model(*args, **kwargs))
-        parts = tuple(_parts(modules, args, kwargs))
-    shared = _shared(made.model, [module.inner for module in modules])
-    used = {name for part in parts for name in state_of(part.module)}
-    return Cut(parts, shared, {name: tensor for name, tensor in state_of(made.model).items() if name not in used})
+        parts = tuple(_model_stages(modules, args, kwargs))
+    shared = _merge_shared_parameters(made.model, [module.inner for module in modules])
+    used = {name for part in parts for name in state_by_name(part.module)}
+    return CutModel(
+        parts, shared, {name: tensor for name, tensor in state_by_name(made.model).items() if name not in used}
+    )
 
 
-def _parts(modules: Sequence[StageModule], args: Any, kwargs: Any) -> Iterator[ModelStage]:
+def _model_stages(modules: Sequence[StageModule], args: Any, kwargs: Any) -> Iterator[ModelStage]:
     taken = tree_leaves((args, kwargs))
     for k, module in enumerate(modules):
         given = tree_leaves(module(*args, **kwargs) if k == 0 else module(*taken))
-        yield ModelStage(module, tuple(map(_form, taken)), tuple(map(_form, given)))
+        yield ModelStage(module, tuple(map(_without_content, taken)), tuple(map(_without_content, given)))
         taken = [value.detach().requires_grad_(value.requires_grad) for value in given]
 
 
-def _form(tensor: Tensor) -> Tensor:
+def _without_content(tensor: Tensor) -> Tensor:
     found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return found.requires_grad_(tensor.requires_grad)
 
 
-def _modules(whole: fx.GraphModule) -> list[StageModule]:
+def _stage_modules(whole: fx.GraphModule) -> list[StageModule]:
     """Return the parts of a model that calls one after the other, in a chain."""
     nodes = list(whole.graph.nodes)
     calls = [node for node in nodes if node.op == "call_module"]
     output = next(node for node in nodes if node.op == "output")
-    made = [_made(call) for call in calls]
+    made = [_result_positions(call) for call in calls]
     known, found = [node for node in nodes if node.op == "placeholder"], list[StageModule]()
     for k, call in enumerate(calls):
         inner = whole.get_submodule(str(call.target))
@@ -249,7 +251,7 @@ def _modules(whole: fx.GraphModule) -> list[StageModule]:
     return found
 
 
-def _made(call: fx.Node) -> dict[fx.Node, int]:
+def _result_positions(call: fx.Node) -> dict[fx.Node, int]:
     """Return the values of a call, each with its position in the call's result."""
     places: dict[fx.Node, int] = {}
     for user in call.users:
@@ -271,7 +273,7 @@ def check_layers(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
         raise BuildError(f"the model has no layer {unknown[0]!r} of the plan; plan for this model")
 
 
-def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
+def _first_layers(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
     """Return the first layer of each stage but the first."""
     check_layers(model, stages)
     calls = Counter(name for layers in stages for name in layers)
@@ -283,19 +285,20 @@ def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
     return [layers[0] for layers in stages[1:]]
 
 
-def _shared(model: nn.Module, modules: Sequence[nn.Module]) -> dict[tuple[str, ...], list[int]]:
+def _merge_shared_parameters(model: nn.Module, modules: Sequence[nn.Module]) -> dict[tuple[str, ...], list[int]]:
     """Find parameters that several stages have, and keep one copy in each stage under all its names."""
     by_identity: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
             by_identity.setdefault(id(parameter), []).append(name)
     holders = {
-        tuple(names): [k for k, module in enumerate(modules) if _tied(module, names)] for names in by_identity.values()
+        tuple(names): [k for k, module in enumerate(modules) if _merge_aliases(module, names)]
+        for names in by_identity.values()
     }
     return {names: stages for names, stages in holders.items() if len(stages) > 1}
 
 
-def _tied(module: nn.Module, names: Sequence[str]) -> bool:
+def _merge_aliases(module: nn.Module, names: Sequence[str]) -> bool:
     """Merge parameters of several names into one; return whether there is any."""
     known = dict(module.named_parameters(remove_duplicate=False))
     own = [name for name in names if name in known]
@@ -305,13 +308,13 @@ def _tied(module: nn.Module, names: Sequence[str]) -> bool:
     return bool(own)
 
 
-def parameter_of(module: nn.Module, names: Sequence[str]) -> nn.Parameter:
+def parameter_by_any_name(module: nn.Module, names: Sequence[str]) -> nn.Parameter:
     """Return the parameter of a stage that has one of some names."""
     known = {name.removeprefix(INNER): parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
     return next(known[name] for name in names if name in known)
 
 
-def state_of(module: nn.Module) -> dict[str, Tensor]:
+def state_by_name(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a stage's state by the model's own names."""
     kept = module.state_dict().items()
     return {name.removeprefix(INNER): tensor.detach().clone() for name, tensor in kept if isinstance(tensor, Tensor)}
@@ -325,13 +328,13 @@ Loss = Callable[[Any, Tensor | None], Tensor]  # of a micro-batch: what its outp
 Passes = Callable[[Any, Tensor], None]  # of a step, on all its samples and their targets; gradients accumulate
 
 
-def whole_passes(module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> Passes:
+def whole_model_passes(module: nn.Module, micro_batch: int, micro_batches: int, loss: Loss, around: Around) -> Passes:
     """Return the passes through a whole model: the micro-batches one after the other."""
 
     def forward(number: int, batch: Any, target: Tensor) -> Tensor:
         first = number * micro_batch
-        args, kwargs = arguments(some_of(batch, first, micro_batch))
-        return loss(module(*args, **kwargs), some_of(target, first, micro_batch))
+        args, kwargs = model_arguments(slice_samples(batch, first, micro_batch))
+        return loss(module(*args, **kwargs), slice_samples(target, first, micro_batch))
 
     def backward(_number: int, found: Tensor) -> None:
         torch.autograd.backward(found)
@@ -369,7 +372,7 @@ def stage_passes(
     hook = part.module.register_forward_hook(check_once)
 
     def step(batch: Any, target: Tensor) -> None:
-        args, kwargs = arguments(batch) if place[0] == 0 else ((), {})
+        args, kwargs = model_arguments(batch) if place[0] == 0 else ((), {})
         own_target = target if place[0] == place[1] - 1 else None
         try:
             made.step(*args, target=own_target, return_outputs=False, **kwargs)

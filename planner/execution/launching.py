@@ -29,7 +29,9 @@ RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line 
 ERROR_LINE = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
 
-def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage", pipelines: bool = False) -> None:
+def launch_ranks(
+    ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage", pipelines: bool = False
+) -> None:
     """Run a module in N processes of one process group, and wait for them; they share our standard output.
 
     Args:
@@ -44,9 +46,9 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
     with unwound_by_signals(), tempfile.TemporaryDirectory(prefix="longshore-ranks-") as folder:
         errors = [Path(folder) / f"{rank}.err" for rank in range(ranks)]
         with _Ranks(ranks, Path(folder), [module, *arguments], pipelines=pipelines) as started:
-            failed = _failed(started)
+            failed = _wait_for_failed_ranks(started)
         if failed:
-            raise InputError(*_problem(failed, started.statuses[failed[0]], errors))
+            raise InputError(*_problem_and_fix(failed, started.statuses[failed[0]], errors))
         if started.broke is not None:
             raise InputError(f"the process that starts the ranks {started.broke}", "check that `import torch` works")
 
@@ -62,7 +64,7 @@ def measure_host(ranks: int) -> HostProfile:
     """
     with tempfile.TemporaryDirectory(prefix="longshore-host-") as folder:
         path = Path(folder) / "host.json"
-        launch(ranks, [str(path)], module="longshore.planner.measuring_worker")
+        launch_ranks(ranks, [str(path)], module="longshore.planner.measuring_worker")
         return HostProfile.model_validate_json(path.read_text(encoding="utf-8"))
 
 
@@ -117,7 +119,7 @@ class _Ranks:
             rank, what, value = line.split()
             (self.pids if what == b"pid" else self.statuses)[int(rank)] = int(value)
         if not received and len(self.statuses) < self._ranks:
-            wrote = [*_lines_of(self._errors), "nothing"][-2:]
+            wrote = [*_stderr_lines(self._errors), "nothing"][-2:]
             self.broke = f"ended with status {self._parent.wait()} and wrote: {wrote[0]}"
         return bool(received)
 
@@ -127,7 +129,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _failed(started: _Ranks) -> list[int]:
+def _wait_for_failed_ranks(started: _Ranks) -> list[int]:
     """Wait until all ranks have ended, or one has failed; return those that failed, in order of time."""
     failed, until_s, can_report = list[int](), inf, True
     while can_report and time.monotonic() < until_s:
@@ -138,14 +140,14 @@ def _failed(started: _Ranks) -> list[int]:
     return failed
 
 
-def _problem(failed: Sequence[int], status: int, errors: Sequence[Path]) -> tuple[str, str]:
+def _problem_and_fix(failed: Sequence[int], status: int, errors: Sequence[Path]) -> tuple[str, str]:
     """Return the problem and what to do: as a rank reports it, else from the first that failed."""
-    texts = [line for rank in failed for line in _lines_of(errors[rank])]
+    texts = [line for rank in failed for line in _stderr_lines(errors[rank])]
     own = [line for line in texts if line.startswith("longshore.stage: ")]
     if own:
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
-    lines = _lines_of(errors[failed[0]])
+    lines = _stderr_lines(errors[failed[0]])
     shown = [line for line in lines if ERROR_LINE.match(line)] or lines or ["nothing"]
     return (
         f"rank {failed[0]} ended with status {status} and wrote: {shown[-1]}",
@@ -153,7 +155,7 @@ def _problem(failed: Sequence[int], status: int, errors: Sequence[Path]) -> tupl
     )
 
 
-def _lines_of(errors: Path) -> list[str]:
+def _stderr_lines(errors: Path) -> list[str]:
     """Return what a rank wrote to standard error, if it did."""
     text = errors.read_text(errors="replace") if errors.exists() else ""
     return [RANK_PREFIX.sub("", line) for line in text.splitlines()]

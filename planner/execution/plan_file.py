@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..request import PlanRequest
 
 
-def file_of(request: "PlanRequest", plan: "FoundPlan") -> PlanFile:
+def plan_file_of(request: "PlanRequest", plan: "FoundPlan") -> PlanFile:
     """Return a plan in the format of its file."""
     names = [layer.name for layer in request.profile.layers]
     m = plan.micro_batches
@@ -53,10 +53,10 @@ def read_plan(path: Path) -> PlanFile:
     """
     with open_text(path) as file:
         text = file.read()
-    return plan_in(text, path)
+    return parse_plan(text, path)
 
 
-def plan_in(text: str, path: str | Path) -> PlanFile:
+def parse_plan(text: str, path: str | Path) -> PlanFile:
     """Return a plan that `longshore.stage` can run.
 
     Raises:

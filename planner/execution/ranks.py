@@ -45,10 +45,10 @@ def main(words: Sequence[str] | None = None) -> None:
     # Garbage collection in ranks would copy the memory of all imports.
     gc.collect()
     gc.freeze()
-    rank = _fork_all(given.ranks, given.reports)
+    rank = _fork_ranks(given.ranks, given.reports)
     if rank is None:
         return
-    os.environ.update(_environment(rank, given.ranks, given.port))
+    os.environ.update(_rank_environment(rank, given.ranks, given.port))
     with (given.errors / f"{rank}.err").open("ab") as errors:
         os.dup2(errors.fileno(), 2)
     random.seed()  # a fork has the state of its parent
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
     runpy.run_module(given.module, run_name="__main__", alter_sys=True)
 
 
-def _fork_all(ranks: int, reports: int) -> int | None:
+def _fork_ranks(ranks: int, reports: int) -> int | None:
     """Fork all ranks, and report how each ends; return the number in a rank's process, and None here at the end."""
     own, pids = os.getpid(), dict[int, int]()
     for rank in range(ranks):
@@ -77,7 +77,7 @@ def _fork_all(ranks: int, reports: int) -> int | None:
     return None
 
 
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+def _rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),

@@ -19,10 +19,20 @@ from torch import Tensor, nn
 from ...cluster.files.errors import InputError
 from ...cluster.model.training_plan import PlanFile
 from ...ring.gradients import Gathered, GradientPiece, average_in_place, check_parameters, pieces_of, sparse_weight_ids
-from ..model import Schedule, Seconds
+from ..model import Schedule, StageSeconds
 from ..offload.offloading import Offloading, OffloadOptions, PartMeasured
 from ..sharing import DeviceTurn, PassKind
-from .cutting import Cut, Passes, Script, check_layers, cut, parameter_of, stage_passes, state_of, whole_passes
+from .cutting import (
+    CutModel,
+    Passes,
+    Script,
+    check_layers,
+    cut_into_stages,
+    parameter_by_any_name,
+    stage_passes,
+    state_by_name,
+    whole_model_passes,
+)
 
 
 class ReplicaGroup:
@@ -37,7 +47,7 @@ class ReplicaGroup:
         dist.all_reduce(tensor, group=self.group)
 
 
-def average(pieces: Sequence[GradientPiece], loss: Tensor, members: ReplicaGroup) -> Tensor:
+def average_gradients(pieces: Sequence[GradientPiece], loss: Tensor, members: ReplicaGroup) -> Tensor:
     """Replace gradients by their means over members; return the mean of the loss as well.
 
     Args:
@@ -55,7 +65,7 @@ def average(pieces: Sequence[GradientPiece], loss: Tensor, members: ReplicaGroup
 EARLY_SUM_BYTES = 4 << 20
 
 
-class EarlySums:
+class EarlyGradientSums:
     """Sums that begin in the last backward pass of an iteration.
 
     Args:
@@ -88,13 +98,13 @@ class EarlySums:
         self._lates = lates
         self._reset()
         for parameter in early:
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._gradient_arrived)  # type: ignore[no-untyped-call]
 
     def finish(self, loss: Tensor) -> Tensor:
         """Replace gradients by their means over the members; return the mean of the loss."""
         members = self._members
         for piece in self._pieces[len(self._begun) :]:
-            self._begin(piece)
+            self._begin_sum(piece)
         members.sum(loss)
         for _, work in self._begun:
             work.wait()
@@ -112,12 +122,12 @@ class EarlySums:
         ]
         self._begun = []
 
-    def _arrived(self, parameter: Tensor) -> None:
+    def _gradient_arrived(self, parameter: Tensor) -> None:
         self._left[self._of[id(parameter)]] -= 1
         while len(self._begun) < len(self._pieces) and not self._left[len(self._begun)]:
-            self._begin(self._pieces[len(self._begun)])
+            self._begin_sum(self._pieces[len(self._begun)])
 
-    def _begin(self, piece: GradientPiece) -> None:
+    def _begin_sum(self, piece: GradientPiece) -> None:
         own = piece.gather()
         own.flat.div_(self._members.size)
         piece.assign([None] * len(piece.parameters))
@@ -147,10 +157,10 @@ class PassTimer:
 
         return timed_call
 
-    def take(self) -> Seconds:
+    def take(self) -> StageSeconds:
         """Return the sums since the last call."""
         spent, self.spent = self.spent, {}
-        return Seconds(*(spent.get(name, 0.0) for name in Seconds._fields))
+        return StageSeconds(*(spent.get(name, 0.0) for name in StageSeconds._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +192,7 @@ class StageTrainer:
         self._unused: dict[str, Tensor] = {}
         self._losses: list[Tensor] = []  # of the micro-batches of a step
         self._shared: list[tuple[nn.Parameter, ReplicaGroup]] = []
-        self._passes, self.module = self._made_passes(schedule)
+        self._passes, self.module = self._make_passes(schedule)
         with torch.no_grad():
             for tensor in (*self.module.parameters(), *self.module.buffers()):  # equal, however they were drawn
                 dist.broadcast(tensor, seat.stage * plan.data, group=seat.replicas)
@@ -191,10 +201,12 @@ class StageTrainer:
         self._pieces = pieces_of(self._parameters, self._tables)
         # A stage may have only frozen layers, and an optimizer needs a parameter.
         nothing = [nn.Parameter(torch.zeros(0))]
-        self._optimizer = script.optimizer(self._parameters) if self._parameters else torch.optim.SGD(nothing, lr=0.0)
+        self._optimizer = (
+            script.make_optimizer(self._parameters) if self._parameters else torch.optim.SGD(nothing, lr=0.0)
+        )
         self._offloading: Offloading | None = None
         self._turn: DeviceTurn | None = None
-        self._early: EarlySums | None = None
+        self._early: EarlyGradientSums | None = None
         self._step = 0
 
     def _share_of_loss(self, output: Any, target: Tensor | None) -> Tensor:
@@ -203,7 +215,7 @@ class StageTrainer:
         self._losses.append(loss.detach())
         return loss / self._plan.micro_batches
 
-    def _around(self, kind: PassKind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    def _wrap_pass(self, kind: PassKind, call: Callable[..., ResultT]) -> Callable[..., ResultT]:
         """Wrap a pass: measure its time, and in a pipeline wait for the device."""
         timed = self._timer.timed(f"{kind.name}_s", call)
         if self._plan.pipeline == 1:  # all passes hold the device together
@@ -212,42 +224,42 @@ class StageTrainer:
         def called(micro_batch: int, *args: Any, **kwargs: Any) -> ResultT:
             if self._turn is None:
                 return timed(micro_batch, *args, **kwargs)
-            with self._turn.of(self._step, kind, micro_batch):
+            with self._turn.hold(self._step, kind, micro_batch):
                 return timed(micro_batch, *args, **kwargs)
 
         return called
 
-    def _made_passes(self, schedule: Schedule) -> tuple[Passes, nn.Module]:
+    def _make_passes(self, schedule: Schedule) -> tuple[Passes, nn.Module]:
         """Return the passes of this process, with its part of the model."""
         plan, seat, made = self._plan, self._seat, self._script.made
         check_parameters(made.model)
         if plan.pipeline == 1:
             check_layers(made.model, [stage.layers for stage in plan.stages])
-            loss, around = self._share_of_loss, self._around
-            return whole_passes(made.model, plan.micro_batch, plan.micro_batches, loss, around), made.model
-        found = cut(made, [stage.layers for stage in plan.stages], plan.micro_batch)
+            loss, around = self._share_of_loss, self._wrap_pass
+            return whole_model_passes(made.model, plan.micro_batch, plan.micro_batches, loss, around), made.model
+        found = cut_into_stages(made, [stage.layers for stage in plan.stages], plan.micro_batch)
         part, place = found.stages[seat.stage], (seat.stage, plan.pipeline)
         self._unused = found.unused if seat.stage == plan.pipeline - 1 else {}
         loss = self._timer.timed("forward_s", self._share_of_loss)
-        passes = stage_passes(part, place, seat.pipeline, schedule, plan.micro_batches, loss, self._around)
-        self._shared = self._groups(found, part.module)
+        passes = stage_passes(part, place, seat.pipeline, schedule, plan.micro_batches, loss, self._wrap_pass)
+        self._shared = self._shared_parameter_groups(found, part.module)
         return passes, part.module
 
-    def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, ReplicaGroup]]:
+    def _shared_parameter_groups(self, found: CutModel, module: nn.Module) -> list[tuple[nn.Parameter, ReplicaGroup]]:
         """Return parameters that other stages have too, with the groups of these stages."""
         mine = []
         for names, stages in found.shared.items():
             for replica in range(self._plan.data):  # every process creates every group
                 group = dist.new_group([k * self._plan.data + replica for k in stages])
                 if replica == self._seat.replica and self._seat.stage in stages:
-                    mine.append((parameter_of(module, names), ReplicaGroup(group)))
+                    mine.append((parameter_by_any_name(module, names), ReplicaGroup(group)))
         return mine
 
-    def offload(self, options: OffloadOptions, print_line: Callable[[str], None]) -> None:
+    def start_offloading(self, options: OffloadOptions, print_line: Callable[[str], None]) -> None:
         """Offload state from the first update on, if that pays."""
         self._offloading = Offloading(options, dist.get_rank(), self._optimizer, self._parameters, print_line)
 
-    def share(self, turn: DeviceTurn, *, early: bool = True) -> None:
+    def share_device(self, turn: DeviceTurn, *, early: bool = True) -> None:
         """Compute only while this sub-task holds the device.
 
         Args:
@@ -258,7 +270,7 @@ class StageTrainer:
         if early and self._plan.data > 1:
             late = [parameter for parameter, _ in self._shared]
             micro_batches = self._plan.micro_batches
-            self._early = EarlySums(self._parameters, self._tables, self._replicas, micro_batches, late)
+            self._early = EarlyGradientSums(self._parameters, self._tables, self._replicas, micro_batches, late)
 
     @property
     def away_bytes(self) -> int | None:
@@ -270,7 +282,7 @@ class StageTrainer:
         """Whether this process reports the loss of all samples."""
         return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0
 
-    def step(self, number: int, save: Callable[[], object] | None = None) -> tuple[float, Seconds]:
+    def step(self, number: int, save: Callable[[], object] | None = None) -> tuple[float, StageSeconds]:
         """Train on the samples of a step; return the loss over all of them, where it is known, and the seconds.
 
         1. Run the forward and backward passes of all micro-batches. The optimizer state may be offloaded.
@@ -284,35 +296,35 @@ class StageTrainer:
         self._losses = []
         offloading = self._offloading
         if offloading is not None:
-            offloading.step_begins()
+            offloading.begin_step()
         turn, self._step = self._turn, number
         is_alone = turn is None or plan.pipeline > 1
-        with nullcontext() if is_alone or turn is None else turn.of(number, PassKind.phase):
+        with nullcontext() if is_alone or turn is None else turn.hold(number, PassKind.phase):
             self._passes(batch, torch.zeros(each) if target is None else target)  # 1
         # Before the first step, schedules compute the loss once more, to find its form.
         losses = self._losses[-plan.micro_batches :]
         loss = torch.stack(losses).mean() if losses else torch.zeros(())
         if offloading is not None:
-            offloading.sync_begins()
-        mean = self._timer.timed("gradients_s", self._sum)(loss)  # 2
+            offloading.begin_sync()
+        mean = self._timer.timed("gradients_s", self._sum_gradients)(loss)  # 2
         if offloading is not None:
-            offloading.sync_ended()
-        with nullcontext() if turn is None else turn.of(number, PassKind.update):
-            self._timer.timed("optimizer_s", self._update)()  # 3
+            offloading.end_sync()
+        with nullcontext() if turn is None else turn.hold(number, PassKind.update):
+            self._timer.timed("optimizer_s", self._update_parameters)()  # 3
         if save is not None:
             save()  # 4
         if offloading is not None:
-            offloading.update_ended()
+            offloading.end_update()
         return float(mean), self._timer.take()
 
-    def _sum(self, loss: Tensor) -> Tensor:
+    def _sum_gradients(self, loss: Tensor) -> Tensor:
         for parameter, members in self._shared:
             average_in_place(pieces_of([parameter], self._tables), members, 1)  # divided by 1: a sum
         if self._early is not None:
             return self._early.finish(loss)
-        return average(self._pieces, loss, self._replicas) if self._plan.data > 1 else loss
+        return average_gradients(self._pieces, loss, self._replicas) if self._plan.data > 1 else loss
 
-    def _update(self) -> None:
+    def _update_parameters(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -322,7 +334,7 @@ class StageTrainer:
             self._turn.close()
         if self._offloading is None:
             return []
-        found = self._offloading.measured()
+        found = self._offloading.measurements()
         self._offloading.close()
         return found
 
@@ -346,6 +358,6 @@ class StageTrainer:
                 "the checkpoint is of another model", "name another folder to start from the beginning"
             ) from error
 
-    def state(self) -> dict[str, Tensor]:
+    def state_by_name(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the stage by the model's own names; of the last, those of no stage too."""
-        return state_of(self.module) | self._unused
+        return state_by_name(self.module) | self._unused

@@ -29,13 +29,13 @@ from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.training_plan import PlanFile
 from ...reporting import Steps
-from ..model import Offload, Schedule, Seconds, schedule_of
+from ..model import OffloadMode, Schedule, StageSeconds, default_schedule
 from ..offload.offloading import OffloadOptions, PartMeasured
 from ..profile.building import BuildError
 from ..sharing import DeviceTurn
-from .checkpoints import NAME_ANOTHER_FOLDER, Checkpoints, folder_of_job, is_of_a_plan, resume
-from .cutting import Script, arguments, check_layers, script_of, some_of, state_of
-from .plan_file import plan_in, read_plan
+from .checkpoints import NAME_ANOTHER_FOLDER, Checkpoints, has_checkpoints_without_ring, job_folder_and_attempt, resume
+from .cutting import Script, check_layers, load_script, model_arguments, slice_samples, state_by_name
+from .plan_file import parse_plan, read_plan
 from .training import Seat, StageTrainer, take_seat
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RankMeasurements(NamedTuple):
 
     stage: int
     step_s: list[float]  # of each step, from its start to that of the next
-    seconds: list[Seconds]  # of each step
+    seconds: list[StageSeconds]  # of each step
     losses: list[float]  # of each step, if it has them
     offload: list[PartMeasured]  # measurements of offloading
 
@@ -75,25 +75,27 @@ class MeasuredTraining(BaseModel, frozen=True, extra="forbid"):
     offload: tuple[PartMeasured, ...] = ()  # of each rank
 
 
-def measured(ranks: Sequence[RankMeasurements], stages: int) -> MeasuredTraining:
+def combine_measurements(ranks: Sequence[RankMeasurements], stages: int) -> MeasuredTraining:
     """Combine the measurements of all processes, by stage."""
     # A step ends for all ranks with the slowest; medians, as other work may disturb some steps.
-    step_s = max(median(_counted(rank.step_s)) for rank in ranks)
+    step_s = max(median(_without_warm_up(rank.step_s)) for rank in ranks)
     return MeasuredTraining(
         step_s=step_s,
-        stages=tuple(_stage([rank for rank in ranks if rank.stage == k], step_s) for k in range(stages)),
+        stages=tuple(_stage_measured([rank for rank in ranks if rank.stage == k], step_s) for k in range(stages)),
         losses=next(tuple(rank.losses) for rank in ranks if rank.losses),
         offload=tuple(part for rank in ranks for part in rank.offload),
     )
 
 
-def _stage(replicas: Sequence[RankMeasurements], step_s: float) -> StageMeasured:
-    columns = [[median(column) for column in zip(*_counted(replica.seconds), strict=True)] for replica in replicas]
-    spent = Seconds(*(sum(column) / len(replicas) for column in zip(*columns, strict=True)))
+def _stage_measured(replicas: Sequence[RankMeasurements], step_s: float) -> StageMeasured:
+    columns = [
+        [median(column) for column in zip(*_without_warm_up(replica.seconds), strict=True)] for replica in replicas
+    ]
+    spent = StageSeconds(*(sum(column) / len(replicas) for column in zip(*columns, strict=True)))
     return StageMeasured(**spent._asdict(), wait_s=max(0.0, step_s - spent.total_s))
 
 
-def _counted(steps: Sequence[StepT]) -> Sequence[StepT]:
+def _without_warm_up(steps: Sequence[StepT]) -> Sequence[StepT]:
     return steps[WARM_UP_STEPS:] if len(steps) > WARM_UP_STEPS else steps
 
 
@@ -111,20 +113,20 @@ def print_comparison(console: Console, plan: PlanFile, found: MeasuredTraining, 
         for field, what in TIME_LABELS.items():
             predicted_s, measured_s = getattr(stage, field), getattr(took, field)
             if measured_s or predicted_s:
-                table.add_row(*head, what, *_cells(plan, predicted_s, measured_s))
+                table.add_row(*head, what, *_comparison_cells(plan, predicted_s, measured_s))
                 head = ("", "")
         wait_s = max(0.0, plan.step_s - sum(getattr(stage, field) for field in TIME_LABELS))
-        table.add_row(*head, "wait", *_cells(plan, wait_s, took.wait_s))
-    table.add_row("all", f"{plan.ranks} ranks", "iteration", *_cells(plan, plan.step_s, found.step_s))
+        table.add_row(*head, "wait", *_comparison_cells(plan, wait_s, took.wait_s))
+    table.add_row("all", f"{plan.ranks} ranks", "iteration", *_comparison_cells(plan, plan.step_s, found.step_s))
     console.print()
     console.print(table)
     if plan.step_s and ranks_per_device > 1:
         console.print(f"Predicted for ranks with a device each. Here {ranks_per_device} shared one.")
     if found.offload:
-        console.print(_offloaded(found))
+        console.print(_offload_table(found))
 
 
-def _offloaded(found: MeasuredTraining) -> Table:
+def _offload_table(found: MeasuredTraining) -> Table:
     table = Table("rank", "offloaded", box=None, pad_edge=False)
     for heading in ("size", "steps", "out", "back", "added, predicted", "waited for"):
         table.add_column(heading, justify="right")
@@ -134,7 +136,7 @@ def _offloaded(found: MeasuredTraining) -> Table:
     return table
 
 
-def _cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+def _comparison_cells(plan: PlanFile, predicted_s: float, measured_s: float) -> tuple[str, str, str]:
     took = f"{1e3 * measured_s:.1f} ms"
     if not plan.step_s:
         return "", took, ""
@@ -152,13 +154,13 @@ def train_in_ring(plan: PlanFile, given: argparse.Namespace, script: Script, mak
         InputError: If the plan or the options do not work in a ring.
         BuildError: If the plan is of another model.
     """
-    _check_for_ring(plan, given)
+    _check_ring_options(plan, given)
     model = script.made.model
     check_layers(model, [stage.layers for stage in plan.stages])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = script.optimizer(trained)
-    folder = None if given.checkpoints is None else folder_of_job(given.checkpoints)[0]
-    if folder is not None and is_of_a_plan(folder):
+    optimizer = script.make_optimizer(trained)
+    folder = None if given.checkpoints is None else job_folder_and_attempt(given.checkpoints)[0]
+    if folder is not None and has_checkpoints_without_ring(folder):
         raise InputError("its checkpoints are of a training without a ring", NAME_ANOTHER_FOLDER, path=folder)
     taken_s: list[float] = []
     with make(model, optimizer, checkpoints=folder) as ring:
@@ -167,7 +169,7 @@ def train_in_ring(plan: PlanFile, given: argparse.Namespace, script: Script, mak
         saved_s = time.monotonic()
         for step in ring.steps(until=given.steps):
             began_s = time.monotonic()
-            loss = torch.stack([_shard(plan, script, step, shard) for shard in ring.shards]).mean()
+            loss = torch.stack([_accumulate_shard_gradients(plan, script, step, shard) for shard in ring.shards]).mean()
             if not ring.step(loss=loss):
                 continue
             now_s = time.monotonic()
@@ -178,7 +180,7 @@ def train_in_ring(plan: PlanFile, given: argparse.Namespace, script: Script, mak
                 _save_ring_checkpoint(ring, step)
                 saved_s = now_s
         if ring.seat == 0:
-            _report_ring_training(plan, given, model, taken_s)
+            _finish_ring_training(plan, given, model, taken_s)
 
 
 def _save_ring_checkpoint(ring: "Ring", step: int) -> None:
@@ -189,34 +191,34 @@ def _save_ring_checkpoint(ring: "Ring", step: int) -> None:
         _print(f"no checkpoint of step {step + 1}: {problem}; training continues")
 
 
-def _check_for_ring(plan: PlanFile, given: argparse.Namespace) -> None:
+def _check_ring_options(plan: PlanFile, given: argparse.Namespace) -> None:
     if not plan.is_replicated:
         fix = "use `failover: restart`, or plan with `failover: switch`"
         raise InputError("only the replicas of a data-parallel plan have seats of a ring", fix, field="PLAN")
-    usual = {"offload": Offload.never, "ranks_per_device": 1, "schedule": None, "json": None}
+    usual = {"offload": OffloadMode.never, "ranks_per_device": 1, "schedule": None, "json": None}
     given_option = next((name for name, value in usual.items() if getattr(given, name) != value), None)
     if given_option is not None:
         option = f"--{given_option.replace('_', '-')}"
         raise InputError("a ring does not have this option", "omit it, or use `failover: restart`", field=option)
 
 
-def _shard(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
+def _accumulate_shard_gradients(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
     """Add the gradients of all micro-batches of a shard of the batch; return the mean loss."""
     each, size = plan.batch // plan.data, plan.micro_batch
     batch, target = script.samples(step * plan.batch + shard * each, each)
     losses = []
     for first in range(0, each, size):
-        args, kwargs = arguments(some_of(batch, first, size))
-        loss = script.loss_of(script.made.model(*args, **kwargs), some_of(target, first, size))
+        args, kwargs = model_arguments(slice_samples(batch, first, size))
+        loss = script.loss_of(script.made.model(*args, **kwargs), slice_samples(target, first, size))
         torch.autograd.backward(loss / plan.micro_batches)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
 
 
-def _report_ring_training(plan: PlanFile, given: argparse.Namespace, model: nn.Module, taken_s: list[float]) -> None:
+def _finish_ring_training(plan: PlanFile, given: argparse.Namespace, model: nn.Module, taken_s: list[float]) -> None:
     """Save the weights if requested, and compare the times with the prediction."""
     if given.save is not None:
-        torch.save(state_of(model), given.save / "stage-0.pt")
+        torch.save(state_by_name(model), given.save / "stage-0.pt")
     if taken_s:
         predicted = f"; predicted {plan.step_s:.3f} s" if plan.step_s else ""
         _print(f"a step took {median(taken_s):.3f} s in the median{predicted}")
@@ -236,14 +238,14 @@ def main(arguments: Sequence[str] | None = None, ring: MakeRing | None = None) -
         arguments: Instead of the command line.
         ring: Joins the ring of this process, None without a ring.
     """
-    given = _parsed(arguments)
+    given = _parse_arguments(arguments)
     try:
-        plan = _plan_of(given.plan)
+        plan = _read_plan_of_file_or_job(given.plan)
         _use_own_gpu()
         if given.save is not None:
-            _make(given.save)
+            _make_weights_folder(given.save)
         if ring is not None:
-            train_in_ring(plan, given, script_of(given.model, given.seed), ring)
+            train_in_ring(plan, given, load_script(given.model, given.seed), ring)
             return 0
         _check_environment(plan)
         _train(plan, given)
@@ -260,7 +262,7 @@ def _use_own_gpu() -> None:
         torch.cuda.set_device(local)
 
 
-def _make(folder: Path) -> None:
+def _make_weights_folder(folder: Path) -> None:
     """Make the folder for the weights now: the end of a training would be too late to find a problem.
 
     Raises:
@@ -274,13 +276,13 @@ def _make(folder: Path) -> None:
         raise InputError(f"nothing can be written to {folder}", "name another folder", field="--save")
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m longshore.stage", description="Run one process of a planned training."
     )
     parser.add_argument("plan", help="plan of `longshore plan find --out`; - for that of the job")
     parser.add_argument("model", help="FILE.py:FUNCTION, as for `longshore plan find`")
-    parser.add_argument("--steps", type=_count, default=20, help="iterations (20)")
+    parser.add_argument("--steps", type=_parse_count, default=20, help="iterations (20)")
     parser.add_argument(
         "--schedule", choices=[schedule.value for schedule in Schedule], help="1f1b, or gpipe for few micro-batches"
     )
@@ -291,13 +293,15 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="folder for checkpoints, on storage that all nodes share; training resumes from the newest",
     )
-    parser.add_argument("--checkpoint-s", type=_seconds, default=600.0, help="seconds between two checkpoints (600)")
+    parser.add_argument(
+        "--checkpoint-s", type=_parse_seconds, default=600.0, help="seconds between two checkpoints (600)"
+    )
     parser.add_argument("--json", type=Path, help="file for losses and measured times")
     parser.add_argument(
         "--offload",
-        type=Offload,
-        choices=list(Offload),
-        default=Offload.never,
+        type=OffloadMode,
+        choices=list(OffloadMode),
+        default=OffloadMode.never,
         help="offload state while it is idle: auto, if that is longer than both copies take; "
         "one-copy, longer than one takes; never (the default)",
     )
@@ -313,13 +317,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
@@ -329,12 +333,12 @@ def _seconds(text: str) -> float:
     return found
 
 
-def _plan_of(name: str) -> PlanFile:
+def _read_plan_of_file_or_job(name: str) -> PlanFile:
     if name != OF_JOB:
         return read_plan(Path(name))
     if PLAN_VARIABLE not in os.environ:
         raise InputError(f"{PLAN_VARIABLE} is not set", "submit a job with a plan, or name a file", field="PLAN")
-    return plan_in(os.environ[PLAN_VARIABLE], PLAN_VARIABLE)
+    return parse_plan(os.environ[PLAN_VARIABLE], PLAN_VARIABLE)
 
 
 def _check_environment(plan: PlanFile) -> None:
@@ -350,43 +354,45 @@ def _check_environment(plan: PlanFile) -> None:
 
 
 def _train(plan: PlanFile, given: argparse.Namespace) -> None:
-    script = script_of(given.model, given.seed)
+    script = load_script(given.model, given.seed)
     dist.init_process_group("gloo")
     try:
         seat = take_seat(plan)
         assert seat is not None  # there are as many processes as the plan has ranks
-        member = _member(plan, given, script, seat)
+        member = _make_trainer(plan, given, script, seat)
         if member.has_loss and not script.has_data:
             _print("the file has no function data(first, samples): every step trains on the example batch")
         times = RankMeasurements(seat.stage, [], [], [], [])
-        _take_steps(plan, given, member, seat, times)
+        _train_steps(plan, given, member, seat, times)
         times.offload.extend(member.close())
         if given.save is not None and seat.replica == 0:
-            torch.save(member.state(), given.save / f"stage-{seat.stage}.pt")
+            torch.save(member.state_by_name(), given.save / f"stage-{seat.stage}.pt")
         if times.step_s:
-            _report(plan, times, given)
+            _report_measurements(plan, times, given)
         elif given.json is not None and dist.get_rank() == 0:
             _print(f"no step was left, so nothing was measured and {given.json} is not written")
     finally:
         dist.destroy_process_group()
 
 
-def _member(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Seat) -> StageTrainer:
+def _make_trainer(plan: PlanFile, given: argparse.Namespace, script: Script, seat: Seat) -> StageTrainer:
     """Return this process's trainer, as the options configure it."""
     if given.schedule and plan.pipeline == 1:
         raise InputError("a model without a pipeline has no schedule", "omit it", field="--schedule")
-    schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
+    schedule = Schedule(given.schedule) if given.schedule else default_schedule(plan.micro_batches, plan.pipeline)
     member = StageTrainer(plan, script, schedule, seat)
-    if given.offload is not Offload.never:
+    if given.offload is not OffloadMode.never:
         cores = len(os.sched_getaffinity(0))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
-        member.offload(OffloadOptions(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _print)
+        member.start_offloading(
+            OffloadOptions(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _print
+        )
     if given.ranks_per_device > 1:
-        member.share(_turn(given.ranks_per_device))
+        member.share_device(_connect_to_device(given.ranks_per_device))
     return member
 
 
-def _take_steps(
+def _train_steps(
     plan: PlanFile, given: argparse.Namespace, member: StageTrainer, seat: Seat, times: RankMeasurements
 ) -> None:
     """Take the remaining steps, after the last checkpoint if there is one."""
@@ -401,9 +407,9 @@ def _take_steps(
     dist.barrier()
     for step in steps:
         if step % every == 0:
-            reports.begin(step, computed_s=_computed_s(times, every), loss=loss, away_bytes=member.away_bytes)
+            reports.begin(step, computed_s=_mean_compute_s(times, every), loss=loss, away_bytes=member.away_bytes)
         began_s = time.perf_counter()
-        save = partial(checkpoints.after, step, member.training_state) if checkpoints is not None else None
+        save = partial(checkpoints.write_if_due, step, member.training_state) if checkpoints is not None else None
         mean, seconds = member.step(step, save)
         times.step_s.append(time.perf_counter() - began_s)
         times.seconds.append(seconds)
@@ -414,7 +420,7 @@ def _take_steps(
     reports.done(loss=loss)
 
 
-def _turn(ranks_per_device: int) -> DeviceTurn:
+def _connect_to_device(ranks_per_device: int) -> DeviceTurn:
     """Return this process's connection to its shared device; the first process on the device starts its arbiter."""
     rank = dist.get_rank()
     local = int(os.environ.get("LOCAL_RANK", rank))
@@ -422,19 +428,19 @@ def _turn(ranks_per_device: int) -> DeviceTurn:
     return DeviceTurn(job, local // ranks_per_device, rank, starts=local % ranks_per_device == 0)
 
 
-def _computed_s(times: RankMeasurements, steps: int) -> float | None:
+def _mean_compute_s(times: RankMeasurements, steps: int) -> float | None:
     """Return the mean computing time of the last steps, without the sum of gradients, where replicas wait."""
     last = times.seconds[-steps:]
     return sum(seconds.total_s - seconds.gradients_s for seconds in last) / len(last) if last else None
 
 
-def _report(plan: PlanFile, times: RankMeasurements, given: argparse.Namespace) -> None:
+def _report_measurements(plan: PlanFile, times: RankMeasurements, given: argparse.Namespace) -> None:
     """Collect all measurements in the first process, which prints them."""
     every: list[RankMeasurements | None] | None = [None] * plan.ranks if dist.get_rank() == 0 else None
     dist.gather_object(times, every)
     if every is None:
         return
-    found = measured([rank for rank in every if rank is not None], plan.pipeline)
+    found = combine_measurements([rank for rank in every if rank is not None], plan.pipeline)
     if given.json is not None:
         given.json.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
     console = Console(emoji=False, width=None if sys.stdout.isatty() else 100)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from ...cluster.files.errors import CheckpointError
-from ..model import Copies, Offload, back_at_s, pays, reason, unhidden_s
+from ..model import CopyTimes, OffloadMode, copy_back_begins_s, offload_pays, offload_reason, unhidden_copy_s
 from . import places
 from .places import FilePlace, OffloadPlace, PinnedPlace, Storage, Storages
 
@@ -27,14 +27,14 @@ ROOM_POLL_S = 0.01  # between two checks for room
 REMEMBERED = 5  # copies each way by which the next are predicted
 
 
-class _At(Enum):
+class _StateLocation(Enum):
     here = auto()
     leaving = auto()
     away = auto()
     closed = auto()
 
 
-class Mover:
+class StateMover:
     """One piece of state that is offloaded.
 
     Args:
@@ -48,14 +48,14 @@ class Mover:
     def __init__(self, place: OffloadPlace, storages: Storages) -> None:
         self._place, self._storages = place, storages
         self._turn = threading.Condition()
-        self._at, self._needed, self._back_at_s = _At.here, False, 0.0
+        self._at, self._needed, self._back_at_s = _StateLocation.here, False, 0.0
         self._lost: Exception | None = None
         self.refused: OSError | None = None  # why the state could not be copied out, and stays
         self.trips = 0
         self._outs, self._backs = (deque[tuple[float, float]](maxlen=REMEMBERED) for _ in range(2))
-        place.mark()
-        self._outs.append(_timed(lambda: place.copy_out(storages)))
-        self._backs.append(_timed(lambda: place.copy_back(storages)))
+        place.order_after_queued_work()
+        self._outs.append(_time_copy(lambda: place.copy_out(storages)))
+        self._backs.append(_time_copy(lambda: place.copy_back(storages)))
         self._thread = threading.Thread(target=self._run, name="longshore-offload", daemon=True)
         self._thread.start()
 
@@ -63,38 +63,38 @@ class Mover:
     def is_away(self) -> bool:
         """Whether its memory is released."""
         with self._turn:
-            return self._at is _At.away
+            return self._at is _StateLocation.away
 
     @property
-    def copies(self) -> Copies:
+    def copies(self) -> CopyTimes:
         """Predicted times of the next copies, from the last ones."""
         (out_s, out_core_s), (back_s, back_core_s) = (
             map(median, zip(*copies, strict=True)) for copies in (self._outs, self._backs)
         )
-        return Copies(out_s, back_s, out_core_s, back_core_s)
+        return CopyTimes(out_s, back_s, out_core_s, back_core_s)
 
-    def leave(self, storages: Storages, back_at_s: float) -> None:
-        """Offload the state; nothing may touch it until `need` returns.
+    def copy_out(self, storages: Storages, back_at_s: float) -> None:
+        """Offload the state; nothing may touch it until `wait_until_back` returns.
 
         Args:
             storages: Its memory; not more than the reserved room.
             back_at_s: When the copy back begins, by `time.perf_counter`.
         """
         with self._turn:
-            if self._at is not _At.here or self.refused is not None:
+            if self._at is not _StateLocation.here or self.refused is not None:
                 return
-            self._place.mark()
+            self._place.order_after_queued_work()
             self._storages = storages
-            self._at, self._needed, self._back_at_s = _At.leaving, False, back_at_s
+            self._at, self._needed, self._back_at_s = _StateLocation.leaving, False, back_at_s
             self._turn.notify_all()
 
-    def expect(self, back_at_s: float) -> None:
+    def set_back_at(self, back_at_s: float) -> None:
         """Set again when the copy back begins."""
         with self._turn:
             self._back_at_s = back_at_s
             self._turn.notify_all()
 
-    def need(self) -> float:
+    def wait_until_back(self) -> float:
         """Wait until the state is in memory; return how long that took.
 
         Raises:
@@ -104,7 +104,7 @@ class Mover:
         with self._turn:
             self._needed = True
             self._turn.notify_all()
-            while self._at in (_At.leaving, _At.away) and self._lost is None:
+            while self._at in (_StateLocation.leaving, _StateLocation.away) and self._lost is None:
                 self._turn.wait()
         if self._lost is not None:
             raise CheckpointError(f"offloaded state cannot be read back: {self._lost}") from self._lost
@@ -112,9 +112,9 @@ class Mover:
 
     def close(self) -> None:
         """End the thread; the state stays in memory."""
-        self.need()
+        self.wait_until_back()
         with self._turn:
-            self._at = _At.closed
+            self._at = _StateLocation.closed
             self._turn.notify_all()
         self._thread.join()
         self._place.close()
@@ -124,43 +124,43 @@ class Mover:
             self._make_trips()
         except Exception as error:  # CUDA reports errors of earlier kernels here, too
             self._lost = error
-            self._arrive()  # no thread may wait for this one
+            self._mark_in_memory()  # no thread may wait for this one
 
     def _make_trips(self) -> None:
-        while self._wait_for_leave():
+        while self._wait_for_copy_out():
             try:
-                copy = _timed(lambda: self._place.copy_out(self._storages))
+                copy = _time_copy(lambda: self._place.copy_out(self._storages))
             except OSError as error:
                 self.refused = error
-                self._arrive()
+                self._mark_in_memory()
                 continue
             self._outs.append(copy)
             if not self._needed:
-                self._release()
-                self._wait_for_return()
+                self._release_memory()
+                self._wait_to_copy_back()
                 try:
-                    self._backs.append(_timed(lambda: self._place.copy_back(self._storages)))
+                    self._backs.append(_time_copy(lambda: self._place.copy_back(self._storages)))
                 except OSError as error:
                     self._lost = error
                 self.trips += 1
-            self._arrive()
+            self._mark_in_memory()
 
-    def _wait_for_leave(self) -> bool:
+    def _wait_for_copy_out(self) -> bool:
         with self._turn:
-            while self._at is _At.here:
+            while self._at is _StateLocation.here:
                 self._turn.wait()
-            return self._at is _At.leaving
+            return self._at is _StateLocation.leaving
 
-    def _release(self) -> None:
+    def _release_memory(self) -> None:
         """Release the memory; state whose memory cannot be released returns at once."""
         try:
             self._place.release(self._storages)
         except OSError as error:
             self.refused = error
         with self._turn:
-            self._at = _At.away
+            self._at = _StateLocation.away
 
-    def _wait_for_return(self) -> None:
+    def _wait_to_copy_back(self) -> None:
         """Wait until it is time and there is room; if the state is needed, do not wait for room."""
         with self._turn:
             while not self._needed and self.refused is None:
@@ -171,13 +171,13 @@ class Mover:
                     left_s = ROOM_POLL_S
                 self._turn.wait(None if left_s == inf else left_s)
 
-    def _arrive(self) -> None:
+    def _mark_in_memory(self) -> None:
         with self._turn:
-            self._at = _At.here
+            self._at = _StateLocation.here
             self._turn.notify_all()
 
 
-def _timed(copy: Callable[[], None]) -> tuple[float, float]:
+def _time_copy(copy: Callable[[], None]) -> tuple[float, float]:
     """Return the time of a copy, and what it kept a core busy."""
     began_s, core_s = time.perf_counter(), time.thread_time()
     copy()
@@ -187,18 +187,18 @@ def _timed(copy: Callable[[], None]) -> tuple[float, float]:
 MIN_STORAGE_BYTES = 512  # smaller tensors, such as the count of steps, stay
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Storage]:
+def optimizer_storages(optimizer: torch.optim.Optimizer) -> list[Storage]:
     """Return the memory of an optimizer's state."""
     values = [value for state in optimizer.state.values() for value in state.values()]
-    return _storages(value for value in values if isinstance(value, Tensor))
+    return _releasable_storages(value for value in values if isinstance(value, Tensor))
 
 
-def of_parameters(parameters: Sequence[nn.Parameter]) -> list[Storage]:
+def parameter_storages(parameters: Sequence[nn.Parameter]) -> list[Storage]:
     """Return the memory of parameters."""
-    return _storages(parameter.data for parameter in parameters)
+    return _releasable_storages(parameter.data for parameter in parameters)
 
 
-def _storages(tensors: Iterable[Tensor]) -> list[Storage]:
+def _releasable_storages(tensors: Iterable[Tensor]) -> list[Storage]:
     """Return each large storage once, if its memory may be released: shared memory may not."""
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     return [storage for storage in found.values() if storage.nbytes() >= MIN_STORAGE_BYTES and storage.resizable()]
@@ -229,7 +229,7 @@ class OffloadOptions:
         has_own_core: Whether copies run beside the computation, and do not take its core.
     """
 
-    how: Offload
+    how: OffloadMode
     folder: Path
     has_own_core: bool
 
@@ -260,58 +260,58 @@ class _StatePart:
     def __init__(self, what: str, options: OffloadOptions, rank: int, print_line: Callable[[str], None]) -> None:
         self._what, self._options, self._rank = what, options, rank
         self._print_line: Callable[[str], object] = lambda text: print_line(f"rank {rank}: {text}")
-        self._mover: Mover | None = None
+        self._mover: StateMover | None = None
         self._size_bytes, self._waited_s, self._printed = 0, 0.0, set[bool]()
         self.away_bytes = 0  # while nothing needs it
 
-    def reserve(self, storages: Storages, device: torch.device) -> None:
+    def reserve_room(self, storages: Storages, device: torch.device) -> None:
         """Reserve room; without it the state stays in memory."""
         self._size_bytes = sum(storage.nbytes() for storage in storages)
         if not storages:
             self._print_line(f"there is no {self._what} to offload")
             return
         try:
-            self._mover = Mover(_place(self._size_bytes, device, self._options.folder), storages)
+            self._mover = StateMover(_make_place(self._size_bytes, device, self._options.folder), storages)
         except OSError as error:
-            self._stop(error)
+            self._stay_in_memory(error)
 
-    def leave(self, storages: Storages, idle_s: float) -> None:
-        """Offload the state if that pays for an idle time; it stays out until `expect`."""
+    def offload_if_it_pays(self, storages: Storages, idle_s: float) -> None:
+        """Offload the state if that pays for an idle time; it stays out until `set_needed_at`."""
         if self._mover is None:
             return
         if self._mover.refused is not None:
-            self._stop(self._mover.refused)
+            self._stay_in_memory(self._mover.refused)
             return
         if sum(storage.nbytes() for storage in storages) > self._size_bytes:
-            self._stop(OSError("it has grown"))
+            self._stay_in_memory(OSError("it has grown"))
             return
         copies, how = self._mover.copies, self._options.how
-        goes = pays(idle_s, copies, how)
+        goes = offload_pays(idle_s, copies, how)
         if goes not in self._printed:
             self._printed.add(goes)
-            self._print_line(reason(self._what, self._size_bytes, idle_s, copies, how))
+            self._print_line(offload_reason(self._what, self._size_bytes, idle_s, copies, how))
         self.away_bytes = self._size_bytes if goes else 0
         if goes:
-            self._mover.leave(storages, inf)
+            self._mover.copy_out(storages, inf)
 
-    def expect(self, needed_at_s: float) -> None:
+    def set_needed_at(self, needed_at_s: float) -> None:
         """Set when the state is needed."""
         if self._mover is not None:
-            self._mover.expect(back_at_s(needed_at_s, self._mover.copies))
+            self._mover.set_back_at(copy_back_begins_s(needed_at_s, self._mover.copies))
 
-    def need(self) -> None:
+    def wait_until_back(self) -> None:
         """Wait until the state is in memory."""
         if self._mover is not None:
-            self._waited_s += self._mover.need()
+            self._waited_s += self._mover.wait_until_back()
 
-    def measured(self, idle_s: float, sync_s: float) -> PartMeasured | None:
+    def measurements(self, idle_s: float, sync_s: float) -> PartMeasured | None:
         """Return measurements, if it could be offloaded at all; the sum of gradients ends the idle time."""
         if self._mover is None:
             return None
         copies, trips = self._mover.copies, self._mover.trips
-        goes = pays(idle_s, copies, self._options.how)
+        goes = offload_pays(idle_s, copies, self._options.how)
         own = self._options.has_own_core
-        longer_s = unhidden_s(sync_s, copies, both_in_wait=idle_s <= sync_s, has_own_core=own) if goes else 0.0
+        longer_s = unhidden_copy_s(sync_s, copies, both_in_wait=idle_s <= sync_s, has_own_core=own) if goes else 0.0
         return PartMeasured(
             rank=self._rank, what=self._what, size_bytes=self._size_bytes, trips=trips, idle_s=idle_s,
             out_s=copies.out_s, back_s=copies.back_s, core_s=copies.out_core_s + copies.back_core_s,
@@ -325,13 +325,13 @@ class _StatePart:
         if mover is not None:
             mover.close()
 
-    def _stop(self, error: OSError) -> None:
+    def _stay_in_memory(self, error: OSError) -> None:
         size = f"{self._size_bytes / 1e6:.1f} MB"
         self._print_line(f"{self._what} ({size}) stays in memory: {error.strerror or error}; training continues")
         self.close()
 
 
-def _place(size: int, device: torch.device, folder: Path) -> OffloadPlace:
+def _make_place(size: int, device: torch.device, folder: Path) -> OffloadPlace:
     return PinnedPlace(size, device) if device.type == "cuda" else FilePlace(size, folder)
 
 
@@ -363,12 +363,12 @@ class Offloading:
         self._is_reserved = False
         self._idle_since_s = self._sync_since_s = time.perf_counter()
 
-    def step_begins(self) -> None:
+    def begin_step(self) -> None:
         """Record the time, before there is any state."""
         if not self._is_reserved:
             self._idle_since_s = time.perf_counter()
 
-    def sync_begins(self) -> None:
+    def begin_sync(self) -> None:
         """Gradients are about to be summed: parameters are idle until that has ended.
 
         The optimizer's state returns from here on, and not sooner: activations are released by now.
@@ -376,37 +376,37 @@ class Offloading:
         now_s = self._sync_since_s = time.perf_counter()
         sync_s = self._sync.seconds
         if sync_s:
-            self._weights.leave(of_parameters(self._parameters), sync_s)
-            self._weights.expect(now_s + sync_s)
-        self._state.expect(now_s + sync_s)
+            self._weights.offload_if_it_pays(parameter_storages(self._parameters), sync_s)
+            self._weights.set_needed_at(now_s + sync_s)
+        self._state.set_needed_at(now_s + sync_s)
 
-    def sync_ended(self) -> None:
+    def end_sync(self) -> None:
         """Gradients are summed: return when all state is in memory."""
         now_s = time.perf_counter()
         self._idle.add(now_s - self._idle_since_s)
         self._sync.add(now_s - self._sync_since_s)
-        self._state.need()
-        self._weights.need()
+        self._state.wait_until_back()
+        self._weights.wait_until_back()
 
-    def update_ended(self) -> None:
+    def end_update(self) -> None:
         """Parameters are updated: the optimizer's state is idle until the next sum has ended."""
         if not self._is_reserved:
             self._is_reserved = True
             device = self._parameters[0].device
-            self._state.reserve(of_optimizer(self._optimizer), device)
-            self._weights.reserve(of_parameters(self._parameters), device)
+            self._state.reserve_room(optimizer_storages(self._optimizer), device)
+            self._weights.reserve_room(parameter_storages(self._parameters), device)
         self._idle_since_s = time.perf_counter()
-        self._state.leave(of_optimizer(self._optimizer), self._idle.seconds)
+        self._state.offload_if_it_pays(optimizer_storages(self._optimizer), self._idle.seconds)
 
     @property
     def away_bytes(self) -> int:
         """State that is offloaded in a step."""
         return self._state.away_bytes + self._weights.away_bytes
 
-    def measured(self) -> list[PartMeasured]:
+    def measurements(self) -> list[PartMeasured]:
         """Return the measurements of each part."""
         sync_s = self._sync.seconds
-        found = [self._state.measured(self._idle.seconds, sync_s), self._weights.measured(sync_s, sync_s)]
+        found = [self._state.measurements(self._idle.seconds, sync_s), self._weights.measurements(sync_s, sync_s)]
         return [part for part in found if part is not None]
 
     def close(self) -> None:

@@ -45,13 +45,13 @@ OFFLOAD_PREFIX = "longshore-offload-"
 MODE = 0o600
 
 
-def reserved_file(folder: Path, size_bytes: int) -> int:
+def open_reserved_file(folder: Path, size_bytes: int) -> int:
     """Return a new file, open to read and write, whose whole size is reserved on the disk.
 
     Raises:
         OSError: If there is no room, or no such folder.
     """
-    file = _nameless(folder)
+    file = _open_nameless_file(folder)
     try:
         os.posix_fallocate(file, 0, size_bytes)
     except OSError:
@@ -60,8 +60,8 @@ def reserved_file(folder: Path, size_bytes: int) -> int:
     return file
 
 
-def _nameless(folder: Path) -> int:
-    sweep(folder)
+def _open_nameless_file(folder: Path) -> int:
+    remove_left_files(folder)
     with suppress(OSError, AttributeError):  # not every file system or system has it
         return os.open(folder, os.O_TMPFILE | os.O_RDWR, MODE)
     file, name = tempfile.mkstemp(prefix=OFFLOAD_PREFIX, dir=folder)
@@ -69,7 +69,7 @@ def _nameless(folder: Path) -> int:
     return file
 
 
-def sweep(folder: Path) -> None:
+def remove_left_files(folder: Path) -> None:
     """Remove files of processes that were killed before they removed the name.
 
     This may remove a file that another process has just made: that needs only the open file, and removes the name next.
@@ -89,7 +89,7 @@ Storages = Sequence[Storage]
 class OffloadPlace(Protocol):
     """Reserved room for offloaded state."""
 
-    def mark(self) -> None:
+    def order_after_queued_work(self) -> None:
         """Make the next copy wait for what this thread has queued on the device."""
 
     def copy_out(self, storages: Storages) -> None:
@@ -128,38 +128,38 @@ class FilePlace:
     """
 
     def __init__(self, size_bytes: int, folder: Path) -> None:
-        self._file, self._size_bytes = reserved_file(folder, size_bytes), size_bytes
-        self._total_bytes = memory_bytes()["MemTotal"]
+        self._file, self._size_bytes = open_reserved_file(folder, size_bytes), size_bytes
+        self._total_bytes = system_memory_bytes()["MemTotal"]
 
-    def mark(self) -> None:
+    def order_after_queued_work(self) -> None:
         """Do nothing: a CPU has no queue."""
 
     def copy_out(self, storages: Storages) -> None:
         """Write content."""
-        _move(os.pwritev, self._file, storages)
+        _transfer_all(os.pwritev, self._file, storages)
 
     def release(self, storages: Storages) -> None:
         """Release whole pages to the machine; their addresses stay reserved."""
-        for address, size in (_pages(storage) for storage in storages):
+        for address, size in (_own_pages(storage) for storage in storages):
             if size and _LIBRARY.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def has_room(self) -> bool:
         """Return whether the machine has that much free memory, and a little more."""
-        return memory_bytes()["MemAvailable"] > self._size_bytes + SPARE_SHARE * self._total_bytes
+        return system_memory_bytes()["MemAvailable"] > self._size_bytes + SPARE_SHARE * self._total_bytes
 
     def copy_back(self, storages: Storages) -> None:
         """Read content, after trimming the heap."""
         trim_heap()
-        _move(os.preadv, self._file, storages)
+        _transfer_all(os.preadv, self._file, storages)
 
     def close(self) -> None:
         """Close the file, which removes it."""
         os.close(self._file)
 
 
-def _move(call: Callable[[int, list[memoryview], int], int], file: int, storages: Storages) -> None:
-    left = [_bytes(storage) for storage in storages]
+def _transfer_all(call: Callable[[int, list[memoryview], int], int], file: int, storages: Storages) -> None:
+    left = [_memory_view(storage) for storage in storages]
     left.reverse()
     at = 0
     while left:
@@ -173,18 +173,18 @@ def _move(call: Callable[[int, list[memoryview], int], int], file: int, storages
             left[-1] = left[-1][done:]
 
 
-def _pages(storage: Storage) -> tuple[int, int]:
+def _own_pages(storage: Storage) -> tuple[int, int]:
     """Return the address of the pages that belong to it alone, and their bytes."""
     begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
     return begin, max(0, end - begin)
 
 
-def _bytes(storage: Storage) -> memoryview:
+def _memory_view(storage: Storage) -> memoryview:
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
-def memory_bytes() -> dict[str, int]:
+def system_memory_bytes() -> dict[str, int]:
     """Return the system's memory figures, by its names."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
@@ -213,7 +213,7 @@ class PinnedPlace:
     def __init__(self, size_bytes: int, gpu: torch.device) -> None:
         self._gpu = gpu
         with _as_os_error(f"{size_bytes} bytes of pinned memory cannot be allocated"):
-            self._host = self._pinned(size_bytes)
+            self._host = self._allocate_pinned(size_bytes)
         self._sizes = list[int]()
         self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
         self._queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -221,7 +221,7 @@ class PinnedPlace:
         self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._computes = torch.cuda.current_stream(gpu)
 
-    def mark(self) -> None:
+    def order_after_queued_work(self) -> None:
         """Make the next copy wait for what this thread has queued on the GPU."""
         self._computes = torch.cuda.current_stream(self._gpu)
         self._queued.record(self._computes)
@@ -231,7 +231,7 @@ class PinnedPlace:
         self._sizes = [storage.nbytes() for storage in storages]
         with _as_os_error("it cannot be copied to the host"), torch.cuda.stream(self._stream):
             self._queued.wait(self._stream)
-            for host, gpu in self._pairs(storages):
+            for host, gpu in self._host_and_gpu_pairs(storages):
                 host.copy_(gpu, non_blocking=True)
             self._wait_for_copies()
 
@@ -258,7 +258,7 @@ class PinnedPlace:
             self._taken.record(self._computes)
         with _as_os_error("it cannot be copied back"), torch.cuda.stream(self._stream):
             self._taken.wait(self._stream)
-            for host, gpu in self._pairs(storages):
+            for host, gpu in self._host_and_gpu_pairs(storages):
                 gpu.copy_(host, non_blocking=True)
             self._wait_for_copies()
 
@@ -267,7 +267,7 @@ class PinnedPlace:
         self._unpin()
         self._host = torch.empty(0, dtype=torch.uint8)
 
-    def _pinned(self, size_bytes: int) -> Tensor:
+    def _allocate_pinned(self, size_bytes: int) -> Tensor:
         """Return memory of exactly this size: PyTorch's own has the next power of two, and stays after its end.
 
         It is aligned to a page, so that nothing else is pinned, and is shared, so that a fork does not copy it.
@@ -286,7 +286,7 @@ class PinnedPlace:
         self._copied.record(self._stream)
         self._copied.synchronize()
 
-    def _pairs(self, storages: Storages) -> Iterator[tuple[Tensor, Tensor]]:
+    def _host_and_gpu_pairs(self, storages: Storages) -> Iterator[tuple[Tensor, Tensor]]:
         at = 0
         for storage in storages:
             gpu = torch.empty(0, dtype=torch.uint8, device=self._gpu).set_(storage)

@@ -37,7 +37,7 @@ class BuildError(Exception):
     """The user's file, or what its function returns, cannot be used; the message ends with the fix."""
 
 
-class Built(NamedTuple):
+class BuiltModel(NamedTuple):
     """The result of `build`."""
 
     model: nn.Module
@@ -45,7 +45,7 @@ class Built(NamedTuple):
     loss: Callable[..., Any] | None  # of the output, and of the target if there is one
     target: Tensor | None = None
 
-    def step(self) -> Any:
+    def run_forward(self) -> Any:
         """Run the model on the batch; return its output, or the loss of it."""
         if isinstance(self.batch, Mapping):
             output = self.model(**self.batch)
@@ -83,7 +83,7 @@ class Built(NamedTuple):
         is_sequence = first.dim() == (3 if first.is_floating_point() else 2)
         return int(first.shape[1]) if is_sequence else 1
 
-    def on(self, device: str, dtype: torch.dtype) -> "Built":
+    def to(self, device: str, dtype: torch.dtype) -> "BuiltModel":
         """Return the same on a device, with its floating-point numbers in a type."""
 
         def moved(value: Any) -> Any:
@@ -92,9 +92,9 @@ class Built(NamedTuple):
             return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
         batch, target = tree_map(moved, (self.batch, self.target))
-        return Built(self.model.to(device=device, dtype=dtype).train(), batch, self.loss, target)
+        return BuiltModel(self.model.to(device=device, dtype=dtype).train(), batch, self.loss, target)
 
-    def with_samples(self, samples: int) -> "Built":
+    def with_samples(self, samples: int) -> "BuiltModel":
         """Return the same with N copies of its first sample."""
         whole = self.samples
 
@@ -103,21 +103,21 @@ class Built(NamedTuple):
                 return torch.cat([value[:1]] * samples)
             return value
 
-        return Built(self.model, tree_map(repeated, self.batch), self.loss, tree_map(repeated, self.target))
+        return BuiltModel(self.model, tree_map(repeated, self.batch), self.loss, tree_map(repeated, self.target))
 
 
-def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, LayerHint]]:
+def load_build_and_hints(path: str, function: str) -> tuple[Callable[[], Any], dict[str, LayerHint]]:
     """Run a file; return its function, and the hints in it.
 
     Raises:
         BuildError: If there is no such function, or the hints cannot be used.
         Exception: Any that the file raises.
     """
-    module = run(path)
-    return function_of(module, function), _hints(getattr(module, "profile_hint", {}))
+    module = run_file(path)
+    return build_function_of(module, function), _validated_hints(getattr(module, "profile_hint", {}))
 
 
-def run(path: str) -> ModuleType:
+def run_file(path: str) -> ModuleType:
     """Run a file, and return it as a module.
 
     Raises:
@@ -152,7 +152,7 @@ def user_line(error: BaseException) -> str:
     return found
 
 
-def function_of(module: ModuleType, function: str) -> Callable[[], Any]:
+def build_function_of(module: ModuleType, function: str) -> Callable[[], Any]:
     """Return the function of a module that builds a model.
 
     Raises:
@@ -164,7 +164,7 @@ def function_of(module: ModuleType, function: str) -> Callable[[], Any]:
     return found
 
 
-def _hints(given: object) -> dict[str, LayerHint]:
+def _validated_hints(given: object) -> dict[str, LayerHint]:
     if not isinstance(given, Mapping):
         raise BuildError("profile_hint is no dict; give for each layer or class its figures")
     try:
@@ -175,7 +175,7 @@ def _hints(given: object) -> dict[str, LayerHint]:
         raise BuildError(f"profile_hint: {place}: {first['msg']}; docs/planner.md has the format") from error
 
 
-def built(build: Callable[[], Any]) -> Built:
+def call_build(build: Callable[[], Any]) -> BuiltModel:
     """Call the function and check what it returns.
 
     Raises:
@@ -184,17 +184,17 @@ def built(build: Callable[[], Any]) -> Built:
     """
     made = build()
     if not isinstance(made, tuple) or len(made) not in (2, 3, 4):
-        raise BuildError(f"it returned {_kind(made)}; {CONTRACT}")
+        raise BuildError(f"it returned {_type_text(made)}; {CONTRACT}")
     model, batch, loss, target = (*made, None, None)[:4]
     if not isinstance(model, nn.Module):
-        raise BuildError(f"it returned {_kind(model)} for a model; {CONTRACT}, the model a torch.nn.Module")
+        raise BuildError(f"it returned {_type_text(model)} for a model; {CONTRACT}, the model a torch.nn.Module")
     if loss is not None and not callable(loss):
-        raise BuildError(f"it returned {_kind(loss)} for a loss; {CONTRACT}, the loss a function of the output")
+        raise BuildError(f"it returned {_type_text(loss)} for a loss; {CONTRACT}, the loss a function of the output")
     if target is not None and not isinstance(target, Tensor):
-        raise BuildError(f"it returned {_kind(target)} for a target; {CONTRACT}, the target a tensor")
-    found = Built(model, batch, loss, target)
+        raise BuildError(f"it returned {_type_text(target)} for a target; {CONTRACT}, the target a tensor")
+    found = BuiltModel(model, batch, loss, target)
     if not found.tensors or found.tensors[0].dim() == 0 or found.samples == 0:
-        raise BuildError(f"it returned {_kind(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
+        raise BuildError(f"it returned {_type_text(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise BuildError(
             "the model has lazy layers, whose shapes are unknown; let it run once on the batch in the file"
@@ -204,5 +204,5 @@ def built(build: Callable[[], Any]) -> Built:
     return found
 
 
-def _kind(value: object) -> str:
+def _type_text(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -94,7 +94,7 @@ MAX_AMOUNT = 1e30
 NUMBER_BYTES = 2.0  # of a weight that is not trained
 
 
-def read_table(path: Path) -> ModelProfile:
+def read_layer_table(path: Path) -> ModelProfile:
     """Read the profile of a table: a row for each layer, in order; docs/planner.md has the columns.
 
     Raises:
@@ -105,7 +105,7 @@ def read_table(path: Path) -> ModelProfile:
         for rows in chunks:
             if len(layers) + len(rows.lines) > MAX_LAYERS:
                 raise InputError(f"there are more than {MAX_LAYERS:,} layers", "put some into one row", path=path)
-            layers += _layers(rows)
+            layers += _layer_profiles(rows)
             if rows.has("tokens"):
                 tokens = float(rows.numbers("tokens", least=1.0, most=1e12)[0])
     if not layers:
@@ -115,7 +115,7 @@ def read_table(path: Path) -> ModelProfile:
     )
 
 
-def _layers(rows: TraceRows) -> list[LayerProfile]:
+def _layer_profiles(rows: TraceRows) -> list[LayerProfile]:
     columns = {name: rows.numbers(name, most=MAX_AMOUNT).tolist() for name in TABLE_COLUMNS[1:]}
     for name in AMOUNTS:
         if rows.has(name):
@@ -168,7 +168,7 @@ class _ProfileReply(BaseModel, frozen=True, extra="forbid"):
     min_samples: int = 1
 
 
-def profile(target: str, limits: ProfilingLimits) -> ModelProfile:
+def profile_model(target: str, limits: ProfilingLimits) -> ModelProfile:
     """Profile a model.
 
     Raises:
@@ -178,9 +178,9 @@ def profile(target: str, limits: ProfilingLimits) -> ModelProfile:
     if not _is_file(path):
         fix = "give FILE.py:FUNCTION, or a table FILE.csv"
         raise InputError("there is no such file", fix, path=shortened(path, 300)[1:-1])
-    line, status, taken_s = _run(path, function, limits)
+    line, status, taken_s = _run_worker(path, function, limits)
     if not line:
-        raise InputError(*_end(status, taken_s, limits, function), path=path)
+        raise InputError(*_problem_and_fix(status, taken_s, limits, function), path=path)
     try:
         answer = _ProfileReply.model_validate_json(line)
         if answer.problem is None:
@@ -211,16 +211,16 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _run(path: Path, function: str, limits: ProfilingLimits) -> tuple[bytes, int | None, float]:
+def _run_worker(path: Path, function: str, limits: ProfilingLimits) -> tuple[bytes, int | None, float]:
     """Return the reply of the process, empty if none; its exit status, None after its time limit; the seconds."""
     began = time.monotonic()
     reads, writes = os.pipe()
     try:
         with os.fdopen(writes, "wb", buffering=0):  # the process inherits it
-            process = _started(path, function, limits, writes)
+            process = _start_worker(path, function, limits, writes)
         try:
-            line = _line(reads, began + limits.time_s)
-            status = 0 if line else _status(process, began + limits.time_s)
+            line = _read_line(reads, began + limits.time_s)
+            status = 0 if line else _wait_for_status(process, began + limits.time_s)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that the user's code has started
@@ -230,7 +230,7 @@ def _run(path: Path, function: str, limits: ProfilingLimits) -> tuple[bytes, int
     return line, status, time.monotonic() - began
 
 
-def _started(path: Path, function: str, limits: ProfilingLimits, writes: int) -> "subprocess.Popen[bytes]":
+def _start_worker(path: Path, function: str, limits: ProfilingLimits, writes: int) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
         [sys.executable, "-c", _WORKER_PROGRAM, os.pathsep.join(sys.path)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(writes,), start_new_session=True,
@@ -245,7 +245,7 @@ def _started(path: Path, function: str, limits: ProfilingLimits, writes: int) ->
     return process
 
 
-def _line(reads: int, until: float) -> bytes:
+def _read_line(reads: int, until: float) -> bytes:
     """Return the line that arrives, without its end; empty if no whole line arrives in time."""
     got = bytearray()
     while len(got) < MAX_PROFILE_BYTES:
@@ -259,14 +259,14 @@ def _line(reads: int, until: float) -> bytes:
     return b""
 
 
-def _status(process: "subprocess.Popen[bytes]", until: float) -> int | None:
+def _wait_for_status(process: "subprocess.Popen[bytes]", until: float) -> int | None:
     try:
         return process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
 
 
-def _end(status: int | None, taken_s: float, limits: ProfilingLimits, function: str) -> tuple[str, str]:
+def _problem_and_fix(status: int | None, taken_s: float, limits: ProfilingLimits, function: str) -> tuple[str, str]:
     """Return how the process ended without a reply, and what to do."""
     if status is None:
         return (

@@ -57,16 +57,16 @@ class AsOnGpu(TorchFunctionMode):
         """Call a function of torch, or its replacement."""
         del types
         named = dict(kwargs or {})
-        self._count(func, args, named)
+        self._count_call(func, args, named)
         if func is ATTENTION:
             # Shapes without a flash kernel use the plain function.
             with suppress(RuntimeError, ValueError, TypeError):
-                return _flash(*args, **named)
+                return _flash_attention(*args, **named)
         if func is functional.dropout and not named.get("inplace"):
-            return _dropout(*args, **named)
+            return _native_dropout(*args, **named)
         return func(*args, **named)
 
-    def _count(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def _count_call(self, func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> None:
         first = args[0] if args else named.get("query", named.get("input"))
         if func in PRODUCTS:
             self.products += 1
@@ -76,7 +76,7 @@ class AsOnGpu(TorchFunctionMode):
             self.attentions, self.heads = self.attentions + 1, int(first.shape[1])
 
 
-def _flash(
+def _flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -100,7 +100,7 @@ def _flash(
     return attended[0]
 
 
-def _dropout(
+def _native_dropout(
     input: Tensor,  # noqa: A002  # as in the replaced function
     p: float = 0.5,
     training: bool = True,  # noqa: FBT001, FBT002
@@ -110,7 +110,7 @@ def _dropout(
     return torch.native_dropout(input, p, train=True)[0] if training and p > 0.0 else input
 
 
-def stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
+def make_stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
     """Return the tensors with which the model continues after a layer.
 
     Args:
@@ -162,38 +162,42 @@ class FoundLayer(NamedTuple):
 
 def layers_in(model: nn.Module) -> list[FoundLayer]:
     """Return the layers of a model, in the order in which they are defined."""
-    return list(_inside(model, ""))
+    return list(_layers_inside(model, ""))
 
 
-def likeness(module: nn.Module) -> tuple[object, ...]:
+def computation_key(module: nn.Module) -> tuple[object, ...]:
     """Return a key that is equal for modules that compute the same: types, settings, and shapes of parameters."""
     return tuple(
-        (name, type(child).__qualname__, "" if list(child.children()) else repr(child), _shapes(child))
+        (name, type(child).__qualname__, "" if list(child.children()) else repr(child), _parameter_shapes(child))
         for name, child in module.named_modules()
     )
 
 
-def _shapes(module: nn.Module) -> tuple[object, ...]:
+def _parameter_shapes(module: nn.Module) -> tuple[object, ...]:
     own = module.named_parameters(recurse=False)
     return tuple((name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad) for name, parameter in own)
 
 
-def _inside(parent: nn.Module, prefix: str) -> Iterator[FoundLayer]:
-    alike = Counter(likeness(child) for child in parent.children()) if isinstance(parent, Lists) else Counter[object]()
+def _layers_inside(parent: nn.Module, prefix: str) -> Iterator[FoundLayer]:
+    alike = (
+        Counter(computation_key(child) for child in parent.children())
+        if isinstance(parent, Lists)
+        else Counter[object]()
+    )
     for name, module in parent.named_children():
         full = f"{prefix}{name}"
-        is_block = alike[likeness(module)] > 1 and any(True for _ in module.parameters())
+        is_block = alike[computation_key(module)] > 1 and any(True for _ in module.parameters())
         if is_block or not (isinstance(module, nn.ModuleList | nn.ModuleDict) or _holds_blocks(module)):
             yield FoundLayer(full, module, is_block)
         else:
-            yield from _inside(module, f"{full}.")
+            yield from _layers_inside(module, f"{full}.")
 
 
 def _holds_blocks(module: nn.Module) -> bool:
     """Return whether a list of equal modules is inside."""
     lists = [child for child in module.modules() if isinstance(child, Lists)]
     kinds = (
-        Counter(likeness(child) for child in blocks.children() if any(True for _ in child.parameters()))
+        Counter(computation_key(child) for child in blocks.children() if any(True for _ in child.parameters()))
         for blocks in lists
     )
     return any(count > 1 for counts in kinds for count in counts.values())
@@ -212,7 +216,7 @@ class LayerFigures:
     products: int = 0  # matrix products and the like: each is a launch or two
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """The weights of a layer: their number, and bytes of those that are not trained and of buffers."""
 
     parameters: float = 0.0  # that no earlier layer has
@@ -230,7 +234,7 @@ class LayerCall:
     kind: str
     is_block: bool
     figures: LayerFigures
-    weights: Weights
+    weights: LayerWeights
     hinted: bool = False
 
 
@@ -239,7 +243,7 @@ class LayerError(Exception):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SavedStorages:
     """Storages that autograd has saved, each counted once. They stay alive, as their numbers would be reused."""
 
     passed_over: set[int] = field(default_factory=set)  # parameters and buffers
@@ -274,11 +278,11 @@ class Recorder:
         self.calls: list[LayerCall] = []
         self._model, self._hints = model, hints
         self._known: dict[object, tuple[LayerFigures, Any, bool]] = {}
-        self._kept = _Kept(scale=float_scale)
+        self._kept = _SavedStorages(scale=float_scale)
         for tensor in (*model.parameters(), *model.buffers()):
             self._kept.passed_over.add(tensor.untyped_storage()._cdata)
         self._met: set[int] = set()  # parameters and buffers
-        self._element_bytes = {id(tensor): element_bytes[name] for name, tensor in _tensors(model)}
+        self._element_bytes = {id(tensor): element_bytes[name] for name, tensor in _named_tensors(model)}
         self._counter, self._as_on_gpu = FlopCounterMode(display=False), AsOnGpu()
         self._alone = 0.0  # FLOPs of layers that ran alone
         self._forward = True
@@ -291,38 +295,38 @@ class Recorder:
         Raises:
             LayerError: If a layer cannot be run.
         """
-        with self._layers_replaced(), self._counter, self._as_on_gpu:
+        with self._replace_layers(), self._counter, self._as_on_gpu:
             with saved_tensors_hooks(self._kept.pack, _unpack):
                 output = step()
-            forward = self._flops() - self._alone
+            forward = self._counted_flops() - self._alone
             saved_bytes = self._kept.bytes - sum(figures.saved_bytes for figures, _, _ in self._known.values())
             self._forward = False
-            _backward(output)
-            backward = self._flops() - self._alone - forward
-        rest = LayerFigures(forward, backward, saved_bytes, self._as_on_gpu.elements, self._bytes_of(output))
+            _run_backward(output)
+            backward = self._counted_flops() - self._alone - forward
+        rest = LayerFigures(forward, backward, saved_bytes, self._as_on_gpu.elements, self._float_bytes(output))
         weights = self._weights_of(self._model)._replace(tied_parameters=0.0, tied_frozen_bytes=0.0)
         if forward or weights.parameters or saved_bytes:
             self.calls.append(LayerCall(OUTSIDE, "", is_block=False, figures=rest, weights=weights))
         return self.calls
 
     @contextmanager
-    def _layers_replaced(self) -> Iterator[None]:
+    def _replace_layers(self) -> Iterator[None]:
         found = layers_in(self._model)
         try:
             for layer in found:
-                layer.module.forward = self._replacement(layer)
+                layer.module.forward = self._replacement_forward(layer)
             yield
         finally:
             for layer in found:
                 layer.module.__dict__.pop("forward", None)
 
-    def _replacement(self, found: FoundLayer) -> Callable[..., Any]:
-        forward, like = found.module.forward, likeness(found.module)
+    def _replacement_forward(self, found: FoundLayer) -> Callable[..., Any]:
+        forward, like = found.module.forward, computation_key(found.module)
 
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if not self._forward:  # recomputed by the model itself in the backward pass
                 return forward(*args, **kwargs)
-            key = (like, str(tree_map(_form, (args, kwargs))))
+            key = (like, str(tree_map(_argument_key, (args, kwargs))))
             if key not in self._known:
                 self._known[key] = self._run_or_hint(found, forward, args, kwargs)
             figures, output, hinted = self._known[key]
@@ -330,14 +334,14 @@ class Recorder:
             self.calls.append(
                 LayerCall(found.name, kind, found.is_block, figures, self._weights_of(found.module), hinted=hinted)
             )
-            return stand_ins(output, (args, kwargs), self._kept.same)
+            return make_stand_ins(output, (args, kwargs), self._kept.same)
 
         return replacement
 
     def _run_or_hint(
         self, found: FoundLayer, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> tuple[LayerFigures, Any, bool]:
-        before, kept = self._flops(), self._kept.bytes
+        before, kept = self._counted_flops(), self._kept.bytes
         try:
             figures, output = self._run_alone(forward, args, kwargs)
             return figures, output, False
@@ -345,44 +349,46 @@ class Recorder:
             kind = type(found.module).__name__
             hint = self._hints.get(found.name) or self._hints.get(kind)
             if hint is None:
-                raise LayerError(f"layer {found.name!r} ({kind}): {first_line(error)}") from error
-            self._alone += self._flops() - before
+                raise LayerError(f"layer {found.name!r} ({kind}): {type_and_first_line(error)}") from error
+            self._alone += self._counted_flops() - before
             self._kept.bytes = kept
             inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
-            figures = _hinted(hint, inputs[0])
+            figures = _figures_of_hint(hint, inputs[0])
             self._kept.bytes += figures.saved_bytes
             return figures, inputs[0].detach().clone().requires_grad_(inputs[0].is_floating_point()), True
 
     def _run_alone(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[LayerFigures, Any]:
         args, kwargs = tree_map(_detached, (args, kwargs))
-        gpu, before, kept = self._as_on_gpu, self._flops(), self._kept.bytes
+        gpu, before, kept = self._as_on_gpu, self._counted_flops(), self._kept.bytes
         products, attentions = gpu.products, gpu.attentions
         with torch.enable_grad(), saved_tensors_hooks(self._kept.pack, _unpack):
             output = forward(*args, **kwargs)
-        between = self._flops()
-        _backward(output)
-        after = self._flops()
+        between = self._counted_flops()
+        _run_backward(output)
+        after = self._counted_flops()
         self._alone += after - before
         figures = LayerFigures(
             forward_flops=between - before,
             backward_flops=after - between,
             saved_bytes=self._kept.bytes - kept,
-            input_elements=float(max((tensor.numel() for tensor in _floats((args, kwargs))), default=0)),
-            output_bytes=self._bytes_of(output),
+            input_elements=float(max((tensor.numel() for tensor in _float_tensors((args, kwargs))), default=0)),
+            output_bytes=self._float_bytes(output),
             heads=gpu.heads if gpu.attentions > attentions else 0,
             products=gpu.products - products,
         )
         return figures, output
 
-    def _flops(self) -> float:
+    def _counted_flops(self) -> float:
         return float(self._counter.get_total_flops())
 
-    def _bytes_of(self, output: Any) -> float:
-        return float(sum(tensor.numel() * tensor.element_size() for tensor in _floats(output))) * self._kept.scale
+    def _float_bytes(self, output: Any) -> float:
+        return (
+            float(sum(tensor.numel() * tensor.element_size() for tensor in _float_tensors(output))) * self._kept.scale
+        )
 
-    def _weights_of(self, module: nn.Module) -> Weights:
+    def _weights_of(self, module: nn.Module) -> LayerWeights:
         """Return the weights of a module: those that no earlier module has, and those that one has."""
-        found = dict.fromkeys(Weights._fields, 0.0)
+        found = dict.fromkeys(LayerWeights._fields, 0.0)
         for tensor in (*module.parameters(), *module.buffers()):
             number, is_parameter = tensor.untyped_storage()._cdata, isinstance(tensor, nn.Parameter)
             is_tied = number in self._met
@@ -394,24 +400,24 @@ class Recorder:
             found["frozen_parameters"] += tensor.numel() if is_parameter and not is_tied else 0
             name = "tied_frozen_bytes" if is_tied else "frozen_bytes"
             # some are created only when the model runs
-            found[name] += tensor.numel() * self._element_bytes.get(id(tensor), _own_bytes(tensor))
-        return Weights(**found)
+            found[name] += tensor.numel() * self._element_bytes.get(id(tensor), _bytes_per_element(tensor))
+        return LayerWeights(**found)
 
 
-def _own_bytes(tensor: Tensor) -> float:
+def _bytes_per_element(tensor: Tensor) -> float:
     width = float(tensor.dtype.itemsize)
     return min(width, 2.0) if tensor.is_floating_point() else width
 
 
-def element_bytes(model: nn.Module) -> dict[str, float]:
+def element_bytes_by_name(model: nn.Module) -> dict[str, float]:
     """Return the bytes of a number of each parameter and buffer if it is not trained, by name.
 
     Numbers of more than 16 bits count as 16 bits, like trained ones.
     """
-    return {name: _own_bytes(tensor) for name, tensor in _tensors(model)}
+    return {name: _bytes_per_element(tensor) for name, tensor in _named_tensors(model)}
 
 
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
@@ -419,11 +425,11 @@ def _unpack(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _floats(values: Any) -> list[Tensor]:
+def _float_tensors(values: Any) -> list[Tensor]:
     return [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor) and tensor.is_floating_point()]
 
 
-def _form(value: Any) -> object:
+def _argument_key(value: Any) -> object:
     """Return what a layer's cost may depend on in one of its arguments."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), str(value.dtype), value.requires_grad)
@@ -436,13 +442,13 @@ def _detached(value: Any) -> Any:
     return value
 
 
-def _backward(output: Any) -> None:
-    ends = [tensor for tensor in _floats(output) if tensor.requires_grad]
+def _run_backward(output: Any) -> None:
+    ends = [tensor for tensor in _float_tensors(output) if tensor.requires_grad]
     if ends:
         torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
 
 
-def _hinted(hint: LayerHint, first: Tensor) -> LayerFigures:
+def _figures_of_hint(hint: LayerHint, first: Tensor) -> LayerFigures:
     samples = first.shape[0]
     return LayerFigures(
         hint.forward_flops * samples,
@@ -453,7 +459,7 @@ def _hinted(hint: LayerHint, first: Tensor) -> LayerFigures:
     )
 
 
-def first_line(error: BaseException) -> str:
+def type_and_first_line(error: BaseException) -> str:
     """Return the type of an error, and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -24,28 +24,28 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Processes that the user's code starts inherit it, so that none spins for ever without a parent.
     resource.setrlimit(resource.RLIMIT_CPU, (int(request["cpu_s"]), int(request["cpu_s"])))
-    found = _answer(request["path"], request["function"])
+    found = _profile_or_problem(request["path"], request["function"])
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         out.write(json.dumps(found) + "\n")
         out.flush()
     os._exit(0)  # threads and exit handlers of the user's code must not run
 
 
-def _answer(path: str, function: str) -> dict[str, Any]:
+def _profile_or_problem(path: str, function: str) -> dict[str, Any]:
     """Return the profile, or the problem."""
     import torch
     import torch.utils.checkpoint
     from torch.utils.flop_counter import flop_registry
 
-    from .building import BuildError, loaded, user_line
-    from .rungs import OUT_OF_MEMORY, climb, plain_checkpoint
+    from .building import BuildError, load_build_and_hints, user_line
+    from .rungs import OUT_OF_MEMORY, call_without_checkpointing, profile_by_rungs
 
-    torch.utils.checkpoint.checkpoint = plain_checkpoint
+    torch.utils.checkpoint.checkpoint = call_without_checkpointing
     known = len(flop_registry)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            build, hints = loaded(path, function)
-            found = climb(build, hints, len(flop_registry) - known)
+            build, hints = load_build_and_hints(path, function)
+            found = profile_by_rungs(build, hints, len(flop_registry) - known)
     except BuildError as error:
         return {"problem": str(error)}
     except SystemExit as error:

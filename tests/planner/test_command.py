@@ -39,7 +39,7 @@ def test_a_plan_is_reported_with_its_reasons_and_every_constant(longshore: Comma
     assert done.status == 0, done.err
     assert "meet the deadline of 1d 00h" in done.out
     assert "profiled by a table" in done.out
-    for name in (*DEFAULT.values._fields, "bound_factor", "memory_bytes_per_s"):
+    for name in (*DEFAULT.as_constants._fields, "bound_factor", "memory_bytes_per_s"):
         assert f"\n{name} " in done.out
     assert "GPU-hours" in done.out
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner.evaluating import evaluate
-from longshore.planner.model import DEFAULT, state_bytes
+from longshore.planner.model import DEFAULT, state_bytes_per_parameter
 from longshore.planner.plan import FoundPlan, PlanLayout
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
-from longshore.planner.profile.rungs import CPU, META, Profiled, climb
-from longshore.planner.request import PlanRequest, layers_of, make_request, memory
+from longshore.planner.profile.rungs import CPU, META, RungProfile, profile_by_rungs
+from longshore.planner.request import PlanRequest, layer_arrays, make_request, memory_costs
 from longshore.planner.search import find_plan
 
 from .models import a100, gpt
@@ -67,8 +67,8 @@ def adapted() -> nn.Module:
     return model
 
 
-def profiled(model: Callable[[], nn.Module], batch: Callable[[], Tensor]) -> Profiled:
-    return climb(lambda: (model(), batch()), {}, 0)
+def profiled(model: Callable[[], nn.Module], batch: Callable[[], Tensor]) -> RungProfile:
+    return profile_by_rungs(lambda: (model(), batch()), {}, 0)
 
 
 def numbers() -> Tensor:
@@ -131,11 +131,13 @@ def with_frozen(profile: ModelProfile, share: float) -> ModelProfile:
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_what_is_not_trained_takes_two_bytes_and_no_gradient_or_optimizer(saving: MemorySaving, share: float) -> None:
     data, profile = 4, gpt(layers=2)
-    found = memory(layers_of(with_frozen(profile, share)), saving, data, 1, 1, copies=False)
+    found = memory_costs(layer_arrays(with_frozen(profile, share)), saving, data, 1, 1, copies=False)
     every = sum(it.parameters for it in profile.layers)
     frozen = 2.0 * every * share / (data if saving.zero == 3 else 1)
-    assert found.state_bytes.sum() == pytest.approx(every * (1.0 - share) * state_bytes(saving, data) + frozen)
-    trained = memory(layers_of(profile), saving, data, 1, 1, copies=False)
+    assert found.state_bytes.sum() == pytest.approx(
+        every * (1.0 - share) * state_bytes_per_parameter(saving, data) + frozen
+    )
+    trained = memory_costs(layer_arrays(profile), saving, data, 1, 1, copies=False)
     assert np.allclose(found.optimizer_bytes, trained.optimizer_bytes * (1.0 - share))
 
 
@@ -182,14 +184,14 @@ class Normed(nn.Module):
 def test_a_model_is_profiled_with_as_many_samples_as_it_needs(
     groups: int, samples: int, least: int, *, looks: bool
 ) -> None:
-    def profile_of(**settings: Any) -> Profiled:
+    def profile_of(**settings: Any) -> RungProfile:
         return profiled(lambda: Normed(**settings), lambda: torch.ones(samples, 3, 9, 9))
 
     found = profile_of(looks=looks, groups=groups)
     is_run = looks or samples == 1  # without weights the example is taken as it is, and one sample does not do
     assert found.rung == (CPU.format(least, 2 * least) if is_run else META)
     assert found.min_samples == least
-    plain = climb(lambda: (Normed(), torch.ones(8, 3, 9, 9)), {}, 0)
+    plain = profile_by_rungs(lambda: (Normed(), torch.ones(8, 3, 9, 9)), {}, 0)
     for name in ("forward_flops", "output_bytes", "input_elements"):
         # Looking at a value is in no layer, and counts as one behind them.
         assert [getattr(it, name) for it in found.layers[:3]] == [getattr(it, name) for it in plain.layers], name

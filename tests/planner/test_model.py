@@ -14,10 +14,10 @@ from longshore.planner.model import (
     HardwareRates,
     MeasuredHardware,
     MeasuredRuns,
-    kept_share,
-    predicted_s,
-    state_bytes,
-    work_of,
+    decoder_work_of,
+    kept_activation_share,
+    predicted_iteration_s,
+    state_bytes_per_parameter,
 )
 from longshore.planner.plan import FoundPlan, PlanLayout
 from longshore.planner.request import make_request
@@ -37,7 +37,7 @@ def one_run(data: int, pipeline: int, tensor: int, micro_batch: int, *, recomput
 def by_hand(runs: MeasuredRuns) -> float:
     """Return the iteration time of one run, by the formula as it is printed, with plain numbers."""
     it = MeasuredRuns(*(float(column[0]) for column in runs))  # type: ignore[arg-type]  # numbers, not arrays
-    b, h, s, t, p, d, c = it.micro_batch, it.hidden, it.sequence, it.tensor, it.pipeline, it.data, DEFAULT.values
+    b, h, s, t, p, d, c = it.micro_batch, it.hidden, it.sequence, it.tensor, it.pipeline, it.data, DEFAULT.as_constants
     k, a = (4.0, 6.0) if it.recompute == FULL else (3.0, 4.0)
     local, words = it.layers / p, it.vocabulary
     f_stage = b / t * (k * (24 * s * h**2 + 4 * s**2 * h) * local + 3 * 2 * s * h * words)
@@ -61,7 +61,9 @@ DEGREES = st.tuples(
 @given(degrees=DEGREES, recomputes=st.booleans())
 def test_runs_take_the_time_of_the_printed_formula(degrees: tuple[int, int, int, int], *, recomputes: bool) -> None:
     runs = one_run(*degrees, recomputes=recomputes, batch=64)
-    assert predicted_s(work_of(runs, ON, 8), DEFAULT.values)[0] == pytest.approx(by_hand(runs), rel=1e-12)
+    assert predicted_iteration_s(decoder_work_of(runs, ON, 8), DEFAULT.as_constants)[0] == pytest.approx(
+        by_hand(runs), rel=1e-12
+    )
 
 
 @given(degrees=DEGREES, recomputes=st.booleans())
@@ -140,17 +142,17 @@ def test_early_stages_of_a_pipeline_keep_more_micro_batches() -> None:
     ],
 )
 def test_bytes_of_a_parameter(saving: MemorySaving, data: int, expected: float) -> None:
-    assert state_bytes(saving, data) == expected
+    assert state_bytes_per_parameter(saving, data) == expected
 
 
 def test_tensor_parallelism_spreads_24_of_34_bytes() -> None:
-    assert kept_share(1) == 1.0
-    assert kept_share(8) == pytest.approx((10 + 24 / 8) / 34)
+    assert kept_activation_share(1) == 1.0
+    assert kept_activation_share(8) == pytest.approx((10 + 24 / 8) / 34)
 
 
 @given(st.sampled_from(["efficiency", "tensor_bytes_per_s", "inside_bytes_per_s", "across_bytes_per_s"]), DEGREES)
 def test_better_hardware_never_takes_longer(name: str, degrees: tuple[int, int, int, int]) -> None:
     runs = one_run(*degrees, recomputes=True, batch=64)
-    better = DEFAULT.values._replace(**{name: 2.0 * getattr(DEFAULT.values, name)})
-    work = work_of(runs, ON, MeasuredHardware().gpus_per_node)
-    assert predicted_s(work, better)[0] <= predicted_s(work, DEFAULT.values)[0]
+    better = DEFAULT.as_constants._replace(**{name: 2.0 * getattr(DEFAULT.as_constants, name)})
+    work = decoder_work_of(runs, ON, MeasuredHardware().gpus_per_node)
+    assert predicted_iteration_s(work, better)[0] <= predicted_iteration_s(work, DEFAULT.as_constants)[0]

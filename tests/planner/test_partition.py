@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.partition import Cuts, StageCosts, partition, slowest_s, sums
+from longshore.planner.partition import Cuts, StageCosts, partition, prefix_sums, slowest_stage_s
 
 INSTANCES = 600
 
@@ -18,7 +18,7 @@ def brute_force(stages: list[StageCosts]) -> float | None:
     for inner in combinations(range(1, layers), count - 1):
         cuts = (0, *inner, layers)
         if fits(stages, cuts):
-            found.append(slowest_s(stages, cuts))
+            found.append(slowest_stage_s(stages, cuts))
     return min(found, default=None)
 
 
@@ -36,7 +36,9 @@ def instance(rng: np.random.Generator) -> list[StageCosts]:
     cap = float(rng.integers(1, 40))
     return [
         StageCosts(
-            sums((times / rng.choice([1.0, 2.0, 2.5])).tolist()), sums((state + (count - k) * kept).tolist()), cap
+            prefix_sums((times / rng.choice([1.0, 2.0, 2.5])).tolist()),
+            prefix_sums((state + (count - k) * kept).tolist()),
+            cap,
         )
         for k in range(count)
     ]
@@ -51,13 +53,13 @@ def test_cuts_equal_brute_force_under_caps_of_each_stage() -> None:
         assert (cuts is None) == (best is None)
         if cuts is not None:
             assert fits(stages, cuts)
-            assert slowest_s(stages, cuts) == best
+            assert slowest_stage_s(stages, cuts) == best
     assert INSTANCES // 10 < impossible < INSTANCES * 9 // 10
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60), st.integers(1, 12))
 def test_every_stage_has_a_layer_and_every_layer_a_stage(times: list[float], count: int) -> None:
-    stages = [StageCosts(sums(times), sums([0.0] * len(times)), 1.0)] * min(count, len(times))
+    stages = [StageCosts(prefix_sums(times), prefix_sums([0.0] * len(times)), 1.0)] * min(count, len(times))
     cuts = partition(stages)
     assert cuts is not None
     assert cuts[0] == 0
@@ -68,23 +70,23 @@ def test_every_stage_has_a_layer_and_every_layer_a_stage(times: list[float], cou
 @given(st.lists(st.floats(0.0, 1e6), min_size=2, max_size=30), st.data())
 def test_one_more_stage_never_makes_the_slowest_slower(times: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(times) - 1))
-    one = StageCosts(sums(times), sums([0.0] * len(times)), 1.0)
+    one = StageCosts(prefix_sums(times), prefix_sums([0.0] * len(times)), 1.0)
     fewer, more = partition([one] * count), partition([one] * (count + 1))
     assert fewer is not None
     assert more is not None
     # Sums from the first layer on are rounded, so that what is the same may differ in its last bits.
-    assert slowest_s([one] * (count + 1), more) <= slowest_s([one] * count, fewer) + 1e-9 * sum(times)
+    assert slowest_stage_s([one] * (count + 1), more) <= slowest_stage_s([one] * count, fewer) + 1e-9 * sum(times)
 
 
 def test_a_large_head_moves_blocks_off_the_last_stage() -> None:
     """Llama-3-8B's head of 128 k words weighs as much as 2.4 of its blocks."""
-    stages = [StageCosts(sums([0.0, *[1.0] * 32, 2.4]), sums([0.0] * 34), 1.0)] * 8
+    stages = [StageCosts(prefix_sums([0.0, *[1.0] * 32, 2.4]), prefix_sums([0.0] * 34), 1.0)] * 8
     cuts = partition(stages)
     assert cuts is not None
-    assert slowest_s(stages, cuts) == 5.0
+    assert slowest_stage_s(stages, cuts) == 5.0
     assert cuts[-1] - cuts[-2] <= 3
 
 
 def test_equal_blocks_stay_where_a_uniform_split_has_them() -> None:
-    stages = [StageCosts(sums([1.0] * 96), sums([1.0] * 96), 6.0)] * 16
+    stages = [StageCosts(prefix_sums([1.0] * 96), prefix_sums([1.0] * 96), 6.0)] * 16
     assert partition(stages) == tuple(range(0, 97, 6))

@@ -13,17 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from longshore.planner.profile import rungs
 from longshore.planner.profile.building import BuildError, LayerHint
 from longshore.planner.profile.profiling import OUTSIDE
-from longshore.planner.profile.rungs import CPU, META, Profiled, climb
+from longshore.planner.profile.rungs import CPU, META, RungProfile, profile_by_rungs
 
 HINT = LayerHint(forward_flops=10.0, saved_bytes=20.0, output_bytes=30.0)
 
 
-def profiled(model: Callable[[], nn.Module], *shape: int, words: int = 0, **hints: LayerHint) -> Profiled:
+def profiled(model: Callable[[], nn.Module], *shape: int, words: int = 0, **hints: LayerHint) -> RungProfile:
     """Profile a model on a batch of ones of a shape; on numbers of words, if there are any."""
-    return climb(lambda: (model(), torch.ones(shape, dtype=torch.long if words else None)), hints, 0)
+    return profile_by_rungs(lambda: (model(), torch.ones(shape, dtype=torch.long if words else None)), hints, 0)
 
 
-def flops(found: Profiled) -> float:
+def flops(found: RungProfile) -> float:
     return sum(it.forward_flops for it in found.layers)
 
 
@@ -187,7 +187,7 @@ def test_products_outside_of_all_layers_are_counted_in_a_layer_of_their_own() ->
 
 def test_a_model_that_recomputes_by_itself_is_profiled_as_if_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = profiled(Decoder, 1, 8, words=1).layers
-    monkeypatch.setitem(globals(), "checkpoint", rungs.plain_checkpoint)
+    monkeypatch.setitem(globals(), "checkpoint", rungs.call_without_checkpointing)
     assert profiled(lambda: Decoder(again=True), 1, 8, words=1).layers == plain
 
 

@@ -10,13 +10,13 @@ from longshore.planner.calibration import (
     MIN_RUNS,
     accuracy,
     calibrate,
-    fit,
-    ratios,
+    fit_constants,
+    predicted_over_measured,
     read_hardware,
     read_runs,
     write_hardware,
 )
-from longshore.planner.model import DEFAULT, PRIOR, MeasuredHardware, select
+from longshore.planner.model import DEFAULT, PRIOR, MeasuredHardware, select_runs
 from tests.planner.measured_runs import HEAD, ROW, TRUE, made_runs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,8 +27,8 @@ ON = MeasuredHardware()
 
 def test_a_fit_finds_the_constants_that_made_the_runs() -> None:
     runs = made_runs(120, 0.0)
-    found = fit(runs, ON)
-    assert np.abs(ratios(runs, ON, found) - 1.0).max() < 0.1
+    found = fit_constants(runs, ON)
+    assert np.abs(predicted_over_measured(runs, ON, found) - 1.0).max() < 0.1
     for name in ("efficiency", "layer_s", "across_bytes_per_s"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.2), name
 
@@ -36,10 +36,10 @@ def test_a_fit_finds_the_constants_that_made_the_runs() -> None:
 @pytest.mark.full
 def test_a_constant_that_no_run_depends_on_stays_at_the_datasheet_and_is_named() -> None:
     whole = made_runs(200, 0.02)
-    runs = select(whole, np.flatnonzero(whole.gpus <= 8)[:30])
+    runs = select_runs(whole, np.flatnonzero(whole.gpus <= 8)[:30])
     found = calibrate(runs, ON, "one node")
     assert "across_bytes_per_s" in found.not_identified
-    assert found.values.across_bytes_per_s == pytest.approx(PRIOR.across_bytes_per_s, rel=0.02)
+    assert found.as_constants.across_bytes_per_s == pytest.approx(PRIOR.across_bytes_per_s, rel=0.02)
     assert "layer_s" not in found.not_identified
     assert "efficiency" not in found.not_identified
 
@@ -49,8 +49,8 @@ def test_a_bound_covers_its_share_of_other_runs() -> None:
     covered = []
     for seed in range(4):
         runs = made_runs(220, 0.1, seed)
-        found = calibrate(select(runs, np.arange(20)), ON, "drawn")
-        ratio = ratios(select(runs, np.arange(20, 220)), ON, found.values)
+        found = calibrate(select_runs(runs, np.arange(20)), ON, "drawn")
+        ratio = predicted_over_measured(select_runs(runs, np.arange(20, 220)), ON, found.as_constants)
         covered.append(float((ratio * found.accuracy.bound_factor >= 1.0).mean()))
     assert np.mean(covered) >= 0.85  # 0.9 is meant; four draws of 20 runs leave a few hundredths to chance
 
@@ -79,7 +79,7 @@ def test_times_that_no_hardware_has_are_refused(factor: float) -> None:
 def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
     few = made_runs(MIN_RUNS - 1, 0.1)
     rows = np.tile(np.arange(MIN_RUNS - 1), times)
-    many = select(few, rows)._replace(iteration_s=few.iteration_s[rows] * np.linspace(1.0, 1.1, rows.size))
+    many = select_runs(few, rows)._replace(iteration_s=few.iteration_s[rows] * np.linspace(1.0, 1.1, rows.size))
     alike = f", of which {MIN_RUNS - 1} are different," if times > 1 else ""
     with pytest.raises(InputError, match=f"{rows.size} runs{alike} are too few for a 90% bound"):
         calibrate(many, ON, "alike")
@@ -88,7 +88,7 @@ def test_runs_that_differ_in_their_time_alone_count_once(times: int) -> None:
 @pytest.mark.full
 def test_runs_that_are_there_twice_are_left_out_together() -> None:
     runs = made_runs(12, 0.1)
-    once, twice = calibrate(runs, ON, "once"), calibrate(select(runs, np.tile(np.arange(12), 2)), ON, "twice")
+    once, twice = calibrate(runs, ON, "once"), calibrate(select_runs(runs, np.tile(np.arange(12), 2)), ON, "twice")
     assert twice.accuracy.mean_error == pytest.approx(once.accuracy.mean_error, rel=0.05)
     assert twice.accuracy.mean_error > 0.01
 
@@ -164,20 +164,20 @@ def test_a_file_of_runs_that_cannot_be_used_is_reported_in_one_line(tmp_path: Pa
 @needs_data
 def test_the_default_constants_are_those_of_the_measured_runs() -> None:
     runs = read_runs(DATA / "vtrain_multi_half.csv")
-    found = fit(runs, ON, DEFAULT.values)
+    found = fit_constants(runs, ON, DEFAULT.as_constants)
     for name, value in found._asdict().items():
-        assert getattr(DEFAULT.values, name) == pytest.approx(value, rel=0.03), name
+        assert getattr(DEFAULT.as_constants, name) == pytest.approx(value, rel=0.03), name
 
 
 @needs_data
 def test_measured_runs_on_one_node_tell_nothing_of_the_network_between_nodes() -> None:
     runs = read_runs(DATA / "vtrain_single_half.csv")
-    found = calibrate(select(runs, np.random.default_rng(1).permutation(720)[:20]), ON, "single")
+    found = calibrate(select_runs(runs, np.random.default_rng(1).permutation(720)[:20]), ON, "single")
     assert "across_bytes_per_s" in found.not_identified
-    assert float(np.abs(ratios(runs, ON, found.values) - 1.0).mean()) < 0.15
+    assert float(np.abs(predicted_over_measured(runs, ON, found.as_constants) - 1.0).mean()) < 0.15
 
 
 def test_published_runs_are_predicted_within_a_tenth() -> None:
     runs = read_runs(ROOT / "benchmarks" / "planner_published.csv")
     assert runs.gpus.size == 22
-    assert float(np.abs(ratios(runs, ON, DEFAULT.values) - 1.0).mean()) < 0.1
+    assert float(np.abs(predicted_over_measured(runs, ON, DEFAULT.as_constants) - 1.0).mean()) < 0.1

@@ -11,7 +11,7 @@ from longshore.planner.model import DEFAULT
 from longshore.planner.plan import FoundPlan, Misfit
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.request import GpuType, PlanRequest, Pool, chains, make_request
-from longshore.planner.search import every_plan, find_plan, may_fit, min_step_s
+from longshore.planner.search import best_by_degrees, find_plan, may_fit, min_step_s
 from tests.planner.models import a100, any_model, gpt, v100
 from tests.support.budgets import examples
 
@@ -26,8 +26,8 @@ def all_plans(it: PlanRequest) -> list[FoundPlan | Misfit]:
     """Work out every layout on every chain of types."""
     found = []
     for chain in chains(it.pool):
-        rows, _ = search.layouts_on(it, chain)
-        found += [evaluate(it, chain, rows.one(row)) for row in range(rows.data.size)]
+        rows, _ = search.layouts_and_bounds(it, chain)
+        found += [evaluate(it, chain, rows.layout(row)) for row in range(rows.data.size)]
     return found
 
 
@@ -72,12 +72,12 @@ def test_the_choice_is_that_of_all_plans_evaluated(seed: int, pool: Pool, share:
 def test_what_is_passed_over_is_no_better_than_its_bound(seed: int, pool: Pool) -> None:
     it = request(pool, any_model(np.random.default_rng(seed)), None)
     for chain in chains(pool):
-        rows, _ = search.layouts_on(it, chain)
+        rows, _ = search.layouts_and_bounds(it, chain)
         if not rows.data.size:
             continue
         least_s, may = min_step_s(it, chain, rows), may_fit(it, chain, rows)
         for row in range(rows.data.size):
-            plan = evaluate(it, chain, rows.one(row))
+            plan = evaluate(it, chain, rows.layout(row))
             if isinstance(plan, FoundPlan):
                 assert may[row]
                 assert least_s[row] <= plan.step_s
@@ -158,7 +158,7 @@ def test_tensor_parallelism_stays_in_a_node_and_divides_the_heads() -> None:
 
 def test_the_table_has_each_degree_once_and_the_best_of_all_plans() -> None:
     it = request((a100(8),), gpt(layers=6), None)
-    rows = list(every_plan(it))
+    rows = list(best_by_degrees(it))
     keys = [(row.layout.data, row.layout.pipeline, row.layout.tensor) for row in rows]
     assert len(keys) == len(set(keys))
     best = min(row.step_s for row in rows if isinstance(row, FoundPlan))

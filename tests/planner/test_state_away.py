@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner import search
-from longshore.planner.evaluating import evaluate, with_copies
+from longshore.planner.evaluating import evaluate, with_offload_time
 from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, OFFLOAD_MARGIN_S
 from longshore.planner.plan import FoundPlan, Misfit, PlanLayout
 from longshore.planner.profile.profiling import ModelProfile
@@ -98,7 +98,7 @@ def test_of_zero_3_the_last_sum_alone_hides_the_copy_back() -> None:
     times = replace(found.times, compute_s=30.0, gradients_s=1.2)
     seconds = stage.seconds._replace(forward_s=4.0 * 2.0)
     slow = replace(found, stages=(replace(stage, seconds=seconds),), times=times, micro_batches=4)
-    made = with_copies(slow, [it])
+    made = with_offload_time(slow, [it])
     assert made is not None
     assert made.times.offload_s == pytest.approx(1.0 - 1.2 / 12)  # and going forward, two seconds, hides the copy out
 
@@ -124,10 +124,10 @@ def test_nothing_goes_away_without_a_link_or_room(link: float, room: float) -> N
 def test_no_layout_is_worse_off_and_bounds_hold(seed: int, gpus: int, memory_bytes: float, link: float) -> None:
     it = a100(gpus, memory_bytes)._replace(host_bytes_per_s=link)
     with_it = request(any_model(np.random.default_rng(seed)), it)
-    rows, _ = search.layouts_on(with_it, (it,))
+    rows, _ = search.layouts_and_bounds(with_it, (it,))
     least_s, may = min_step_s(with_it, (it,), rows), may_fit(with_it, (it,), rows)
     for row in range(rows.data.size):
-        layout = rows.one(row)
+        layout = rows.layout(row)
         without = evaluate(replace(with_it, offload=False), (it,), layout)
         found = evaluate(with_it, (it,), layout)
         if isinstance(without, FoundPlan):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.planner.profile.profiling import ProfilingLimits, profile
+from longshore.planner.profile.profiling import ProfilingLimits, profile_model
 from tests.support import processes
 
 MODEL = """
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_profiled_is_reported_in_one_line(tmp_path: Path, 
     path = tmp_path / "train.py"
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        profile(f"{path}:build", LIMITS)
+        profile_model(f"{path}:build", LIMITS)
     assert message in str(error.value)
     assert str(error.value).startswith(f"{path}")
     assert "\n" not in str(error.value)
@@ -79,7 +79,7 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     text += f"    open({str(child)!r}, 'w').write(str(started.pid))\n    time.sleep(600)"
     path.write_text(text)
     with pytest.raises(InputError, match=r"build was not profiled after .* s; let it only build the model"):
-        profile(f"{path}:build", ProfilingLimits(time_s=15.0))
+        profile_model(f"{path}:build", ProfilingLimits(time_s=15.0))
     pid, until = int(child.read_text()), time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < until
@@ -91,9 +91,8 @@ def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
 def test_a_profile_ends_with_its_parent(tmp_path: Path, number: int) -> None:
     path, child = tmp_path / "train.py", tmp_path / "child"
     path.write_text(f"{BUILD}open({str(child)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
-    code = (
-        "import sys; from longshore.planner.profile import profiling as p; p.profile(sys.argv[1], p.ProfilingLimits())"
-    )
+    code = "import sys; from longshore.planner.profile import profiling as p; "
+    code += "p.profile_model(sys.argv[1], p.ProfilingLimits())"
     with processes.start([sys.executable, "-c", code, str(path)], stderr=processes.DEVNULL) as asking:
         while not (child.exists() and child.read_text()):
             assert asking.poll() is None
@@ -112,7 +111,7 @@ def test_what_a_file_starts_does_not_spin_for_ever(tmp_path: Path) -> None:
     text = f"{BUILD}import resource, subprocess\n    of = 'import resource; print(resource.getrlimit(0)[0])'\n"
     text += f"    subprocess.run([sys.executable, '-c', of], stdout=open({str(reported)!r}, 'w'))\n"
     path.write_text(f"{text}    return nn.Linear(8, 8), torch.zeros(4, 8)")
-    profile(f"{path}:build", LIMITS)
+    profile_model(f"{path}:build", LIMITS)
     assert 0 < int(reported.read_text()) <= LIMITS.time_s * (os.cpu_count() or 1) + 1
 
 
@@ -121,7 +120,7 @@ def test_what_a_file_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     shout = "import os, sys\nprint('{}' * 100_000)\nos.write(1, b'{}' * 1000)\nsys.stderr.write('x' * 10)\n"
     path.write_text(shout + MODEL)
-    found = profile(f"{path}:build", LIMITS)
+    found = profile_model(f"{path}:build", LIMITS)
     assert found.parameters == 2 * (64 + 8)
     assert found.forward_flops == 2 * 2 * 64
 
@@ -130,7 +129,7 @@ def test_a_file_alone_has_a_function_build_and_finds_what_is_beside_it(tmp_path:
     (tmp_path / "beside.py").write_text(MODEL)
     path = tmp_path / "train.py"
     path.write_text("from beside import build\n")
-    found = profile(str(path), LIMITS)
+    found = profile_model(str(path), LIMITS)
     assert (found.name, found.rung) == ("train.py:build", "without weights (meta device)")
 
 
@@ -146,7 +145,7 @@ def flops(shape, out_shape=None, **kwargs):
     return 1000
 """
     )
-    found = profile(f"{path}:build", LIMITS)
+    found = profile_model(f"{path}:build", LIMITS)
     assert found.rung == "without weights (meta device), 1 FLOP formulas of yours"
     assert found.forward_flops == 2 * 2 * 64 + 1000 / 4
 
@@ -154,14 +153,14 @@ def flops(shape, out_shape=None, **kwargs):
 def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     for target in (tmp_path / "none.py", tmp_path, f"{tmp_path}/none.py:build", f"{tmp_path}:build", "x" * 5000):
         with pytest.raises(InputError, match=r"there is no such file; give FILE\.py:FUNCTION"):
-            profile(str(target), LIMITS)
+            profile_model(str(target), LIMITS)
 
 
 @pytest.mark.full
 def test_the_process_runs_as_its_user(tmp_path: Path) -> None:
     path, who = tmp_path / "train.py", tmp_path / "who"
     path.write_text(f"import os\nopen({str(who)!r}, 'w').write(f'{{os.getuid()}} {{os.getpid()}}')\n{MODEL}")
-    profile(f"{path}:build", LIMITS)
+    profile_model(f"{path}:build", LIMITS)
     user, process = map(int, who.read_text().split())
     assert user == os.getuid()
     assert process != os.getpid()

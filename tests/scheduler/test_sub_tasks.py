@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from longshore.cluster.model.training_plan import PlanFile
-from longshore.planner.execution.plan_file import plan_in
+from longshore.planner.execution.plan_file import parse_plan
 from longshore.scheduler.api.rings import Edge, SeatHolder, sub_tasks_page, tasks_of, waited_for
 from longshore.scheduler.health.step_monitor import StepFigures
 from longshore.scheduler.health.step_watch import Average
@@ -95,7 +95,7 @@ def test_in_a_ring_a_sub_task_is_where_its_seat_is_and_takes_what_the_rank_there
 
 def test_ranks_get_the_plan_that_the_job_has() -> None:
     plan = plan_of(2, 2, 1, step_s=0.5)
-    assert plan_in(plan_text(plan), "LONGSHORE_PLAN") == plan
+    assert parse_plan(plan_text(plan), "LONGSHORE_PLAN") == plan
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from ..cluster.files.yaml_file import ExactTypes, YamlFile, validated
 from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
 from ..cluster.model.training_plan import PlacedIteration, PlanFile
 from ..planner.calibration import read_hardware
-from ..planner.execution.plan_file import file_of
-from ..planner.inputs import model_of, samples_of
+from ..planner.execution.plan_file import plan_file_of
+from ..planner.inputs import read_or_profile_model, training_samples
 from ..planner.jobs import iteration_of
 from ..planner.model import DEFAULT, HostProfile
 from ..planner.plan import FoundPlan
 from ..planner.profile.profiling import ProfilingLimits
-from ..planner.report import layout_words, time_text, verdict
-from ..planner.request import GpuType, PlanRequest, make_request, ranks_of
+from ..planner.report import degrees_text, result_sentences, time_text
+from ..planner.request import GpuType, PlanRequest, make_request, rank_pool_of
 from ..planner.search import SearchResult, find_plan
 from ..scheduler.model.job_spec import (
     MAX_COMPUTE_S,
@@ -182,10 +182,10 @@ def plan_requests(
         types += f" beside {spares} spares" if spares else ""
         raise InputError(f"no GPU{types} is in service", "`longshore node list` shows why", field="--gpus")
     if isinstance(hardware, HostProfile):
-        rank = ranks_of(hardware)[0]
+        rank = rank_pool_of(hardware)[0]
         pool = [rank._replace(gpus=min(rank.gpus, gpus))]
-    profile = model_of(str(folder / request.model), ProfilingLimits())
-    samples = samples_of(profile, samples=request.samples, tokens=request.tokens)
+    profile = read_or_profile_model(str(folder / request.model), ProfilingLimits())
+    samples = training_samples(profile, samples=request.samples, tokens=request.tokens)
     return [
         replace(
             make_request(
@@ -269,7 +269,7 @@ def plan_job(
         rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINT_FOLDER]
     for line in (*words, *_plan_lines(plan_request, plan, is_plain=is_plain)):
         report(line)
-    planned = file_of(plan_request, plan).model_copy(update={"iteration": _placed_iteration(plan_request, plan, here)})
+    planned = plan_file_of(plan_request, plan).model_copy(update={"iteration": _placed_iteration(plan_request, plan, here)})
     known, demands = _job_figures(plan_request, plan, planned, here), _job_demands(plan_request, plan, rest)
     return {**known, **rest, **demands, "plan": planned.model_dump(mode="json", exclude_defaults=True)}
 
@@ -295,7 +295,7 @@ def _choose_plan(
         if not error.field.startswith("--"):
             raise
         raise file.error(("plan", error.field[2:]), error.problem, error.fix) from error  # no option here, but a field
-    words = list(verdict(plan_request, choice))
+    words = list(result_sentences(plan_request, choice))
     if switches and choice.plan is None:
         words.append(
             "With `failover: switch` only data-parallel plans without ZeRO are considered; `restart` allows more."
@@ -309,7 +309,7 @@ def _plan_lines(plan_request: PlanRequest, plan: FoundPlan, *, is_plain: bool) -
     """Yield how the GPUs are used, in words."""
     layout = plan.layout
     yield (
-        f"{plan.kind}: {layout_words(plan)} of type {plan_request.pool[0].name}, micro-batches of "
+        f"{plan.kind}: {degrees_text(plan)} of type {plan_request.pool[0].name}, micro-batches of "
         f"{layout.micro_batch}; an iteration takes {time_text(plan.step_s)}, and there are {plan.iterations:,}."
     )
     if is_plain and not isinstance(plan_request.hardware, HostProfile):

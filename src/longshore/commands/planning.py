@@ -84,11 +84,11 @@ def find(
         raise typer.BadParameter("give either --tokens or --samples")
     with progress("profiling the model") as show:
         from ..cluster.files.output_file import check_outputs
-        from ..planner.execution.plan_file import file_of, why_not_runnable, write_plan
+        from ..planner.execution.plan_file import plan_file_of, why_not_runnable, write_plan
         from ..planner.inputs import read_request
         from ..planner.profile.profiling import ProfilingLimits
-        from ..planner.report import print_result, print_table, result_json
-        from ..planner.search import every_plan, find_plan
+        from ..planner.report import print_plan_table, print_search_result, result_json
+        from ..planner.search import best_by_degrees, find_plan
 
         check_outputs({"--out": out}, {"MODEL": _model_file(model), "--cluster": cluster, "--hardware": hardware})
         request = read_request(
@@ -96,17 +96,17 @@ def find(
             tokens=tokens, deadline_s=deadline, gpus=gpus, degrees=_parse_degrees(degrees), is_plain=plain,
         )  # fmt: skip
         show("searching for a plan")
-        result, rows = find_plan(request), list(every_plan(request)) if table else None
+        result, rows = find_plan(request), list(best_by_degrees(request)) if table else None
         if out is not None and result.plan is not None:
-            write_plan(out, file_of(request, result.plan))
+            write_plan(out, plan_file_of(request, result.plan))
     if as_json:
         typer.echo(result_json(request, result, rows))
     else:
-        print_result(console(), request, result)
+        print_search_result(console(), request, result)
         if rows is not None:
-            print_table(console(), request, rows, result.plan)
+            print_plan_table(console(), request, rows, result.plan)
         if out is not None and result.plan is not None:
-            typer.echo(f"\n{out}: {_use_text(out, model, why_not_runnable(file_of(request, result.plan)))}")
+            typer.echo(f"\n{out}: {_use_text(out, model, why_not_runnable(plan_file_of(request, result.plan)))}")
     raise typer.Exit(0 if result.plan is not None and result.meets else NO_PLAN)
 
 
@@ -234,7 +234,7 @@ def run(
     """
     from ..cluster.files.errors import InputError
     from ..cluster.files.output_file import check_outputs
-    from ..planner.execution.launching import launch
+    from ..planner.execution.launching import launch_ranks
     from ..planner.execution.plan_file import read_plan
 
     check_outputs({"--json": as_json}, {"PLAN": plan_file, "MODEL": _model_file(model)})
@@ -252,4 +252,4 @@ def run(
         "--ranks-per-device": ranks_per_device,
     }  # fmt: skip
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
-    launch(ranks, [str(plan_file), model, *given], pipelines=pipelines)
+    launch_ranks(ranks, [str(plan_file), model, *given], pipelines=pipelines)

@@ -94,8 +94,8 @@ def plan_trace(
         from ..cluster.presets.cluster_file import read_cluster
         from ..cluster.traces.read import read_trace
         from ..cluster.traces.write import write_trace
-        from ..planner.calibration import read_gpus
-        from ..planner.jobs import Tables, attach, read_models
+        from ..planner.calibration import read_gpu_hardware
+        from ..planner.jobs import PlanTables, attach_plans, read_models
         from ..planner.model import DEFAULT
 
         check_csv("OUTPUT", output)
@@ -105,11 +105,11 @@ def plan_trace(
         if not setup.rules.ring:
             problem = f"{cluster} has the simple model of run times, which knows no links"
             raise InputError(problem, "write run_time: {model: ring} there", field="--cluster")
-        profile = DEFAULT if hardware is None else read_gpus(hardware)
+        profile = DEFAULT if hardware is None else read_gpu_hardware(hardware)
         most = max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
         jobs = with_gpus_cut(read_trace(file), most)
         show(f"planning {jobs.jobs} jobs")
-        workload, count = attach(jobs, decoders, Tables(setup, profile, most), seed)
+        workload, count = attach_plans(jobs, decoders, PlanTables(setup, profile, most), seed)
         write_trace(workload, output)
     typer.echo(f"{output}: {jobs.jobs} jobs, {jobs.jobs - count['']} with plans")
     for decoder in decoders:

@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed as dist
 
 from longshore.cluster.model.training_plan import PlanFile
-from longshore.planner.execution.cutting import script_of
+from longshore.planner.execution.cutting import load_script
 from longshore.planner.execution.plan_file import read_plan
 from longshore.planner.execution.training import StageTrainer, take_seat
-from longshore.planner.model import Offload, schedule_of
+from longshore.planner.model import OffloadMode, default_schedule
 from longshore.planner.offload import offloading
 from longshore.planner.sharing import DeviceTurn, PassKind
 
@@ -25,7 +25,7 @@ WAYS = ("plain", "offload", "shared", "both")
 
 def run() -> None:
     folder, target = Path(sys.argv[1]), sys.argv[2]
-    vars(offloading)["pays"] = lambda *_: True  # layers of the test take less than any copy
+    vars(offloading)["offload_pays"] = lambda *_: True  # layers of the test take less than any copy
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for path in sorted(folder.glob("plan-*.json")):
@@ -42,26 +42,26 @@ def run() -> None:
 
 def trained(plan: PlanFile, target: str, seat: Any, way: str, folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
-    member = StageTrainer(plan, script_of(target, SEED), schedule_of(plan.micro_batches, plan.pipeline), seat)
+    member = StageTrainer(plan, load_script(target, SEED), default_schedule(plan.micro_batches, plan.pipeline), seat)
     message, spans = list[str](), list[tuple[str, float, float]]()
     if way in ("offload", "both"):
-        wish = offloading.OffloadOptions(Offload.auto, folder, has_own_core=False)
-        member.offload(wish, message.append)
+        wish = offloading.OffloadOptions(OffloadMode.auto, folder, has_own_core=False)
+        member.start_offloading(wish, message.append)
     if way in ("shared", "both"):
         job = f"{os.environ['MASTER_PORT']}-{plan.data}x{plan.pipeline}-{way}"
-        member.share(DeviceTurn(job, rank // 2, rank, starts=rank % 2 == 0))
+        member.share_device(DeviceTurn(job, rank // 2, rank, starts=rank % 2 == 0))
         record(member, spans)
     losses = [member.step(number)[0] for number in range(STEPS)]
     parts = [it.model_dump() for it in member.close()]
-    weights = {name: it.double().flatten().tolist() for name, it in member.state().items()}
+    weights = {name: it.double().flatten().tolist() for name, it in member.state_by_name().items()}
     return {"losses": losses, "weights": weights, "parts": parts, "spans": spans}
 
 
 def record(member: StageTrainer, spans: list[tuple[str, float, float]]) -> None:
     """Write down when a sub-task had the device, and when it summed."""
-    turn, total = member._turn, member._sum
+    turn, total = member._turn, member._sum_gradients
     assert turn is not None
-    of = turn.of
+    of = turn.hold
 
     @contextmanager
     def recorded(iteration: int, kind: PassKind, micro_batch: int = 0) -> Iterator[None]:
@@ -76,8 +76,8 @@ def record(member: StageTrainer, spans: list[tuple[str, float, float]]) -> None:
         spans.append(("sum", began_s, time.perf_counter()))
         return found
 
-    turn.of = recorded  # type: ignore[method-assign]
-    member._sum = summed  # type: ignore[method-assign]
+    turn.hold = recorded  # type: ignore[method-assign]
+    member._sum_gradients = summed  # type: ignore[method-assign]
 
 
 run()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
-from longshore.planner.execution.launching import launch
+from longshore.planner.execution.launching import launch_ranks
 from longshore.planner.execution.plan_file import write_plan
 
 pytestmark = pytest.mark.full
@@ -29,7 +29,9 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
         stages = tuple(StagePlan(layers=LAYERS[ends[k] : ends[k + 1]]) for k in range(pipeline))
         plan = PlanFile(data=data, pipeline=pipeline, micro_batch=micro_batch, batch=24, stages=stages)
         write_plan(folder / f"plan-{at}.json", plan)
-    launch(RANKS, [str(folder), str(HERE / "counting.py")], module="tests.planner.execution.both_ways", pipelines=True)
+    launch_ranks(
+        RANKS, [str(folder), str(HERE / "counting.py")], module="tests.planner.execution.both_ways", pipelines=True
+    )
     assert not [it for it in folder.iterdir() if it.suffix not in (".json", ".reported")]
     return {
         (at, way): [json.loads((folder / f"plan-{at}-{way}-{rank}.reported").read_text()) for rank in range(d * p)]

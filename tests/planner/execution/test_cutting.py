@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longshore.planner.execution.cutting import cut, script_of, state_of
-from longshore.planner.profile.building import BuildError, Built
+from longshore.planner.execution.cutting import cut_into_stages, load_script, state_by_name
+from longshore.planner.profile.building import BuildError, BuiltModel
 
 COUNTING = f"{Path(__file__).parent / 'counting.py'}:build"
 FIRST = ("words", "places", "blocks.0")
@@ -36,13 +36,13 @@ class Branches(nn.Module):
 )
 def test_a_model_is_not_cut_where_it_has_no_place_for_it(last: tuple[str, ...], words: str) -> None:
     with pytest.raises(BuildError, match=words):
-        cut(script_of(COUNTING, 0).made, [FIRST, last], 2)
+        cut_into_stages(load_script(COUNTING, 0).made, [FIRST, last], 2)
 
 
 def test_a_model_whose_control_flow_depends_on_its_data_is_not_cut() -> None:
-    made = Built(Branches(), torch.ones(2, 3), None)
+    made = BuiltModel(Branches(), torch.ones(2, 3), None)
     with pytest.raises(BuildError, match="PyTorch cannot export the model"):
-        cut(made, [("words",), ("head",)], 2)
+        cut_into_stages(made, [("words",), ("head",)], 2)
 
 
 @pytest.mark.parametrize("kept", [{"steps": 3}, None, "words", [torch.ones(1)]], ids=str)
@@ -54,6 +54,6 @@ def test_what_a_module_keeps_beside_its_weights_is_none_of_them(kept: object) ->
         def set_extra_state(self, state: object) -> None:
             """Nothing of it is needed."""
 
-    assert state_of(nn.Sequential(Keeps(2, 1), nn.BatchNorm1d(1))).keys() == {
+    assert state_by_name(nn.Sequential(Keeps(2, 1), nn.BatchNorm1d(1))).keys() == {
         "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"
     }  # fmt: skip

@@ -11,13 +11,13 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.planner.execution import launching
-from longshore.planner.execution.launching import RANKS_MODULE, launch
+from longshore.planner.execution.launching import RANKS_MODULE, launch_ranks
 from tests.support import processes
 
 LAUNCH = """\
 import sys
-from longshore.planner.execution.launching import launch
-launch(3, [sys.argv[1]], module="tests.planner.execution.waiting")
+from longshore.planner.execution.launching import launch_ranks
+launch_ranks(3, [sys.argv[1]], module="tests.planner.execution.waiting")
 """
 
 
@@ -59,11 +59,11 @@ def test_a_process_whose_launcher_ended_early_ends_itself() -> None:
 @pytest.mark.full
 def test_a_process_that_fails_ends_the_others_and_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rank 2 ended with status 3 and wrote: KeyError: 'what went wrong'"):
-        launch(3, [str(tmp_path), "3"], module="tests.planner.execution.waiting")
+        launch_ranks(3, [str(tmp_path), "3"], module="tests.planner.execution.waiting")
     assert not any(lives(int(path.read_text())) for path in tmp_path.iterdir())
 
 
 def test_where_no_rank_could_be_started_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "RANKS_MODULE", "no_such_module")
     with pytest.raises(InputError, match=r"that starts the ranks ended with status 1 and wrote: .*no_such_module"):
-        launch(2, [])
+        launch_ranks(2, [])

@@ -9,8 +9,8 @@ import torch
 
 from longshore.cluster.files.processes import free_port
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
-from longshore.planner.execution.cutting import script_of
-from longshore.planner.execution.launching import launch
+from longshore.planner.execution.cutting import load_script
+from longshore.planner.execution.launching import launch_ranks
 from longshore.planner.execution.plan_file import write_plan
 from longshore.planner.execution.worker import MeasuredTraining
 
@@ -77,15 +77,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arguments += [] if case[5] is None else ["--schedule", case[5]]
         lines.append({"arguments": list(map(str, arguments)), "port": free_port()})
     (folder / "lines.json").write_text(json.dumps(lines))
-    launch(8, [str(folder / "lines.json")], module="tests.planner.execution.every_plan", pipelines=True)
+    launch_ranks(8, [str(folder / "lines.json")], module="tests.planner.execution.every_plan", pipelines=True)
     return folder
 
 
 def alone(target: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return losses and weights of one process that trains on whole batches."""
-    script = script_of(target, SEED)
+    script = load_script(target, SEED)
     model, losses = script.made.model, []
-    optimizer = script.optimizer([it for it in model.parameters() if it.requires_grad])
+    optimizer = script.make_optimizer([it for it in model.parameters() if it.requires_grad])
     for step in range(STEPS):
         batch, wanted = script.samples(step * BATCH, BATCH)
         loss = script.made.loss_of(model(**batch) if isinstance(batch, dict) else model(batch), wanted)

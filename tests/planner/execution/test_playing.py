@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model import Schedule, Seconds, StageWork, pass_order, simulate_schedule
+from longshore.planner.model import Schedule, StageSeconds, StageWork, pass_order, simulate_schedule
 
 TIMES = st.floats(0.001, 10.0)
 SCHEDULES = st.sampled_from(list(Schedule))
@@ -21,7 +21,7 @@ def enough(schedule: Schedule, stages: int, micro_batches: int) -> int:
 def test_equal_stages_on_machines_of_their_own_take_the_formula(
     schedule: Schedule, stages: int, micro_batches: int, forward_s: float, backward_s: float, after_s: float
 ) -> None:
-    works = [StageWork(Seconds(forward_s, backward_s, after_s, after_s), 0.0)] * stages
+    works = [StageWork(StageSeconds(forward_s, backward_s, after_s, after_s), 0.0)] * stages
     step_s, spent = simulate_schedule(works, micro_batches, schedule, 1, [1.0])
     assert step_s == pytest.approx((micro_batches + stages - 1) * (forward_s + backward_s) + 2 * after_s)
     for it in spent:
@@ -32,7 +32,7 @@ def test_equal_stages_on_machines_of_their_own_take_the_formula(
 def test_on_one_core_an_iteration_takes_all_the_work_there_is(
     schedule: Schedule, micro_batches: int, passes: list[tuple[float, float]], replicas: int
 ) -> None:
-    works = [StageWork(Seconds(forward_s, backward_s, 0.1, 0.1), 0.0) for forward_s, backward_s in passes]
+    works = [StageWork(StageSeconds(forward_s, backward_s, 0.1, 0.1), 0.0) for forward_s, backward_s in passes]
     ranks = len(works) * replicas
     step_s, _ = simulate_schedule(
         works, micro_batches, schedule, replicas, [1.0 / busy for busy in range(1, ranks + 1)]
@@ -45,7 +45,7 @@ def test_on_one_core_an_iteration_takes_all_the_work_there_is(
 def test_slower_ranks_never_shorten_an_iteration(
     schedule: Schedule, stages: int, micro_batches: int, arrives_s: float, speeds: list[float]
 ) -> None:
-    works = [StageWork(Seconds(1.0, 2.0, 0.5, 0.5), arrives_s)] * stages
+    works = [StageWork(StageSeconds(1.0, 2.0, 0.5, 0.5), arrives_s)] * stages
     falling = sorted(speeds, reverse=True)
     fast, slow = (simulate_schedule(works, micro_batches, schedule, 1, it)[0] for it in ([1.0], falling))
     assert slow >= fast * (1.0 - 1e-9)

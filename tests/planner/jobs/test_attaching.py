@@ -15,10 +15,10 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.planner.jobs import (
     MIN_ITERATIONS,
     Decoder,
-    Tables,
-    attach,
+    PlanTables,
+    attach_plans,
     iteration_of,
-    plans_of_iteration,
+    one_iteration_plans,
     read_models,
 )
 from longshore.planner.model import DEFAULT
@@ -29,8 +29,8 @@ SIZES = (1, 2, 4, 8, 16, 32)
 
 
 @cache
-def tables() -> Tables:
-    return Tables(read_cluster(ROOT / "examples/small.yaml"), DEFAULT, 48)
+def tables() -> PlanTables:
+    return PlanTables(read_cluster(ROOT / "examples/small.yaml"), DEFAULT, 48)
 
 
 def jobs(count: int = 200, seed: int = 0) -> Workload:
@@ -54,7 +54,7 @@ def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planne
 ) -> None:
     choices = tables().plans_for(model, gpus)
     if choices is None:
-        assert plans_of_iteration(model, gpus, tables()) == ()
+        assert one_iteration_plans(model, gpus, tables()) == ()
         return
     it = choices.gpu_type
     grain = 0 if gpus <= it.gpus_per_node else math.gcd(it.gpus_per_node, gpus)
@@ -70,7 +70,7 @@ def test_on_whole_nodes_of_its_type_a_simulated_plan_takes_as_long_as_the_planne
 
 def test_the_first_plan_is_data_parallel_and_takes_as_long_as_in_the_trace() -> None:
     asked = jobs()
-    found = attach(asked, MODELS, tables(), seed=1)[0]
+    found = attach_plans(asked, MODELS, tables(), seed=1)[0]
     assert found.plans is not None
     with_plans = [(job, plans) for job, plans in enumerate(found.plans) if plans]
     assert len(with_plans) > 100
@@ -83,7 +83,7 @@ def test_the_first_plan_is_data_parallel_and_takes_as_long_as_in_the_trace() -> 
 
 
 def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
-    fixed = attach(jobs(), MODELS, tables(), seed=1)[0]
+    fixed = attach_plans(jobs(), MODELS, tables(), seed=1)[0]
     best = laid_out(fixed, "best")
     assert (best.gpus <= fixed.gpus).all()
     assert (best.work_s <= fixed.work_s).all()
@@ -94,11 +94,11 @@ def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
 @pytest.mark.full
 def test_plans_that_put_state_away_come_last_and_each_saves_time() -> None:
     known = tables().setup
-    without = Tables(replace(known, host_bytes_per_s=(0.0,) * len(known.offers)), DEFAULT, 48)
+    without = PlanTables(replace(known, host_bytes_per_s=(0.0,) * len(known.offers)), DEFAULT, 48)
     found = 0
     for model in MODELS:
         for gpus in SIZES:
-            plans, others = plans_of_iteration(model, gpus, tables()), plans_of_iteration(model, gpus, without)
+            plans, others = one_iteration_plans(model, gpus, tables()), one_iteration_plans(model, gpus, without)
             assert plans[: len(others)] == others
             assert all(it.away_bytes == 0.0 for it in others)
             for number in range(len(others), len(plans)):
@@ -110,7 +110,7 @@ def test_plans_that_put_state_away_come_last_and_each_saves_time() -> None:
 
 
 def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
-    fixed = attach(jobs(), MODELS, tables(), seed=1)[0]
+    fixed = attach_plans(jobs(), MODELS, tables(), seed=1)[0]
     best, offload = laid_out(fixed, "best"), laid_out(fixed, "offload")
     assert (offload.gpus <= best.gpus).all()
     assert (offload.work_s <= fixed.work_s).all()
@@ -121,13 +121,13 @@ def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
 @pytest.mark.full
 def test_the_same_seed_gives_the_same_plans_and_another_one_others() -> None:
     asked = jobs()
-    found = [attach(asked, MODELS, tables(), seed=seed)[0].plans for seed in (1, 1, 2)]
+    found = [attach_plans(asked, MODELS, tables(), seed=seed)[0].plans for seed in (1, 1, 2)]
     assert found[0] == found[1]
     assert found[0] != found[2]
 
 
 def test_short_jobs_and_those_whose_gpus_split_no_batch_have_no_plan() -> None:
-    found, count = attach(jobs(), MODELS, tables(), seed=1)
+    found, count = attach_plans(jobs(), MODELS, tables(), seed=1)
     assert found.plans is not None
     for job, plans in enumerate(found.plans):
         assert not plans or found.gpus[job] != 7

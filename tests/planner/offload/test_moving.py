@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import CheckpointError
-from longshore.planner.offload.offloading import Mover, of_optimizer, of_parameters
-from longshore.planner.offload.places import OFFLOAD_PREFIX, FilePlace, sweep
+from longshore.planner.offload.offloading import StateMover, optimizer_storages, parameter_storages
+from longshore.planner.offload.places import OFFLOAD_PREFIX, FilePlace, remove_left_files
 from tests.support import processes
 from tests.support.budgets import examples
 
@@ -26,26 +26,26 @@ if sys.argv[2] == "named":
     del os.O_TMPFILE
 import torch
 from pathlib import Path
-from longshore.planner.offload.offloading import Mover
+from longshore.planner.offload.offloading import StateMover
 from longshore.planner.offload.places import FilePlace
 print("ready", flush=True)
 while True:
     storages = [torch.zeros(100_000).untyped_storage()]
-    mover = Mover(FilePlace(400_000, Path(sys.argv[1])), storages)
+    mover = StateMover(FilePlace(400_000, Path(sys.argv[1])), storages)
     for _ in range(5):
-        mover.leave(storages, 0.0)
-        mover.need()
+        mover.copy_out(storages, 0.0)
+        mover.wait_until_back()
     mover.close()
 """
 
 
-def moved(sizes: list[int], folder: Path) -> tuple[Mover, FilePlace, list[torch.Tensor]]:
+def moved(sizes: list[int], folder: Path) -> tuple[StateMover, FilePlace, list[torch.Tensor]]:
     tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
     place = FilePlace(sum(sizes), folder)
-    return Mover(place, [it.untyped_storage() for it in tensors]), place, tensors
+    return StateMover(place, [it.untyped_storage() for it in tensors]), place, tensors
 
 
-def wait_until_away(mover: Mover) -> None:
+def wait_until_away(mover: StateMover) -> None:
     give_up_s = time.monotonic() + 60.0
     while not mover.is_away:
         assert time.monotonic() < give_up_s
@@ -62,10 +62,10 @@ def test_content_is_the_same_after_a_trip(sizes: list[int], needed: str) -> None
     mover, _, tensors = moved(sizes, Path(tempfile.gettempdir()))
     before = [it.clone() for it in tensors]
     for _ in range(2):
-        mover.leave([it.untyped_storage() for it in tensors], 0.0 if needed == "by itself" else FAR_S)
+        mover.copy_out([it.untyped_storage() for it in tensors], 0.0 if needed == "by itself" else FAR_S)
         if needed == "away":
             wait_until_away(mover)
-        mover.need()
+        mover.wait_until_back()
         assert all(map(torch.equal, tensors, before))
     mover.close()
 
@@ -74,7 +74,7 @@ def test_what_is_out_has_no_memory(tmp_path: Path) -> None:
     size = 100_000_000
     mover, _, tensors = moved([size], tmp_path)
     full = resident_bytes()
-    mover.leave([it.untyped_storage() for it in tensors], FAR_S)
+    mover.copy_out([it.untyped_storage() for it in tensors], FAR_S)
     wait_until_away(mover)
     assert resident_bytes() < full - 0.9 * size
     assert mover.trips == 0
@@ -87,8 +87,8 @@ def test_pieces_of_a_heap_give_back_theirs_and_leave_their_neighbours_alone(tmp_
     tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in (50_000, 60_000, 4096, 511, 70_000)]
     before = [it.clone() for it in tensors]
     ours = [it.untyped_storage() for it in tensors[::2]]
-    mover = Mover(FilePlace(sum(it.nbytes() for it in ours), tmp_path), ours)
-    mover.leave(ours, FAR_S)
+    mover = StateMover(FilePlace(sum(it.nbytes() for it in ours), tmp_path), ours)
+    mover.copy_out(ours, FAR_S)
     wait_until_away(mover)
     assert not tensors[0][4096:-4096].any()
     assert all(map(torch.equal, tensors[1::2], before[1::2]))
@@ -103,8 +103,8 @@ def test_memory_that_cannot_be_given_back_stays(tmp_path: Path) -> None:
     library = ctypes.CDLL(None)
     if library.mlock(address, size):
         pytest.skip("memory may not be locked here: that takes root, or a higher RLIMIT_MEMLOCK")
-    mover.leave([tensors[0].untyped_storage()], FAR_S)
-    mover.need()
+    mover.copy_out([tensors[0].untyped_storage()], FAR_S)
+    mover.wait_until_back()
     library.munlock(address, size)
     assert torch.equal(tensors[0], before)
     mover.close()
@@ -114,13 +114,13 @@ def test_nothing_comes_back_without_room_before_it_is_needed(tmp_path: Path, mon
     mover, place, tensors = moved([1000], tmp_path)
     asked: list[None] = []
     monkeypatch.setattr(place, "has_room", lambda: asked.append(None))
-    mover.leave([tensors[0].untyped_storage()], 0.0)
+    mover.copy_out([tensors[0].untyped_storage()], 0.0)
     give_up_s = time.monotonic() + 60.0
     while len(asked) < 3 and time.monotonic() < give_up_s:
         time.sleep(0.001)
     assert len(asked) >= 3
     assert mover.is_away
-    mover.need()
+    mover.wait_until_back()
     assert not mover.is_away
 
 
@@ -137,8 +137,8 @@ def test_a_disk_that_gets_full_keeps_state_in_memory(tmp_path: Path) -> None:
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, place._file)
     for _ in range(2):
-        mover.leave([it.untyped_storage() for it in tensors], FAR_S)
-        mover.need()
+        mover.copy_out([it.untyped_storage() for it in tensors], FAR_S)
+        mover.wait_until_back()
         assert all(map(torch.equal, tensors, before))
     assert "No space left" in str(mover.refused)
     assert mover.trips == 0
@@ -147,11 +147,11 @@ def test_a_disk_that_gets_full_keeps_state_in_memory(tmp_path: Path) -> None:
 
 def test_state_that_cannot_be_read_back_is_reported(tmp_path: Path) -> None:
     mover, place, tensors = moved([1000], tmp_path)
-    mover.leave([tensors[0].untyped_storage()], FAR_S)
+    mover.copy_out([tensors[0].untyped_storage()], FAR_S)
     wait_until_away(mover)
     os.ftruncate(place._file, 500)
     with pytest.raises(CheckpointError, match="cannot be read back: the file ends at byte 500"):
-        mover.need()
+        mover.wait_until_back()
 
 
 @pytest.mark.full
@@ -173,7 +173,7 @@ def test_a_process_killed_at_any_moment_leaves_no_file(how: str, tmp_path: Path)
 def test_stale_files_are_swept_and_others_stay(tmp_path: Path) -> None:
     for name in (f"{OFFLOAD_PREFIX}abc", f"{OFFLOAD_PREFIX}x1_2", "longshore-other", "mine"):
         (tmp_path / name).write_text("x")
-    sweep(tmp_path)
+    remove_left_files(tmp_path)
     assert {it.name for it in tmp_path.iterdir()} == {"longshore-other", "mine"}
 
 
@@ -186,11 +186,11 @@ def test_state_of_any_optimizer_is_found(make: type[torch.optim.Optimizer]) -> N
     optimizer.step()
     values = [it for it in optimizer.state[large].values() if torch.is_tensor(it) and it.numel() == 1000]
     assert values
-    assert {it.data_ptr() for it in of_optimizer(optimizer)} == {it.data_ptr() for it in values}
-    assert [it.data_ptr() for it in of_parameters([large, small])] == [large.data_ptr()]
+    assert {it.data_ptr() for it in optimizer_storages(optimizer)} == {it.data_ptr() for it in values}
+    assert [it.data_ptr() for it in parameter_storages([large, small])] == [large.data_ptr()]
 
 
 def test_parameters_in_one_piece_of_memory_go_once() -> None:
     whole = torch.zeros(2000)
     parameters = [torch.nn.Parameter(whole[:1000]), torch.nn.Parameter(whole[1000:])]
-    assert [it.nbytes() for it in of_parameters(parameters)] == [8000]
+    assert [it.nbytes() for it in parameter_storages(parameters)] == [8000]

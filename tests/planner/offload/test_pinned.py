@@ -18,7 +18,7 @@ import torch
 
 from longshore.cluster.files.errors import CheckpointError
 from longshore.planner.offload import places
-from longshore.planner.offload.offloading import Mover
+from longshore.planner.offload.offloading import StateMover
 
 PATIENCE_S = 20.0
 
@@ -145,7 +145,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_copies_begin_behind_the_kernels_that_may_use_the_memory(cuda: Cuda) -> None:
     place, state = places.PinnedPlace(4096, torch.device("cuda", 0)), cast("Any", [Storage(cuda)])
     cuda.computes.behind.add("update")
-    place.mark()
+    place.order_after_queued_work()
     place.copy_out(state)
     assert "update" in cuda.copies[-1]
     place.release(state)
@@ -183,15 +183,15 @@ def test_no_thread_waits_for_ever_after_an_error_of_cuda_and_all_are_reported(
     breaks: str, back_at_s: float, cuda: Cuda
 ) -> None:
     state = cast("Any", [Storage(cuda)])
-    mover = Mover(places.PinnedPlace(4096, torch.device("cuda", 0)), state)
+    mover = StateMover(places.PinnedPlace(4096, torch.device("cuda", 0)), state)
     cuda.breaks = breaks
-    mover.leave(state, back_at_s)
+    mover.copy_out(state, back_at_s)
     reported, until_s = list[str](), time.monotonic() + PATIENCE_S
     while back_at_s == 0.0 and not cuda.broken and time.monotonic() < until_s:
         time.sleep(0.001)  # all is tried there before anybody needs the state
 
     def wait() -> None:
-        for call in (mover.need, mover.close):
+        for call in (mover.wait_until_back, mover.close):
             try:
                 call()
             except CheckpointError as error:

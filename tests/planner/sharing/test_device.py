@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import BackendError
 from longshore.planner.model import Schedule, pass_order
-from longshore.planner.sharing import Arbiter, DeviceTurn, Pass, PassKind, SharedDevice, name_of
+from longshore.planner.sharing import Arbiter, DeviceTurn, PassKind, ReadyPass, SharedDevice, socket_name
 from tests.support import processes
 
-PASSES = st.builds(Pass, st.integers(0, 3), st.sampled_from(PassKind), st.integers(0, 3), st.integers(0, 5))
+PASSES = st.builds(ReadyPass, st.integers(0, 3), st.sampled_from(PassKind), st.integers(0, 3), st.integers(0, 5))
 EVENTS = st.lists(st.tuples(st.sampled_from(["want", "done", "gone", "grant"]), st.integers(0, 5), PASSES), max_size=80)
 
 
 @given(EVENTS)
-def test_only_the_first_waiting_sub_task_holds_the_device(events: list[tuple[str, int, Pass]]) -> None:
-    device, holder, waiting = SharedDevice(), None, dict[int, Pass]()
+def test_only_the_first_waiting_sub_task_holds_the_device(events: list[tuple[str, int, ReadyPass]]) -> None:
+    device, holder, waiting = SharedDevice(), None, dict[int, ReadyPass]()
     for what, who, it in events:
         if what == "want" and who != holder:
             device.request(who, it)
@@ -45,9 +45,9 @@ def test_only_the_first_waiting_sub_task_holds_the_device(events: list[tuple[str
 
 def test_backward_comes_before_forward_and_then_the_earliest_micro_batch() -> None:
     passes = [
-        Pass(0, PassKind.backward, 1), Pass(0, PassKind.backward, 2),
-        Pass(0, PassKind.forward, 0), Pass(0, PassKind.forward, 3),
-        Pass(0, PassKind.update), Pass(1, PassKind.backward, 0), Pass(1, PassKind.forward, 0),
+        ReadyPass(0, PassKind.backward, 1), ReadyPass(0, PassKind.backward, 2),
+        ReadyPass(0, PassKind.forward, 0), ReadyPass(0, PassKind.forward, 3),
+        ReadyPass(0, PassKind.update), ReadyPass(1, PassKind.backward, 0), ReadyPass(1, PassKind.forward, 0),
     ]  # fmt: skip
     shuffled = passes[3:] + passes[:3]
     assert sorted(shuffled) == passes
@@ -61,14 +61,14 @@ def test_all_passes_of_a_pipeline_on_one_device_run_and_none_is_overtaken_for_ev
     micro_batches = max(stages, micro_batches)
     queues = [
         deque(
-            Pass(at, PassKind.backward if back else PassKind.forward, it, stage)
+            ReadyPass(at, PassKind.backward if back else PassKind.forward, it, stage)
             for at in range(iterations)
             for back, it in pass_order(Schedule.one_forward_one_backward, stage, stages, micro_batches)
         )
         for stage in range(stages)
     ]
     each = 2 * micro_batches
-    device, ran, asked = SharedDevice(), set[Pass](), dict[int, int]()  # when each asked
+    device, ran, asked = SharedDevice(), set[ReadyPass](), dict[int, int]()  # when each asked
     while any(queues):
         ready = [k for k in range(stages) if queues[k] and k not in asked and _is_ready(queues[k][0], ran, stages)]
         lazy = data.draw(st.sets(st.sampled_from(ready))) if len(ready) > 1 else set[int]()
@@ -86,7 +86,7 @@ def test_all_passes_of_a_pipeline_on_one_device_run_and_none_is_overtaken_for_ev
     assert len(ran) == stages * iterations * each
 
 
-def _is_ready(it: Pass, ran: set[Pass], stages: int) -> bool:
+def _is_ready(it: ReadyPass, ran: set[ReadyPass], stages: int) -> bool:
     before = it.rank - 1 if it.kind is PassKind.forward else it.rank + 1
     return not 0 <= before < stages or it._replace(rank=before) in ran
 
@@ -96,7 +96,7 @@ def arbiter(request: pytest.FixtureRequest) -> Iterator[tuple[str, threading.Thr
     """Return the name of a job, and the thread that serves its device 0."""
     job = f"test-{os.getpid()}-{abs(hash(request.node.name))}"  # no spaces
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name_of(job, 0))
+        listener.bind(socket_name(job, 0))
         listener.listen()
         thread = threading.Thread(target=Arbiter(job, listener).run, daemon=True)
         thread.start()
@@ -111,7 +111,7 @@ def test_sub_tasks_take_turns(arbiter: tuple[str, threading.Thread]) -> None:
 
     def work(rank: int) -> None:
         for at in range(20):
-            with turns[rank].of(at, PassKind.phase):
+            with turns[rank].hold(at, PassKind.phase):
                 inside.append(rank)
                 most.append(len(inside))
                 time.sleep(0.0005)
@@ -131,7 +131,7 @@ def test_sub_tasks_take_turns(arbiter: tuple[str, threading.Thread]) -> None:
 HOLDS = """\
 import sys, time
 from longshore.planner.sharing import DeviceTurn, PassKind
-with DeviceTurn(sys.argv[1], 0, 0, starts=False).of(0, PassKind.forward):
+with DeviceTurn(sys.argv[1], 0, 0, starts=False).hold(0, PassKind.forward):
     print("has it", flush=True)
     time.sleep(600)
 """
@@ -142,7 +142,7 @@ def test_a_device_is_free_again_when_its_holder_is_killed(arbiter: tuple[str, th
     with processes.start([sys.executable, "-c", HOLDS, arbiter[0]], stdout=processes.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"has it\n"
-    with mine.of(0, PassKind.backward):
+    with mine.hold(0, PassKind.backward):
         pass
     mine.close()
 
@@ -151,10 +151,10 @@ def test_a_device_is_free_again_when_its_holder_is_killed(arbiter: tuple[str, th
 def test_another_user_does_not_get_the_device(message: bytes, arbiter: tuple[str, threading.Thread]) -> None:
     mine = DeviceTurn(arbiter[0], 0, 0, starts=False)
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(name_of(arbiter[0], 0))
+        stranger.connect(socket_name(arbiter[0], 0))
         stranger.sendall(message)
         assert stranger.recv(10) == b""
-    with mine.of(0, PassKind.update):
+    with mine.hold(0, PassKind.update):
         pass
     mine.close()
 
@@ -164,10 +164,10 @@ def test_a_sub_task_that_sends_something_else_is_dropped(message: bytes, arbiter
     mine = DeviceTurn(arbiter[0], 0, 0, starts=False)
     other = DeviceTurn(arbiter[0], 0, 1, starts=False)
     other._line.sendall(message)
-    with pytest.raises(BackendError, match="its arbiter has ended"), other.of(0, PassKind.forward):
+    with pytest.raises(BackendError, match="its arbiter has ended"), other.hold(0, PassKind.forward):
         pass
     other.close()
-    with mine.of(0, PassKind.update):
+    with mine.hold(0, PassKind.update):
         pass
     mine.close()
 
@@ -176,10 +176,10 @@ def test_the_first_sub_task_starts_the_arbiter_and_it_ends_with_the_last(request
     job = f"own-{request.node.name}"
     first = DeviceTurn(job, 3, 0, starts=True)
     second = DeviceTurn(job, 3, 1, starts=False)
-    with second.of(0, PassKind.forward):
+    with second.hold(0, PassKind.forward):
         pass
     second.close()
-    with first.of(0, PassKind.forward):
+    with first.hold(0, PassKind.forward):
         pass
     first.close()
     assert first._arbiter is not None
