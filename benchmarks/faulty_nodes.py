@@ -50,13 +50,13 @@ def slow(connection: Connection, place: NodeSetup) -> None:
     def spoil() -> None:
         from longshore.preflight import compute_checks
 
-        trained = compute_checks._trained
+        trained = compute_checks._train_small_network
 
         def slowly(where: str, dtype: str) -> float:
             time.sleep(SLOW_S)
             return trained(where, dtype)
 
-        compute_checks._trained = slowly
+        compute_checks._train_small_network = slowly
 
     _serve(connection, place, spoil)
 
@@ -132,11 +132,11 @@ def never_warm(connection: Connection, place: NodeSetup) -> None:
 
 
 def _instead_of_products(change: Callable[[Any], Any]) -> None:
-    from longshore.preflight.arithmetic import Products
+    from longshore.preflight.arithmetic import ReferencedProduct
 
-    multiply = Products.multiply
+    multiply = ReferencedProduct.multiply
 
-    def changed(self: Products, where: str) -> Any:
+    def changed(self: ReferencedProduct, where: str) -> Any:
         return change(multiply(self, where))
 
-    Products.multiply = changed  # type: ignore[method-assign]
+    ReferencedProduct.multiply = changed  # type: ignore[method-assign]

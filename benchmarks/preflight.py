@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from longshore.cluster.model.placement import Share
-from longshore.preflight.arithmetic import SIZE, ComputeStack, Products, furthest_off, opened
+from longshore.preflight.arithmetic import SIZE, ComputeStack, ReferencedProduct, furthest_off, open_product
 from longshore.preflight.check import CheckedJob, RoundReport, find_check
 from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import run_round
@@ -36,9 +36,9 @@ def nodes_of(folder: Path, faults: Mapping[str, Target]) -> dict[str, LocalNode]
     names = [f"n{at}" for at in range(NODES)]
     found = {name: LocalNode(NodeSetup(name, folder, slots=True), faults.get(name, serve_node)) for name in names}
     for node in found.values():
-        node.begin()
+        node.start()
     for node in found.values():
-        node.is_warm()
+        node.wait_until_warm()
     return dict(found)
 
 
@@ -70,10 +70,10 @@ def measure_rounds(folder: Path) -> Iterator[Row]:
         nodes = nodes_of(folder, FAULTS)
         report = round_on(nodes)
         close(nodes)
-        complete = [it for it in report.bad if it.got and it.wanted and it.action]
+        complete = [it for it in report.bad_results if it.got and it.wanted and it.action]
         named.append({it.node for it in complete} == set(FAULTS) == report.bad_nodes)
         beyond.append(report.seconds - limit_s)
-        killed += [it.seconds - limit_s for it in report.bad if it.node == "n1"]
+        killed += [it.seconds - limit_s for it in report.bad_results if it.node == "n1"]
     yield Row("one hung, one slow, one wrong, one dead: all named", sum(named), "rounds", least=ROUNDS)
     yield Row("whole round beyond the limit, median", statistics.median(beyond), "s", most=LATE_S)
     yield Row("whole round beyond the limit, most", max(beyond), "s", most=LATE_S)
@@ -86,19 +86,19 @@ def measure_alarms(folder: Path) -> Iterator[Row]:
     for run in range(RUNS):
         dtype = tuple(wrong)[run % 3]
         with tempfile.TemporaryDirectory(dir=QUICK if QUICK.is_dir() else folder) as own:
-            products = opened(Path(own), dtype, "here", SMALL, seed=run)
+            products = open_product(Path(own), dtype, "here", SMALL, seed=run)
             first, second = (products.judge(products.multiply("cpu"), stack) for _ in range(2))
         wrong[dtype] += not (first.is_clean and second.is_clean and second.is_golden)
         if run % 1000 == 999:
             progress(f"products: {run + 1} of {RUNS}")
     for dtype, count in wrong.items():
         yield Row(f"false alarms in {RUNS // 3} or more products, {dtype}", count, "alarms", most=0)
-    products = opened(folder, "fp32", "here")
+    products = open_product(folder, "fp32", "here")
     judged = [products.judge(products.multiply("cpu"), stack).is_clean for _ in range(RUNS)]
     yield Row(f"false alarms in {RUNS} runs of the check's own product", judged.count(False), "alarms", most=0)
 
 
-def measure_flips(products: Products) -> Iterator[Row]:
+def measure_flips(products: ReferencedProduct) -> Iterator[Row]:
     """Yield how many flipped bits are found in outputs of the check's own product in fp32."""
     import torch
 
@@ -126,7 +126,7 @@ def measure() -> Iterator[Row]:
         folder = Path(name)
         yield from measure_rounds(folder)
         yield from measure_alarms(folder)
-        yield from measure_flips(opened(folder, "fp32", "here"))
+        yield from measure_flips(open_product(folder, "fp32", "here"))
 
 
 if __name__ == "__main__":

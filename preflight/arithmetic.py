@@ -33,7 +33,7 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _POSITIVE = 0.775
 
 
-def draws(seed: int, count: int) -> NDArray[np.uint64]:
+def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
     """Return numbers of SplitMix64, shape (count,)."""
     with np.errstate(over="ignore"):
         state = (np.uint64(seed) + np.uint64(1)) * _MIX_1 + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
@@ -42,16 +42,16 @@ def draws(seed: int, count: int) -> NDArray[np.uint64]:
         return state ^ (state >> np.uint64(31))
 
 
-def factors(seed: int, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def factor_matrices(seed: int, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return two matrices, each of shape (size, size); absolute values are in [0.5, 1), and each row has a sign."""
-    left = _matrix(2 * seed, size)
-    right = _matrix(2 * seed + 1, size)
-    signs = np.where(draws(3 * seed + 7, 2 * size) >> np.uint64(63), -1.0, 1.0).astype(np.float32)
+    left = _random_matrix(2 * seed, size)
+    right = _random_matrix(2 * seed + 1, size)
+    signs = np.where(splitmix64(3 * seed + 7, 2 * size) >> np.uint64(63), -1.0, 1.0).astype(np.float32)
     return left * signs[:size, None], right * signs[None, size:]
 
 
-def _matrix(seed: int, size: int) -> NDArray[np.float32]:
-    drawn = draws(seed, size * size)
+def _random_matrix(seed: int, size: int) -> NDArray[np.float32]:
+    drawn = splitmix64(seed, size * size)
     magnitude = 0.5 + (drawn >> np.uint64(41)).astype(np.float64) * 2.0**-24  # 23 bits
     positive = (drawn & np.uint64(0xFFFF)).astype(np.float64) < _POSITIVE * 65536.0
     return np.where(positive, magnitude, -magnitude).astype(np.float32).reshape(size, size)
@@ -62,7 +62,7 @@ MAX_REFERENCE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductKey:
     """The identity of a product."""
 
     dtype: str
@@ -103,7 +103,7 @@ class References:
         except OSError as error:
             raise InputError(f"cannot be made: {error.strerror}", "give another folder", path=folder) from error
 
-    def exact(self, product: Product) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    def read_exact(self, product: ProductKey) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """Return the product in float64 and that of the absolute values, each (size, size); None if not yet stored.
 
         Raises:
@@ -113,7 +113,7 @@ class References:
         return None if found is None else (found["exact"], found["absolute"])
 
     def store_exact(
-        self, product: Product, exact: NDArray[np.float64], absolute: NDArray[np.float64], node: str
+        self, product: ProductKey, exact: NDArray[np.float64], absolute: NDArray[np.float64], node: str
     ) -> None:
         """Store a product in float64, as a node computed it, unless one is stored.
 
@@ -123,7 +123,7 @@ class References:
         stack = ComputeStack("float64", "", f"numpy {np.__version__}")
         self._write(f"{product.name}-exact.npz", {"exact": exact, "absolute": absolute}, node, stack)
 
-    def golden(self, product: Product, stack: ComputeStack) -> NDArray[np.signedinteger] | None:
+    def read_golden(self, product: ProductKey, stack: ComputeStack) -> NDArray[np.signedinteger] | None:
         """Return the bits of a clean output, shape (size, size); None if none of this stack is stored.
 
         Raises:
@@ -133,7 +133,9 @@ class References:
         found = self._read(f"{product.name}-{stack.digest}.npz", product.size, {"bits": kind})
         return None if found is None else found["bits"]
 
-    def store_golden(self, product: Product, stack: ComputeStack, bits: NDArray[np.signedinteger], node: str) -> None:
+    def store_golden(
+        self, product: ProductKey, stack: ComputeStack, bits: NDArray[np.signedinteger], node: str
+    ) -> None:
         """Store the bits of a clean output, unless some are stored.
 
         Raises:
@@ -169,13 +171,13 @@ class References:
             return None
         except OSError as error:
             raise InputError(f"cannot be read: {error.strerror}", "check its permissions", path=path) from error
-        arrays = _arrays(content, size, kinds)
+        arrays = _parse_arrays(content, size, kinds)
         if arrays is None:
             raise InputError("the stored reference is damaged", "remove the file; it is created again", path=path)
         return arrays
 
 
-def _arrays(content: bytes, size: int, kinds: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
+def _parse_arrays(content: bytes, size: int, kinds: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of a file, None if they are damaged."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -200,7 +202,7 @@ FP32_UNITS = 12.0  # of the sum of absolute values; 3.6 were measured
 HALF_UNITS, HALF_ROUNDING = 8.0, 1.01
 
 
-class Wrong(NamedTuple):
+class WrongElement(NamedTuple):
     """The element that is furthest off."""
 
     row: int
@@ -211,7 +213,7 @@ class Wrong(NamedTuple):
     elements: int  # that are wrong
 
 
-def limits(dtype: str, exact: NDArray[np.float64], absolute: NDArray[np.float64]) -> NDArray[np.float64]:
+def error_limits(dtype: str, exact: NDArray[np.float64], absolute: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far off each element may be.
 
     Args:
@@ -224,7 +226,9 @@ def limits(dtype: str, exact: NDArray[np.float64], absolute: NDArray[np.float64]
     return HALF_ROUNDING * UNIT[dtype] * np.abs(exact) + HALF_UNITS * UNIT["fp32"] * absolute
 
 
-def furthest_off(got: NDArray[np.float64], exact: NDArray[np.float64], limit: NDArray[np.float64]) -> Wrong | None:
+def furthest_off(
+    got: NDArray[np.float64], exact: NDArray[np.float64], limit: NDArray[np.float64]
+) -> WrongElement | None:
     """Return the element that is furthest beyond its limit, None if none is; a NaN is beyond it."""
     off = np.abs(got - exact)
     wrong = ~(off <= limit)  # not `>`: a NaN is wrong
@@ -232,7 +236,7 @@ def furthest_off(got: NDArray[np.float64], exact: NDArray[np.float64], limit: ND
         return None
     excess = np.where(wrong, np.nan_to_num(off / limit, nan=np.inf, posinf=np.inf), -1.0)
     row, column = (int(at) for at in np.unravel_index(int(excess.argmax()), excess.shape))
-    return Wrong(row, column, float(got[row, column]), float(exact[row, column]), float(limit[row, column]),
+    return WrongElement(row, column, float(got[row, column]), float(exact[row, column]), float(limit[row, column]),
                  int(wrong.sum()))  # fmt: skip
 
 
@@ -258,7 +262,7 @@ _FREIVALDS = 1e-11  # relative error of a float64 product computed in two ways; 
 class ProductErrors:
     """The errors of a product; none if both are None."""
 
-    wrong: Wrong | None = None
+    wrong: WrongElement | None = None
     bit: tuple[int, int, int] | None = None  # row and column of the first element with another bit, and their number
     is_golden: bool = False  # it was compared bit by bit
 
@@ -268,7 +272,7 @@ class ProductErrors:
         return self.wrong is None and self.bit is None
 
 
-class Products:
+class ReferencedProduct:
     """One product, ready to be computed repeatedly, with its references, which are created on the first use.
 
     Raises:
@@ -276,17 +280,17 @@ class Products:
         ArithmeticError: If two computations of a reference on this machine differ.
     """
 
-    def __init__(self, product: Product, references: References, node: str) -> None:
+    def __init__(self, product: ProductKey, references: References, node: str) -> None:
         self.product, self._references, self._node = product, references, node
-        left, right = (_rounded(matrix, product.dtype) for matrix in factors(product.seed, product.size))
+        left, right = (_rounded(matrix, product.dtype) for matrix in factor_matrices(product.seed, product.size))
         self.left, self.right = left, right
-        stored = references.exact(product)
+        stored = references.read_exact(product)
         if stored is None:
-            made = _exact(left.double().numpy(), right.double().numpy())
+            made = _exact_products(left.double().numpy(), right.double().numpy())
             references.store_exact(product, *made, node)
-            stored = references.exact(product) or made
+            stored = references.read_exact(product) or made
         self.exact, absolute = stored
-        self.limit = limits(product.dtype, self.exact, absolute)
+        self.limit = error_limits(product.dtype, self.exact, absolute)
         self._on: dict[str, tuple[Tensor, Tensor]] = {}
         self._golden: dict[ComputeStack, NDArray[np.signedinteger]] = {}
 
@@ -305,17 +309,17 @@ class Products:
         bits = bits_of(output)
         golden = self._golden.get(stack)
         if golden is None:
-            golden = self._references.golden(self.product, stack)
+            golden = self._references.read_golden(self.product, stack)
         if golden is not None:
             self._golden[stack] = golden
             bit = first_difference(bits, golden)
-            return ProductErrors(self._furthest(output) if bit else None, bit, is_golden=True)
-        verdict = ProductErrors(self._furthest(output))
+            return ProductErrors(self._furthest_element(output) if bit else None, bit, is_golden=True)
+        verdict = ProductErrors(self._furthest_element(output))
         if verdict.is_clean:
             self._references.store_golden(self.product, stack, bits, self._node)
         return verdict
 
-    def _furthest(self, output: "Tensor") -> Wrong | None:
+    def _furthest_element(self, output: "Tensor") -> WrongElement | None:
         return furthest_off(output.double().numpy(), self.exact, self.limit)
 
 
@@ -328,9 +332,9 @@ def bits_of(output: "Tensor") -> NDArray[np.signedinteger]:
     return bits
 
 
-def opened(folder: Path, dtype: str, node: str, size: int = SIZE, seed: int = SEED) -> Products:
+def open_product(folder: Path, dtype: str, node: str, size: int = SIZE, seed: int = SEED) -> ReferencedProduct:
     """Return the product that a node is checked by."""
-    return Products(Product(dtype, size, seed), References(folder), node)
+    return ReferencedProduct(ProductKey(dtype, size, seed), References(folder), node)
 
 
 def _rounded(matrix: NDArray[np.float32], dtype: str) -> "Tensor":
@@ -340,7 +344,9 @@ def _rounded(matrix: NDArray[np.float32], dtype: str) -> "Tensor":
     return torch.from_numpy(matrix).to(kinds[dtype])
 
 
-def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _exact_products(
+    left: NDArray[np.float64], right: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return a product and that of the absolute values.
 
     Raises:

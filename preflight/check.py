@@ -155,7 +155,7 @@ class Check:
     compare: Callable[[Compared], Compared] | None = None  # of one device, between nodes; changed ones
     is_extendable: bool = False  # at higher levels it runs longer
 
-    def limit_at(self, level: int) -> float:
+    def limit_s_at(self, level: int) -> float:
         """Return the limit at a level, in seconds."""
         return self.limit_s * (LONGER[level] if self.is_extendable else 1.0)
 
@@ -175,7 +175,7 @@ def warned(device: str, got: object, wanted: object, action: str) -> CheckFindin
     return CheckFinding(CheckOutcome.WARN, device, str(got), str(wanted), action)
 
 
-def below_median(findings: Compared, share: float, wanted: Callable[[float], str], action: str) -> Compared:
+def fail_below_median(findings: Compared, share: float, wanted: Callable[[float], str], action: str) -> Compared:
     """Return failures of the nodes whose figure is below a share of the median.
 
     Args:
@@ -253,10 +253,10 @@ def chosen_checks(stage: CheckStage, level: int, workload: CheckedJob) -> list[C
     ]
 
 
-def limit_of(check: Check, level: int, workload: CheckedJob) -> float:
+def check_limit_s(check: Check, level: int, workload: CheckedJob) -> float:
     """Return the limit of a check, in seconds; that of the job's own sample is the job's."""
     own = check.name == JOB_SAMPLE and workload.sample
-    return workload.sample_limit_s if own else check.limit_at(level)
+    return workload.sample_limit_s if own else check.limit_s_at(level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class RoundReport:
         return frozenset(result.node for result in self.results if result.outcome in BAD)
 
     @property
-    def bad(self) -> tuple[CheckResult, ...]:
+    def bad_results(self) -> tuple[CheckResult, ...]:
         """Results that failed or are incomplete."""
         return tuple(result for result in self.results if result.outcome in BAD)
 
@@ -289,7 +289,7 @@ class RoundReport:
 
     def diagnostics(self) -> tuple[str, ...]:
         """Return a line for each bad result: where, evidence, and what to do."""
-        return tuple(result.line for result in self.bad)
+        return tuple(result.line for result in self.bad_results)
 
     def as_json(self) -> Mapping[str, Any]:
         """Return the report as JSON; docs/preflight.md has the fields."""
@@ -302,7 +302,7 @@ class RoundReport:
         }
 
 
-def joined(reports: Iterable[RoundReport]) -> RoundReport:
+def join_reports(reports: Iterable[RoundReport]) -> RoundReport:
     """Return several reports as one."""
     found = tuple(reports)
     nodes = dict.fromkeys(node for report in found for node in report.nodes)

@@ -36,8 +36,8 @@ from .readers import (
     GpuProcess,
     RemappedRows,
     XidLine,
-    read_log,
-    same_gpu,
+    is_line_of_gpu,
+    read_kernel_log,
     xid_lines,
     xid_of,
 )
@@ -51,15 +51,17 @@ def reset_node(context: Context) -> Iterator[CheckFinding]:
     """End what the job left, remove its scratch folder, restore clocks, and report what did not work."""
     yield _end_leftovers(context.chosen.attempt)
     if context.chosen.scratch:
-        yield _clear(Path(context.chosen.scratch))
-    for gpu, reader in context.read_gpus():
-        holders = [holder for holder in reader.holders(gpu) or () if holder.pid != os.getpid()]  # it ran checks there
+        yield _remove_folder(Path(context.chosen.scratch))
+    for gpu, reader in context.gpus_with_reader():
+        holders = [
+            holder for holder in reader.memory_holders(gpu) or () if holder.pid != os.getpid()
+        ]  # it ran checks there
         if holders:
-            yield failed(f"gpu {gpu}", _processes(holders), "no process holds its memory", KEEP_OUT)
-        yield _restored(f"gpu {gpu}", reader.reset_clocks(gpu))
+            yield failed(f"gpu {gpu}", _processes_text(holders), "no process holds its memory", KEEP_OUT)
+        yield _clocks_finding(f"gpu {gpu}", reader.reset_clocks(gpu))
 
 
-def _processes(holders: list[GpuProcess]) -> str:
+def _processes_text(holders: list[GpuProcess]) -> str:
     return ", ".join(f"process {holder.pid} with {holder.bytes / 1e9:.2g} GB" for holder in holders[:10])
 
 
@@ -68,7 +70,7 @@ def _end_leftovers(attempt: str) -> CheckFinding:
     if not attempt:
         return skipped("no attempt is named, so its leftovers are unknown", "leftovers")
     until_s, ended = time.monotonic() + KILL_WAIT_S, set[int]()
-    while left := _left_of(attempt):
+    while left := _processes_of_attempt(attempt):
         if time.monotonic() > until_s:
             pids = ", ".join(str(process.pid) for process in left[:10])
             return failed("leftovers", f"processes {pids} still run", "none, after they were killed", KEEP_OUT)
@@ -79,7 +81,7 @@ def _end_leftovers(attempt: str) -> CheckFinding:
     return passed("leftovers", got=f"{len(ended)} processes killed")
 
 
-def _left_of(attempt: str) -> list[Process]:
+def _processes_of_attempt(attempt: str) -> list[Process]:
     name = attempt.encode()
     return [
         process
@@ -88,7 +90,7 @@ def _left_of(attempt: str) -> list[Process]:
     ]
 
 
-def _clear(folder: Path) -> CheckFinding:
+def _remove_folder(folder: Path) -> CheckFinding:
     """Remove a folder; of a link, the target stays. Several nodes of one machine may do so at once."""
     if not folder.is_absolute() or len(folder.parts) < 3:
         return failed("scratch", str(folder), "an absolute path below another folder", "correct the settings")
@@ -101,14 +103,14 @@ def _clear(folder: Path) -> CheckFinding:
         if folder.is_symlink() or folder.is_file():
             folder.unlink(missing_ok=True)
         else:
-            _open_up(folder)
+            _make_writable(folder)
             shutil.rmtree(folder, onerror=ignore_missing)
     except OSError as error:
         return failed("scratch", f"{error.filename or folder}: {error.strerror}", "no such folder", KEEP_OUT)
     return passed("scratch")
 
 
-def _open_up(folder: Path) -> None:
+def _make_writable(folder: Path) -> None:
     """Make the folders in a folder writable, where a job has revoked that right."""
     with suppress(OSError):
         folder.chmod(0o700)
@@ -120,7 +122,7 @@ def _open_up(folder: Path) -> None:
                     path.chmod(0o700)
 
 
-def _restored(device: str, done: bool | None) -> CheckFinding:  # noqa: FBT001  # None is unknown
+def _clocks_finding(device: str, done: bool | None) -> CheckFinding:  # noqa: FBT001  # None is unknown
     if done is None:
         return skipped("clocks stay, without the right to set them", device)
     return passed(device) if done else failed(device, "clocks that cannot be reset", "those by default", KEEP_OUT)
@@ -132,12 +134,12 @@ RESET_CHECK = Check(
 )
 
 
-def answer(context: Context) -> Iterator[CheckFinding]:
+def reply_at_once(context: Context) -> Iterator[CheckFinding]:
     """Reply."""
     yield passed(got=f"process of {context.node}")
 
 
-def count(context: Context) -> Iterator[CheckFinding]:
+def check_chosen_gpus(context: Context) -> Iterator[CheckFinding]:
     """Check that each chosen GPU is there, of the type that the workload needs, and the one in the wiring file."""
     reader = context.gpu_reader
     if reader is None:
@@ -146,10 +148,10 @@ def count(context: Context) -> Iterator[CheckFinding]:
     blueprint = context.blueprint()
     expected = {} if blueprint is None else blueprint.gpus_of(context.node)
     for index in context.chosen.gpus:
-        yield _gpu_as_chosen(index, there.get(index), context.workload.gpu_type, expected.get(index, ""))
+        yield _judge_gpu(index, there.get(index), context.workload.gpu_type, expected.get(index, ""))
 
 
-def _gpu_as_chosen(index: int, gpu: GpuInfo | None, kind: str, uuid: str) -> CheckFinding:
+def _judge_gpu(index: int, gpu: GpuInfo | None, kind: str, uuid: str) -> CheckFinding:
     device = f"gpu {index}"
     if gpu is None:
         return failed(device, "it does not answer", "it answers", "reset it; restart the machine; replace it")
@@ -160,19 +162,19 @@ def _gpu_as_chosen(index: int, gpu: GpuInfo | None, kind: str, uuid: str) -> Che
     return passed(device, got=f"{gpu.name} {gpu.uuid}")
 
 
-def versions(context: Context) -> Iterator[CheckFinding]:
+def report_versions(context: Context) -> Iterator[CheckFinding]:
     """Report the versions of driver, library and firmware."""
     if context.gpu_reader is None:
         return
     try:
-        driver = context.gpu_reader.driver()
+        driver = context.gpu_reader.driver_versions()
     except GpuLostError as error:
         yield incomplete(str(error), "restart the machine")
         return
     yield passed(text=f"driver {driver.driver}, library {driver.library}, firmware {driver.firmware or 'unknown'}")
 
 
-def equal_on_all(findings: Compared) -> Compared:
+def fail_differing_versions(findings: Compared) -> Compared:
     """Return failures of the nodes whose version is not the most common; of all nodes, if two are as common."""
     often = Counter(finding.text for finding in findings.values()).most_common(2)
     common, times = often[0]
@@ -187,18 +189,18 @@ def equal_on_all(findings: Compared) -> Compared:
     }
 
 
-RESPONSE_CHECK = Check("response", 0, "the node's process replies to an empty request", 0.5, answer)
-COUNT_CHECK = Check("count.type", 0, "each chosen GPU is there, of the right type", 0.5, count, (Need.GPU,))
+RESPONSE_CHECK = Check("response", 0, "the node's process replies to an empty request", 0.5, reply_at_once)
+COUNT_CHECK = Check("count.type", 0, "each chosen GPU is there, of the right type", 0.5, check_chosen_gpus, (Need.GPU,))
 VERSIONS_CHECK = Check(
-    "driver.match", 0, "driver, library and firmware are the same on all nodes", 0.5, versions, (Need.GPU,),
-    compare=equal_on_all,
+    "driver.match", 0, "driver, library and firmware are the same on all nodes", 0.5, report_versions, (Need.GPU,),
+    compare=fail_differing_versions,
 )  # fmt: skip
 
 
-def slowed(context: Context) -> Iterator[CheckFinding]:
+def check_slowdown(context: Context) -> Iterator[CheckFinding]:
     """Check for hardware reasons that slow a GPU down, and for a lowered power limit."""
-    for gpu, reader in context.read_gpus():
-        clocks = reader.clocks(gpu)
+    for gpu, reader in context.gpus_with_reader():
+        clocks = reader.clock_limits(gpu)
         device = f"gpu {gpu}"
         if clocks is None:
             yield skipped(NOT_REPORTED, device)
@@ -214,26 +216,26 @@ def _judge_power(device: str, limit_w: float | None, default_w: float | None) ->
     return warned(device, f"a power limit of {limit_w:g} W", f"{default_w:g} W", "restore it: nvidia-smi -pl")
 
 
-CLOCKS_CHECK = Check("clocks.thermal", 0, "no GPU is slowed down by its hardware", 0.5, slowed, (Need.GPU,))
+CLOCKS_CHECK = Check("clocks.thermal", 0, "no GPU is slowed down by its hardware", 0.5, check_slowdown, (Need.GPU,))
 
 
-def diagnose(level: int, context: Context) -> Iterator[CheckFinding]:
+def run_dcgm(level: int, context: Context) -> Iterator[CheckFinding]:
     """Run `dcgmi diag` on the chosen GPUs."""
     chosen = ",".join(str(gpu) for gpu in context.chosen.gpus)
     done = subprocess.run(
         ["dcgmi", "diag", "-r", str(level), "-j", "-i", chosen], capture_output=True, text=True, check=False
     )
-    yield from verdicts(done.stdout)
+    yield from dcgm_findings(done.stdout)
 
 
-def verdicts(output: str) -> Iterator[CheckFinding]:
+def dcgm_findings(output: str) -> Iterator[CheckFinding]:
     """Return the findings in the JSON of `dcgmi diag -j`, test by test and GPU by GPU."""
     try:
         answer = json.loads(output)
     except ValueError:
         yield incomplete(f"dcgmi printed no JSON: {' '.join(output.split())[:200]}", "is nv-hostengine running?")
         return
-    tests = [test for test in _objects(answer) if isinstance(test.get("results"), list) and "name" in test]
+    tests = [test for test in _json_objects(answer) if isinstance(test.get("results"), list) and "name" in test]
     if not tests:
         yield incomplete("dcgmi reports no test", "is nv-hostengine running?")
     for test in tests:
@@ -257,19 +259,19 @@ def _dcgm_finding(test: str, result: Mapping[str, object]) -> CheckFinding:
     return incomplete(f"the diagnostic reports {status or 'nothing'!r}", "read its log", device)
 
 
-def _objects(value: object) -> Iterator[Mapping[str, object]]:
+def _json_objects(value: object) -> Iterator[Mapping[str, object]]:
     """Yield all objects of some JSON."""
     if isinstance(value, Mapping):
         yield value
         for inner in value.values():
-            yield from _objects(inner)
+            yield from _json_objects(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _objects(inner)
+            yield from _json_objects(inner)
 
 
 def _dcgm_check(diagnostics: int, level: int, limit_s: float) -> Check:
-    run: Callable[[Context], Iterator[CheckFinding]] = partial(diagnose, diagnostics)
+    run: Callable[[Context], Iterator[CheckFinding]] = partial(run_dcgm, diagnostics)
     about = f"NVIDIA's diagnostics, level {diagnostics}"
     return Check(f"dcgm.{diagnostics}", level, about, limit_s, run, (Need.DCGM,))
 
@@ -280,9 +282,9 @@ FIRST_CHECK, SECOND_CHECK, THIRD_CHECK = (
 )  # fmt: skip
 
 
-def memory_errors(context: Context) -> Iterator[CheckFinding]:
+def check_memory_errors(context: Context) -> Iterator[CheckFinding]:
     """Check for uncorrected memory errors since the driver was loaded."""
-    for gpu, reader in context.read_gpus():
+    for gpu, reader in context.gpus_with_reader():
         errors = reader.uncorrected_errors(gpu)
         device = f"gpu {gpu}"
         if errors is None:
@@ -293,10 +295,10 @@ def memory_errors(context: Context) -> Iterator[CheckFinding]:
             yield passed(device)
 
 
-def replaced_rows(context: Context) -> Iterator[CheckFinding]:
+def check_remapped_rows(context: Context) -> Iterator[CheckFinding]:
     """Check for memory rows that wait to be remapped, or could not be."""
-    for gpu, reader in context.read_gpus():
-        rows = reader.rows(gpu)
+    for gpu, reader in context.gpus_with_reader():
+        rows = reader.remapped_rows(gpu)
         yield skipped(NOT_REPORTED, f"gpu {gpu}") if rows is None else _judge_rows(f"gpu {gpu}", rows)
 
 
@@ -308,12 +310,12 @@ def _judge_rows(device: str, rows: RemappedRows) -> CheckFinding:
     return passed(device, got=f"{rows.corrected + rows.uncorrected} rows remapped")
 
 
-def recent_xids(context: Context) -> Iterator[CheckFinding]:
+def check_recent_xids(context: Context) -> Iterator[CheckFinding]:
     """Check the kernel's log for GPU faults since the node was cleared."""
-    lines = xid_lines(read_log(context.setup.kernel_log) or [])
+    lines = xid_lines(read_kernel_log(context.setup.kernel_log) or [])
     recent = [line for line in lines if line.at_s >= context.chosen.cleared_s]
     known = [] if context.gpu_reader is None else context.gpu_reader.gpus()
-    index = {line: next((gpu.index for gpu in known if same_gpu(gpu.pci, line)), None) for line in recent}
+    index = {line: next((gpu.index for gpu in known if is_line_of_gpu(gpu.pci, line)), None) for line in recent}
     for line in recent:
         yield from _judge_xid(line, index[line], context.chosen.gpus)
 
@@ -331,23 +333,23 @@ def _judge_xid(line: XidLine, gpu: int | None, chosen: tuple[int, ...]) -> Itera
         yield failed(device, got, wanted, xid.action)
 
 
-ECC_CHECK = Check("ecc.volatile", 0, "no uncorrected memory errors", 0.5, memory_errors, (Need.GPU,))
+ECC_CHECK = Check("ecc.volatile", 0, "no uncorrected memory errors", 0.5, check_memory_errors, (Need.GPU,))
 ROWS_CHECK = Check(
-    "rows.remap", 0, "no memory row waits to be remapped, or could not be", 0.5, replaced_rows, (Need.GPU,)
+    "rows.remap", 0, "no memory row waits to be remapped, or could not be", 0.5, check_remapped_rows, (Need.GPU,)
 )
-XID_CHECK = Check("xid.recent", 0, "no GPU fault in the kernel's log", 0.5, recent_xids, (Need.LOG,))
+XID_CHECK = Check("xid.recent", 0, "no GPU fault in the kernel's log", 0.5, check_recent_xids, (Need.LOG,))
 
 
 PROBE_BYTES = 256 << 10
 
 
-def room(context: Context) -> Iterator[CheckFinding]:
+def check_memory_and_disk(context: Context) -> Iterator[CheckFinding]:
     """Check free memory and other processes on the GPUs, and write to the disk."""
     reader = context.gpu_reader
     free = {} if reader is None else {gpu.index: gpu.free_bytes for gpu in reader.gpus()}
-    for gpu, reader in context.read_gpus():
-        holders = reader.holders(gpu) or ()
-        others = [holder for holder in holders if not _is_ours(holder, context)]
+    for gpu, reader in context.gpus_with_reader():
+        holders = reader.memory_holders(gpu) or ()
+        others = [holder for holder in holders if not _is_own_or_of_job(holder, context)]
         own_bytes = sum(holder.bytes for holder in holders if holder.pid == os.getpid())  # it ends before the job
         free_bytes = free.get(gpu, 0) + own_bytes
         yield _judge_memory(f"gpu {gpu}", free_bytes, context.workload.gpu_memory_bytes, others)
@@ -356,7 +358,9 @@ def room(context: Context) -> Iterator[CheckFinding]:
 
 def _judge_memory(device: str, free_bytes: int, need_bytes: float, others: list[GpuProcess]) -> CheckFinding:
     if others:
-        return failed(device, _processes(others), "no other process on it", "end what was left there; find its owner")
+        return failed(
+            device, _processes_text(others), "no other process on it", "end what was left there; find its owner"
+        )
     if free_bytes < need_bytes:
         return failed(
             device, f"{free_bytes / 1e9:.3g} GB free", f"{need_bytes / 1e9:.3g} GB", "end what was left there"
@@ -364,7 +368,7 @@ def _judge_memory(device: str, free_bytes: int, need_bytes: float, others: list[
     return passed(device, got=f"{free_bytes / 1e9:.3g} GB free")
 
 
-def _is_ours(holder: GpuProcess, context: Context) -> bool:
+def _is_own_or_of_job(holder: GpuProcess, context: Context) -> bool:
     """Return whether a process is this one, which checks the GPU itself, or belongs to the job."""
     if holder.pid == os.getpid():
         return True
@@ -395,19 +399,21 @@ def _try_disk(context: Context) -> CheckFinding:
     return passed("scratch")
 
 
-ROOM_CHECK = Check("mem.disk", 0, "free memory, no other processes on the GPUs, and a disk that works", 1.0, room)
+ROOM_CHECK = Check(
+    "mem.disk", 0, "free memory, no other processes on the GPUs, and a disk that works", 1.0, check_memory_and_disk
+)
 
 
 ASK_ADMINISTRATOR = "ask the administrator of the node: setting clocks and power limits takes root"
 
 
-def set_gpus(context: Context) -> Iterator[CheckFinding]:
+def apply_gpu_settings(context: Context) -> Iterator[CheckFinding]:
     """Give each chosen GPU the clock and the power limit that the job requests; `post.reset` resets them."""
     workload = context.workload
     if not workload.clock_mhz and not workload.power_w:
         yield skipped("the job requests no settings")
         return
-    for gpu, reader in context.read_gpus():
+    for gpu, reader in context.gpus_with_reader():
         if workload.clock_mhz:
             done = reader.lock_clock(gpu, workload.clock_mhz)
             yield _settings_finding(f"gpu {gpu}", f"a clock of {workload.clock_mhz} MHz", done)
@@ -423,5 +429,5 @@ def _settings_finding(device: str, what: str, done: bool | None) -> CheckFinding
     return passed(device, got=what) if done else warned(device, f"{what} was refused", what, "correct the job file")
 
 
-SETTINGS_CHECK = Check("gpu.settings", 0, "GPUs have the clock and power limit of the job", 2.0, set_gpus,
+SETTINGS_CHECK = Check("gpu.settings", 0, "GPUs have the clock and power limit of the job", 2.0, apply_gpu_settings,
                  (Need.GPU,), CheckStage.READY)  # fmt: skip

@@ -23,33 +23,33 @@ from .check import (
     CheckStage,
     Compared,
     Need,
-    below_median,
+    fail_below_median,
     failed,
     incomplete,
     passed,
 )
 from .context import CheckGroup, Context
-from .groups import join, patience, wait_for
+from .groups import join_check_group, member_timeout, wait_for_work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .arithmetic import ComputeStack, ProductErrors, Products
+    from .arithmetic import ComputeStack, ProductErrors, ReferencedProduct
 
 MIN_SPEED = 0.9  # of the median
 SHARE = 0.5  # of the limit, for all GPUs together: what a long run takes, and the maximum of a short one
 SPEED_S, SPEED_SIZE = 0.1, 4096
 
 
-def products_right(context: Context) -> Iterator[CheckFinding]:
+def check_products(context: Context) -> Iterator[CheckFinding]:
     """Multiply matrices, and compare the product with the stored reference; long runs repeat that."""
-    products = products_of(context)
+    products = referenced_product_of(context)
     for gpu in context.accelerators:
-        yield _multiplied(context, products, gpu)
+        yield _check_product(context, products, gpu)
 
 
-def _multiplied(context: Context, products: "Products", gpu: int) -> CheckFinding:
-    where, stack = context.where(gpu), compute_stack_of(context, gpu)
+def _check_product(context: Context, products: "ReferencedProduct", gpu: int) -> CheckFinding:
+    where, stack = context.torch_device(gpu), compute_stack_of(context, gpu)
     device = "processor" if where == "cpu" else f"gpu {gpu}"
     until_s = time.perf_counter() + SHARE * context.chosen.limit_s / len(context.chosen.gpus)
     times = 0
@@ -57,13 +57,13 @@ def _multiplied(context: Context, products: "Products", gpu: int) -> CheckFindin
         verdict = products.judge(products.multiply(where), stack)
         times += 1
         if not verdict.is_clean:
-            return _wrong(device, verdict)
+            return _wrong_product_finding(device, verdict)
         if not context.is_long or time.perf_counter() >= until_s:
             how = "bit by bit" if verdict.is_golden else "within the tolerance"
             return passed(device, got=f"{times} products right {how}")
 
 
-def _wrong(device: str, verdict: "ProductErrors") -> CheckFinding:
+def _wrong_product_finding(device: str, verdict: "ProductErrors") -> CheckFinding:
     action = "run level 2; replace the GPU if it returns"
     if verdict.wrong is not None:
         wrong = verdict.wrong
@@ -74,13 +74,13 @@ def _wrong(device: str, verdict: "ProductErrors") -> CheckFinding:
     return failed(device, got, "the bits that this type of GPU, driver and library gave before", action)
 
 
-def products_of(context: Context) -> "Products":
+def referenced_product_of(context: Context) -> "ReferencedProduct":
     """Return the product for the workload's dtype, with its references; made once in the life of a process."""
-    from .arithmetic import opened
+    from .arithmetic import open_product
 
     dtype = context.workload.dtype
     if dtype not in context.products:
-        context.products[dtype] = opened(context.setup.folder / "references", dtype, context.node)
+        context.products[dtype] = open_product(context.setup.folder / "references", dtype, context.node)
     return context.products[dtype]
 
 
@@ -91,20 +91,20 @@ def compute_stack_of(context: Context, gpu: int) -> "ComputeStack":
     from .arithmetic import ComputeStack
 
     reader = context.gpu_reader
-    if reader is None or context.where(gpu) == "cpu":
+    if reader is None or context.torch_device(gpu) == "cpu":
         return ComputeStack(
-            f"{_processor()} {torch.backends.cpu.get_cpu_capability()}", "", f"torch {torch.__version__}"
+            f"{_processor_name()} {torch.backends.cpu.get_cpu_capability()}", "", f"torch {torch.__version__}"
         )
     name = next((info.name for info in reader.gpus() if info.index == gpu), "unknown")
-    return ComputeStack(name, reader.driver().driver, f"torch {torch.__version__} cuda {torch.version.cuda}")
+    return ComputeStack(name, reader.driver_versions().driver, f"torch {torch.__version__} cuda {torch.version.cuda}")
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "processor")
 
 
-def product_speed(context: Context) -> Iterator[CheckFinding]:
+def measure_product_speed(context: Context) -> Iterator[CheckFinding]:
     """Measure the FLOP/s of large products."""
     import torch
 
@@ -112,7 +112,7 @@ def product_speed(context: Context) -> Iterator[CheckFinding]:
     share_s = SHARE * context.chosen.limit_s / max(1, len(context.chosen.gpus))
     budget_s = share_s if context.is_long else min(SPEED_S, share_s)
     for gpu in context.chosen.gpus:
-        where = context.where(gpu)
+        where = context.torch_device(gpu)
         factor = torch.ones((SPEED_SIZE, SPEED_SIZE), dtype=kinds[context.workload.dtype], device=where)
         _ = factor @ factor
         torch.cuda.synchronize(where)
@@ -125,20 +125,20 @@ def product_speed(context: Context) -> Iterator[CheckFinding]:
         yield passed(f"gpu {gpu}", figure=rate, got=f"{rate / 1e12:.4g} TFLOP/s")
 
 
-def near_median(findings: Compared) -> Compared:
+def fail_slow_products(findings: Compared) -> Compared:
     """Return failures of nodes below nine tenths of the median speed; all GPUs of a ring are of one type."""
-    return below_median(
+    return fail_below_median(
         findings, MIN_SPEED, lambda median: f"{MIN_SPEED:.0%} of {median / 1e12:.4g} TFLOP/s, the median",
         "clocks.thermal; run level 2",
     )  # fmt: skip
 
 
 RIGHT_CHECK = Check(
-    "gemm.ref", 1, "products of matrices equal the stored references", 1.0, products_right, is_extendable=True
+    "gemm.ref", 1, "products of matrices equal the stored references", 1.0, check_products, is_extendable=True
 )
 FAST_CHECK = Check(
-    "gemm.speed", 1, "products are as fast as on the other nodes", 1.0, product_speed, (Need.GPU,), compare=near_median,
-    is_extendable=True,
+    "gemm.speed", 1, "products are as fast as on the other nodes", 1.0, measure_product_speed, (Need.GPU,),
+    compare=fail_slow_products, is_extendable=True,
 )  # fmt: skip
 
 
@@ -146,30 +146,30 @@ ELEMENTS = 1 << 16
 PERIOD = 7  # of the pattern 1, 2, ... 7, 1, 2, ...
 
 
-def reduce(context: Context) -> Iterator[CheckFinding]:
+def check_reduction(context: Context) -> Iterator[CheckFinding]:
     """Sum what each accelerator sends; the r-th sends r times the pattern."""
     group = context.group
     if group is None:
         return
     try:
-        members = join(context)
+        members = join_check_group(context)
         total = _own_sum(context, group)
-        wait_for(members.allreduce([total]), patience(context))
+        wait_for_work(members.allreduce([total]), member_timeout(context))
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:200]
         yield incomplete(f"no answer from the others: {problem}", "check the killed or dead node, and the links")
         return
-    yield _judge(total.cpu(), sum(group.shares))
+    yield _judge_sum(total.cpu(), sum(group.shares))
 
 
 def _own_sum(context: Context, group: CheckGroup) -> "Tensor":
     """Return the sum of what this node's accelerators send, made on the first of them."""
     rank = group.members.index(context.node)
     first = 1 + sum(group.shares[:rank])
-    home = context.where(context.chosen.gpus[0])
+    home = context.torch_device(context.chosen.gpus[0])
     total = first * _pattern(home)
     for at, gpu in enumerate(context.chosen.gpus[1:], start=1):
-        total += ((first + at) * _pattern(context.where(gpu))).to(home)
+        total += ((first + at) * _pattern(context.torch_device(gpu))).to(home)
     return total if context.workload.backend == "nccl" and home != "cpu" else total.cpu()
 
 
@@ -179,7 +179,7 @@ def _pattern(where: str) -> "Tensor":
     return (torch.arange(ELEMENTS, dtype=torch.int64, device=where) % PERIOD) + 1
 
 
-def _judge(total: "Tensor", accelerators: int) -> CheckFinding:
+def _judge_sum(total: "Tensor", accelerators: int) -> CheckFinding:
     wanted = accelerators * (accelerators + 1) // 2 * _pattern("cpu")
     wrong = (total != wanted).nonzero()
     if not len(wrong):
@@ -196,12 +196,12 @@ REDUCE_CHECK = Check(
     1,
     "a reduction over all chosen accelerators is exact",
     2.0,
-    reduce,
+    check_reduction,
     (Need.SEVERAL,),
     CheckStage.GROUP,
 )
 ISOLATE_CHECK = Check(
-    "pair.isolate", 1, "the same in pairs, then suspects with good nodes: isolates bad nodes", 2.0, reduce, (),
+    "pair.isolate", 1, "the same in pairs, then suspects with good nodes: isolates bad nodes", 2.0, check_reduction, (),
     CheckStage.ON_REQUEST,
 )  # fmt: skip
 
@@ -213,13 +213,15 @@ AGREE = 1e-3  # relative difference of losses, on GPUs of several types
 LEVEL_2 = "run level 2 on the node"
 
 
-def sample(context: Context) -> Iterator[CheckFinding]:
+def run_training_sample(context: Context) -> Iterator[CheckFinding]:
     """Take two training steps, by the job's own command if it has one; report the last loss and the time."""
     begin_s = time.perf_counter()
     if context.workload.sample:
-        losses = _losses_of(context)
+        losses = _losses_of_job_sample(context)
     else:
-        losses = [_trained(context.where(gpu), context.workload.dtype) for gpu in context.accelerators]
+        losses = [
+            _train_small_network(context.torch_device(gpu), context.workload.dtype) for gpu in context.accelerators
+        ]
     took_s = time.perf_counter() - begin_s
     if not losses:
         yield incomplete("the job's sample printed no losses", 'let it print {"losses": [...]} in its last line')
@@ -229,7 +231,7 @@ def sample(context: Context) -> Iterator[CheckFinding]:
         yield passed(figure=took_s, text=repr(losses[-1]), got=f"loss {losses[-1]:.6g} after {took_s:.3g} s")
 
 
-def _trained(where: str, dtype: str) -> float:
+def _train_small_network(where: str, dtype: str) -> float:
     """Return the loss of a small network on fixed data, in the last of the steps.
 
     PyTorch's optimizers would take seconds to be imported.
@@ -252,14 +254,14 @@ def _trained(where: str, dtype: str) -> float:
     return float(loss.detach())
 
 
-def _losses_of(context: Context) -> list[float]:
+def _losses_of_job_sample(context: Context) -> list[float]:
     """Return the losses that a job's own sample prints in its last line; none if there are none.
 
     Raises:
         RuntimeError: If it fails, or takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="longshore-sample-") as own:
-        status, output, errors = _run(context, context.workload.sample_folder or own)
+        status, output, errors = _run_job_sample(context, context.workload.sample_folder or own)
     if status != 0:
         last = (errors.strip().splitlines() or ["nothing on standard error"])[-1]
         raise RuntimeError(f"the job's sample ended with {status}: {last[:300]}")
@@ -270,7 +272,7 @@ def _losses_of(context: Context) -> list[float]:
         return []
 
 
-def _run(context: Context, folder: str) -> tuple[int, str, str]:
+def _run_job_sample(context: Context, folder: str) -> tuple[int, str, str]:
     """Run a job's own sample, and return its status and what it wrote; no process of it survives.
 
     Raises:
@@ -279,7 +281,7 @@ def _run(context: Context, folder: str) -> tuple[int, str, str]:
     max_s = context.chosen.limit_s - SAMPLE_MARGIN_S  # it ends before this process is killed
     try:
         process = subprocess.Popen(
-            context.workload.sample, cwd=folder, env=_environment(context), stdin=subprocess.DEVNULL, text=True,
+            context.workload.sample, cwd=folder, env=_sample_environment(context), stdin=subprocess.DEVNULL, text=True,
             errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
@@ -295,12 +297,12 @@ def _run(context: Context, folder: str) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
-def _environment(context: Context) -> dict[str, str]:
+def _sample_environment(context: Context) -> dict[str, str]:
     """Return the environment of a job's own sample: that of a single rank."""
     gpus, given = ",".join(map(str, context.chosen.gpus)), dict(context.workload.environment)
     shown = "" if context.setup.slots else gpus
     if context.setup.warmed is not None:  # a rank, which may number its GPUs otherwise
-        shown = _own_of(given.get("CUDA_VISIBLE_DEVICES", shown), given.get("LOCAL_RANK", "0"))
+        shown = _gpu_of_local_rank(given.get("CUDA_VISIBLE_DEVICES", shown), given.get("LOCAL_RANK", "0"))
     return {
         "HOME": os.environ.get("HOME", "/"), "PATH": os.defpath, "PYTHONUNBUFFERED": "1",
         **given, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -309,13 +311,13 @@ def _environment(context: Context) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _own_of(shown: str, local_rank: str) -> str:
+def _gpu_of_local_rank(shown: str, local_rank: str) -> str:
     """Return the GPU of a rank, of those that it sees."""
     gpus = shown.split(",")
     return gpus[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(gpus) else shown
 
 
-def same_loss_and_speed(findings: Compared) -> Compared:
+def fail_differing_samples(findings: Compared) -> Compared:
     """Return failures of nodes whose loss is not the median, or which are much slower than the median."""
     losses = sorted(float(finding.text) for finding in findings.values())
     times = sorted(finding.figure or 0.0 for finding in findings.values())
@@ -331,5 +333,7 @@ def same_loss_and_speed(findings: Compared) -> Compared:
     return found
 
 
-SAMPLE_CHECK = Check("job.sample", 1, "two steps on fixed data: finite, alike on all nodes, no node slow", 2.0, sample,
-               compare=same_loss_and_speed)  # fmt: skip
+SAMPLE_CHECK = Check(
+    "job.sample", 1, "two steps on fixed data: finite, alike on all nodes, no node slow", 2.0, run_training_sample,
+    compare=fail_differing_samples,
+)  # fmt: skip

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from ..cluster.files.errors import BackendError
 from .check import ATTACHED, CheckedJob, CheckFinding, Dtype, Need, incomplete, skipped
-from .readers import KMSG, SYSFS, GpuReader, Port, open_nvml, read_log, read_ports, shown_gpus
+from .readers import KMSG, SYSFS, GpuReader, Port, open_nvml, read_kernel_log, read_ports, visible_gpus
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from .arithmetic import Products
+    from .arithmetic import ReferencedProduct
     from .wiring import Blueprint
 
 
@@ -68,7 +68,7 @@ class Context:
     chosen: CheckScope = CheckScope((), (), 1, 1.0)
     group: CheckGroup | None = None
     counters: dict[tuple[str, str], int] = field(default_factory=dict)  # when last read, by device and name
-    products: dict[str, "Products"] = field(default_factory=dict)
+    products: dict[str, "ReferencedProduct"] = field(default_factory=dict)
     joined: dict[str, "ProcessGroup"] = field(default_factory=dict)
     stores: dict[str, object] = field(default_factory=dict)  # by address
 
@@ -82,7 +82,7 @@ class Context:
         """Whether extendable checks run longer."""
         return self.chosen.level >= 2
 
-    def counted(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    def update_counters(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Return each counter of a device when it was last read, and now; a new counter has not risen.
 
         One that falls was reset, by a new driver or a new boot: it counts from there on.
@@ -112,12 +112,12 @@ class Context:
         """The chosen GPUs; of slots only the first, as all run on one processor."""
         return self.chosen.gpus[:1] if self.setup.slots else self.chosen.gpus
 
-    def read_gpus(self) -> Iterator[tuple[int, GpuReader]]:
+    def gpus_with_reader(self) -> Iterator[tuple[int, GpuReader]]:
         """Yield each chosen GPU with the reader; nothing without a driver."""
         if self.gpu_reader is not None:
             yield from ((gpu, self.gpu_reader) for gpu in self.chosen.gpus)
 
-    def where(self, gpu: int) -> str:
+    def torch_device(self, gpu: int) -> str:
         """Return the PyTorch device of a GPU of the node; the processor for slots.
 
         Raises:
@@ -125,19 +125,19 @@ class Context:
         """
         if self.setup.slots:
             return "cpu"
-        shown = self.shown()
+        shown = self.visible_gpus()
         if shown is None:
             return f"cuda:{gpu}"
         if gpu not in shown:
             raise BackendError(f"CUDA_VISIBLE_DEVICES does not show gpu {gpu}; unset it where checks run")
         return f"cuda:{shown.index(gpu)}"
 
-    def shown(self) -> list[int] | None:
+    def visible_gpus(self) -> list[int] | None:
         """Return the GPUs that CUDA shows this process, in its order; None if it shows all, or that is unknown."""
         visible, reader = os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpu_reader
-        return None if visible is None else shown_gpus(visible, None if reader is None else reader.gpus())
+        return None if visible is None else visible_gpus(visible, None if reader is None else reader.gpus())
 
-    def lacks(self, need: Need) -> CheckFinding | None:
+    def why_unmet(self, need: Need) -> CheckFinding | None:
         """Return why a check with a need cannot run, None if it can."""
         if need in ATTACHED and ATTACHED[need] not in self.workload.attachments:
             return skipped(_NOT_ATTACHED[ATTACHED[need]])
@@ -157,7 +157,7 @@ def _no_nic(context: Context) -> CheckFinding | None:
 
 
 def _no_log(context: Context) -> CheckFinding | None:
-    if read_log(context.setup.kernel_log) is None:
+    if read_kernel_log(context.setup.kernel_log) is None:
         return skipped(f"{context.setup.kernel_log} may not be read; run as root to have the log checked")
     return None
 

@@ -15,7 +15,7 @@ PATIENCE_SHARE = 0.6
 NO_ANSWER = "the others did not answer in time"
 
 
-def join(context: Context) -> "ProcessGroup":
+def join_check_group(context: Context) -> "ProcessGroup":
     """Form the group of a check, under a name that was never used before.
 
     Raises:
@@ -26,8 +26,8 @@ def join(context: Context) -> "ProcessGroup":
     group = context.group
     if group is None:
         raise ValueError("the check runs in a group, and the request names none")
-    rank, size, wait = group.members.index(context.node), len(group.members), patience(context)
-    store = dist.PrefixStore(group.name, _store_of(context, group, wait))
+    rank, size, wait = group.members.index(context.node), len(group.members), member_timeout(context)
+    store = dist.PrefixStore(group.name, _open_store(context, group, wait))
     made: ProcessGroup  # as a back end, which has its operations and few of its types
     if context.workload.backend == "nccl" and not context.setup.slots:
         # PyTorch's own watchdog would end the process where others do not answer, and this node would be the suspect.
@@ -45,12 +45,12 @@ def join(context: Context) -> "ProcessGroup":
     return made
 
 
-def patience(context: Context) -> timedelta:
+def member_timeout(context: Context) -> timedelta:
     """Return how long a member waits for the others."""
     return timedelta(seconds=PATIENCE_SHARE * context.chosen.limit_s)
 
 
-def wait_for(work: "Work", at_most: timedelta) -> None:
+def wait_for_work(work: "Work", at_most: timedelta) -> None:
     """Wait for an operation over gloo, or for a single one over NCCL.
 
     Raises:
@@ -60,7 +60,7 @@ def wait_for(work: "Work", at_most: timedelta) -> None:
         raise RuntimeError(NO_ANSWER)
 
 
-def _store_of(context: Context, group: CheckGroup, wait: timedelta) -> object:
+def _open_store(context: Context, group: CheckGroup, wait: timedelta) -> object:
     """Return the store in which the members find each other. One at an address serves all groups there."""
     dist = import_module("torch.distributed")
     size = len(group.members)

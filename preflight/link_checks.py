@@ -15,7 +15,7 @@ from .check import (
     CheckStage,
     Compared,
     Need,
-    below_median,
+    fail_below_median,
     failed,
     incomplete,
     passed,
@@ -23,8 +23,8 @@ from .check import (
     warned,
 )
 from .context import Context
-from .groups import NO_ANSWER, join, patience, wait_for
-from .readers import FATAL, RATED, NvLink, Port, pci_place
+from .groups import NO_ANSWER, join_check_group, member_timeout, wait_for_work
+from .readers import FATAL, RATED, NvLink, Port, pci_domain_and_slot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class NeighbourExchange:
         self._ring, self._part, self._at_most = ring, part, at_most
         self._after, self._before, self._receives_first = (rank + 1) % size, (rank - 1) % size, rank % 2 == 1
 
-    def took_s(self) -> float:
+    def exchange_s(self) -> float:
         """Send and receive, and return the time of the received parts, without those that buffers absorb.
 
         A send that fails is reported by the next member, which does not receive it.
@@ -58,7 +58,7 @@ class NeighbourExchange:
         if not self._part.is_cuda:
             sent: list[Work] = []
             with suppress(RuntimeError):
-                sent = self._send()
+                sent = self._begin_send()
             took_s = self._receive_s(until_s)
             with suppress(RuntimeError):
                 _wait_for_all(sent, until_s)
@@ -66,33 +66,33 @@ class NeighbourExchange:
             try:
                 took_s = self._receive_s(half_s)
             finally:
-                self._send_in_turn(until_s)
+                self._send_and_wait(until_s)
         else:
-            self._send_in_turn(half_s)
+            self._send_and_wait(half_s)
             took_s = self._receive_s(until_s)
         return took_s
 
-    def _send(self) -> "list[Work]":
+    def _begin_send(self) -> "list[Work]":
         return [self._ring.send([self._part], self._after, tag) for tag in range(PROBE_PARTS)]
 
-    def _send_in_turn(self, until_s: float) -> None:
+    def _send_and_wait(self, until_s: float) -> None:
         with suppress(RuntimeError):
-            sent = self._send()
+            sent = self._begin_send()
             _poll_until(lambda: all(work.is_completed() for work in sent), until_s)
 
     def _receive_s(self, until_s: float) -> float:
         if self._part.is_cuda:
             return self._receive_on_gpu_s(until_s)
-        awaited = self._receive(self._room())
+        awaited = self._begin_receive(self._receive_buffers())
         _wait_for_all(awaited[:SKIPPED_PARTS], until_s)
         began_s = time.perf_counter()
         _wait_for_all(awaited[SKIPPED_PARTS:], until_s)
         return time.perf_counter() - began_s
 
-    def _room(self) -> "list[Tensor]":
+    def _receive_buffers(self) -> "list[Tensor]":
         return [self._part.clone() for _ in range(PROBE_PARTS)]
 
-    def _receive(self, parts: "list[Tensor]", first_tag: int = 0) -> "list[Work]":
+    def _begin_receive(self, parts: "list[Tensor]", first_tag: int = 0) -> "list[Work]":
         return [self._ring.recv([part], self._before, tag) for tag, part in enumerate(parts, start=first_tag)]
 
     def _receive_on_gpu_s(self, until_s: float) -> float:
@@ -106,11 +106,11 @@ class NeighbourExchange:
         stream = torch.cuda.Stream(self._part.device)  # type: ignore[no-untyped-call]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            parts = self._room()
-            for work in self._receive(parts[:SKIPPED_PARTS]):
+            parts = self._receive_buffers()
+            for work in self._begin_receive(parts[:SKIPPED_PARTS]):
                 work.wait()  # without a timeout the stream waits, and this thread does not
             begin.record(stream)
-            for work in self._receive(parts[SKIPPED_PARTS:], SKIPPED_PARTS):
+            for work in self._begin_receive(parts[SKIPPED_PARTS:], SKIPPED_PARTS):
                 work.wait()
             end.record(stream)
         _poll_until(end.query, until_s)
@@ -119,7 +119,7 @@ class NeighbourExchange:
 
 def _wait_for_all(works: "list[Work]", until_s: float) -> None:
     for work in works:
-        wait_for(work, timedelta(seconds=max(until_s - time.monotonic(), WAIT_POLL_S)))
+        wait_for_work(work, timedelta(seconds=max(until_s - time.monotonic(), WAIT_POLL_S)))
 
 
 def _poll_until(is_over: Callable[[], bool], until_s: float) -> None:
@@ -134,7 +134,7 @@ MIN_PROBE_BYTES, DEFAULT_PROBE_BYTES, MAX_PROBE_BYTES = 1 << 20, 4 << 20, 64 << 
 PROBE_S = 0.04  # long enough for a figure within a percent
 
 
-def bandwidth(context: Context) -> Iterator[CheckFinding]:
+def measure_bandwidth(context: Context) -> Iterator[CheckFinding]:
     """Send to the next node and receive from the previous one; the receiver's clock counts."""
     group = context.group
     if group is None or len(group.members) < 2:
@@ -143,7 +143,7 @@ def bandwidth(context: Context) -> Iterator[CheckFinding]:
     before = group.members[group.members.index(context.node) - 1]
     link, expected = f"{before} to {context.node}", context.workload.link_bytes_per_s
     try:
-        rate = _rate(context, group.members, expected)
+        rate = _receive_bytes_per_s(context, group.members, expected)
     except RuntimeError as error:
         yield incomplete(" ".join(str(error).split())[:200], "check cable and switch port", link)
         return
@@ -155,7 +155,7 @@ def bandwidth(context: Context) -> Iterator[CheckFinding]:
         yield passed(link, got=got, figure=rate)
 
 
-def _rate(context: Context, members: tuple[str, ...], expected: float) -> float:
+def _receive_bytes_per_s(context: Context, members: tuple[str, ...], expected: float) -> float:
     """Return the bytes per second from the previous node.
 
     Raises:
@@ -163,19 +163,19 @@ def _rate(context: Context, members: tuple[str, ...], expected: float) -> float:
     """
     import torch
 
-    ring, rank = join(context), members.index(context.node)
+    ring, rank = join_check_group(context), members.index(context.node)
     is_cuda = context.workload.backend == "nccl" and not context.setup.slots
     size = int(min(MAX_PROBE_BYTES, max(MIN_PROBE_BYTES, expected * PROBE_S))) if expected else DEFAULT_PROBE_BYTES
     if is_cuda:
         size = MAX_PROBE_BYTES  # small parts take as long as their requests
-    home = context.where(context.chosen.gpus[0]) if is_cuda else "cpu"
+    home = context.torch_device(context.chosen.gpus[0]) if is_cuda else "cpu"
     part = torch.ones(size // PROBE_PARTS, dtype=torch.uint8, device=home)
-    took_s = NeighbourExchange(ring, rank, len(members), part, patience(context)).took_s()
+    took_s = NeighbourExchange(ring, rank, len(members), part, member_timeout(context)).exchange_s()
     return (PROBE_PARTS - SKIPPED_PARTS) * part.numel() / max(took_s, 1e-6)
 
 
 BANDWIDTH_CHECK = Check(
-    "link.bw", 1, "bandwidth between neighbours of the ring", 2.0, bandwidth, (Need.SEVERAL,), CheckStage.GROUP
+    "link.bw", 1, "bandwidth between neighbours of the ring", 2.0, measure_bandwidth, (Need.SEVERAL,), CheckStage.GROUP
 )
 
 
@@ -183,9 +183,9 @@ COPY_BYTES = 32 << 20
 RESEAT = "reseat the card; replace the riser"
 
 
-def width(context: Context) -> Iterator[CheckFinding]:
+def check_pcie_width(context: Context) -> Iterator[CheckFinding]:
     """Check that the link has its full width. Its generation falls when it is idle, so it is not checked."""
-    for gpu, reader in context.read_gpus():
+    for gpu, reader in context.gpus_with_reader():
         link = reader.pcie(gpu)
         device = f"gpu {gpu}"
         if link is None:
@@ -196,7 +196,7 @@ def width(context: Context) -> Iterator[CheckFinding]:
             yield passed(device, got=f"width {link.width}")
 
 
-def copy_and_back(context: Context) -> Iterator[CheckFinding]:
+def check_copies(context: Context) -> Iterator[CheckFinding]:
     """Copy bytes to each GPU and back, and measure the bandwidth of the link, without the host's own copies."""
     import time
 
@@ -205,7 +205,7 @@ def copy_and_back(context: Context) -> Iterator[CheckFinding]:
     sent = torch.arange(COPY_BYTES // 4, dtype=torch.int32).pin_memory()
     received = torch.empty_like(sent).pin_memory()
     for gpu in context.chosen.gpus:
-        where, device = context.where(gpu), f"gpu {gpu}"
+        where, device = context.torch_device(gpu), f"gpu {gpu}"
         there = torch.zeros_like(sent, device=where)
         received.zero_()  # bytes from the previous GPU would hide a copy that does nothing
         torch.cuda.synchronize(where)
@@ -223,26 +223,28 @@ def copy_and_back(context: Context) -> Iterator[CheckFinding]:
             yield passed(device, figure=rate, got=f"{rate / 1e9:.3g} GB/s")
 
 
-def near_median_bandwidth(findings: Compared) -> Compared:
+def fail_slow_copies(findings: Compared) -> Compared:
     """Return failures of nodes whose copies are below half the median bandwidth."""
-    return below_median(
+    return fail_below_median(
         findings, 0.5, lambda median: f"half of {median / 1e9:.3g} GB/s, the median", f"pcie.link; {RESEAT}"
     )
 
 
-PCIE_CHECK = Check("pcie.link", 0, "the link to the host has its full width", 0.5, width, (Need.GPU, Need.HOST))
+PCIE_CHECK = Check(
+    "pcie.link", 0, "the link to the host has its full width", 0.5, check_pcie_width, (Need.GPU, Need.HOST)
+)
 COPY_CHECK = Check(
-    "copy.h2d", 1, "bytes return unchanged from the GPU", 1.0, copy_and_back, (Need.GPU, Need.HOST),
-    compare=near_median_bandwidth,
+    "copy.h2d", 1, "bytes return unchanged from the GPU", 1.0, check_copies, (Need.GPU, Need.HOST),
+    compare=fail_slow_copies,
 )  # fmt: skip
 
 
 RESET_GPUS = "reset the GPUs; check fabric manager and bridge"
 
 
-def nvlink_state(context: Context) -> Iterator[CheckFinding]:
+def check_nvlink_state(context: Context) -> Iterator[CheckFinding]:
     """Check that links are up."""
-    for gpu, links, counts in _links(context):
+    for gpu, links, counts in _links_of_chosen_gpus(context):
         if links is None:
             yield skipped("the GPU has no links to others, or does not report them", f"gpu {gpu}")
             continue
@@ -256,9 +258,9 @@ def nvlink_state(context: Context) -> Iterator[CheckFinding]:
                 yield warned(device, f"down, to {far}", "up; no chosen GPU is behind it", RESET_GPUS)
 
 
-def nvlink_errors(context: Context) -> Iterator[CheckFinding]:
+def check_nvlink_errors(context: Context) -> Iterator[CheckFinding]:
     """Check whether a link recovered or replayed since the last check."""
-    for gpu, links, counts in _links(context):
+    for gpu, links, counts in _links_of_chosen_gpus(context):
         for link in links or ():
             device = f"gpu {gpu} link {link.link}"
             values = {"recoveries": link.recoveries, "replays": link.replays, "crc errors": link.crc_errors}
@@ -266,7 +268,7 @@ def nvlink_errors(context: Context) -> Iterator[CheckFinding]:
             if not counters:
                 yield skipped("the GPU does not count faults of this link", device)
                 continue
-            changes = context.counted(device, counters)
+            changes = context.update_counters(device, counters)
             rose = {name: (before, now) for name, (before, now) in changes.items() if now > before}
             yield from _judge_nvlink(device, rose, matters=counts(link))
 
@@ -281,7 +283,7 @@ def _judge_nvlink(device: str, rose: dict[str, tuple[int, int]], *, matters: boo
         yield warned(device, got, "none", RESET_GPUS)
 
 
-def _links(context: Context) -> Iterator[tuple[int, Sequence[NvLink] | None, Callable[[NvLink], bool]]]:
+def _links_of_chosen_gpus(context: Context) -> Iterator[tuple[int, Sequence[NvLink] | None, Callable[[NvLink], bool]]]:
     """Yield each chosen GPU, its links, and a function that returns whether a link counts.
 
     A link counts if its other end is a chosen GPU, a switch, or unknown.
@@ -289,18 +291,18 @@ def _links(context: Context) -> Iterator[tuple[int, Sequence[NvLink] | None, Cal
     reader = context.gpu_reader
     if reader is None:
         return
-    pci = {gpu.index: pci_place(gpu.pci) for gpu in reader.gpus()}
+    pci = {gpu.index: pci_domain_and_slot(gpu.pci) for gpu in reader.gpus()}
     chosen = {pci[index] for index in context.chosen.gpus if index in pci}
     others = set(pci.values()) - chosen
     for gpu in context.chosen.gpus:
-        yield gpu, reader.nvlinks(gpu), lambda link: pci_place(link.remote_pci) not in others
+        yield gpu, reader.nvlinks(gpu), lambda link: pci_domain_and_slot(link.remote_pci) not in others
 
 
 NVLINK_STATE_CHECK = Check(
-    "nvlink.state", 0, "links between chosen GPUs are up", 0.5, nvlink_state, (Need.NVLINK, Need.GPU)
+    "nvlink.state", 0, "links between chosen GPUs are up", 0.5, check_nvlink_state, (Need.NVLINK, Need.GPU)
 )
 NVLINK_ERRORS_CHECK = Check(
-    "nvlink.errors", 0, "links between chosen GPUs had no faults since the last check", 0.5, nvlink_errors,
+    "nvlink.errors", 0, "links between chosen GPUs had no faults since the last check", 0.5, check_nvlink_errors,
     (Need.NVLINK, Need.GPU), CheckStage.LAST,
 )  # fmt: skip
 
@@ -309,9 +311,9 @@ REPLACE_LINK = "replace cable or transceiver"
 MAX_COUNTER_RISE = 10  # of a counter that may rise slowly, between two checks
 
 
-def port_state(context: Context) -> Iterator[CheckFinding]:
+def check_port_state(context: Context) -> Iterator[CheckFinding]:
     """Check that ports are up, at the expected rate."""
-    rates, used = _expected(context)
+    rates, used = _expected_rates_and_used_ports(context)
     for port in context.ports():
         rate = rates.get(port.name, "")
         got = f"{port.state or 'no state'}, {port.physical or 'no physical state'}, {port.rate or 'no rate'}"
@@ -323,11 +325,11 @@ def port_state(context: Context) -> Iterator[CheckFinding]:
             yield report(port.name, got, wanted, "replace the cable; restart its driver")
 
 
-def port_errors(context: Context) -> Iterator[CheckFinding]:
+def check_port_errors(context: Context) -> Iterator[CheckFinding]:
     """Check whether error counters have risen since the last check."""
-    _, used = _expected(context)
+    _, used = _expected_rates_and_used_ports(context)
     for port in context.ports():
-        changes = context.counted(port.name, port.counters)
+        changes = context.update_counters(port.name, port.counters)
         fatal = {name: changes[name] for name in FATAL if name in changes and changes[name][1] > changes[name][0]}
         rated = {name: changes[name] for name in RATED if name in changes}
         many = {name: (before, now) for name, (before, now) in rated.items() if now - before > MAX_COUNTER_RISE}
@@ -344,7 +346,7 @@ def _judge_port(port: Port, rose: dict[str, tuple[int, int]], *, counts: bool) -
     return warned(port.name, got, f"{wanted}; the job does not use it", REPLACE_LINK)
 
 
-def _expected(context: Context) -> tuple[dict[str, str], set[str]]:
+def _expected_rates_and_used_ports(context: Context) -> tuple[dict[str, str], set[str]]:
     """Return the expected rate of each port, and the ports that the job uses: all, without a wiring file."""
     blueprint, ports = context.blueprint(), context.ports()
     if blueprint is None or context.node not in blueprint.nodes:
@@ -354,8 +356,8 @@ def _expected(context: Context) -> tuple[dict[str, str], set[str]]:
     return {name: plan.rate for name, plan in expected.items()}, used
 
 
-PORT_STATE_CHECK = Check("nic.state", 0, "network ports of the job are up", 0.5, port_state, (Need.NIC,))
+PORT_STATE_CHECK = Check("nic.state", 0, "network ports of the job are up", 0.5, check_port_state, (Need.NIC,))
 PORT_ERRORS_CHECK = Check(
-    "nic.errors", 0, "network ports of the job had no faults since the last check", 0.5, port_errors, (Need.NIC,),
+    "nic.errors", 0, "network ports of the job had no faults since the last check", 0.5, check_port_errors, (Need.NIC,),
     CheckStage.LAST,
 )  # fmt: skip

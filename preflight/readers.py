@@ -36,7 +36,7 @@ class GpuInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class DriverVersions:
     """Versions that have to be equal on all nodes of a job."""
 
     driver: str
@@ -76,7 +76,7 @@ class NvLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class ClockLimits:
     """Why a GPU runs slower than it could."""
 
     reasons: tuple[str, ...]  # hardware reasons, each of which is a fault
@@ -108,7 +108,7 @@ class XidLine:
     line: str
 
 
-def read_log(path: Path) -> list[str] | None:
+def read_kernel_log(path: Path) -> list[str] | None:
     """Return the lines of the kernel's log, None without the right to read it, or where there is none.
 
     Args:
@@ -119,14 +119,14 @@ def read_log(path: Path) -> list[str] | None:
     except OSError:
         return None
     try:
-        return list(_lines(file))
+        return list(_log_lines(file))
     except PermissionError:
         return None
     finally:
         os.close(file)
 
 
-def _lines(file: int) -> Iterator[str]:
+def _log_lines(file: int) -> Iterator[str]:
     """Yield lines until there are no more; each read of /dev/kmsg returns one record."""
     rest, taken = b"", 0
     while taken < MAX_KERNEL_LOG_BYTES:
@@ -156,21 +156,23 @@ def xid_lines(lines: Iterable[str]) -> list[XidLine]:
         head, _, text = line.partition(";")
         match = _XID.search(text or head)
         if match is not None:
-            found.append(XidLine(_at_s(head), match[1].lower(), int(match[2]), (text or head).strip()[:300]))
+            found.append(
+                XidLine(_seconds_since_boot(head), match[1].lower(), int(match[2]), (text or head).strip()[:300])
+            )
     return found
 
 
-def _at_s(head: str) -> float:
+def _seconds_since_boot(head: str) -> float:
     fields = head.split(",")
     return int(fields[2]) / 1e6 if len(fields) >= 3 and fields[2].isdecimal() and len(fields[2]) < 20 else 0.0
 
 
-def same_gpu(pci: str, line: XidLine) -> bool:
+def is_line_of_gpu(pci: str, line: XidLine) -> bool:
     """Return whether a line is about the GPU at a PCI address."""
-    return pci_place(pci) == pci_place(line.pci)
+    return pci_domain_and_slot(pci) == pci_domain_and_slot(line.pci)
 
 
-def pci_place(pci: str) -> tuple[str, str]:
+def pci_domain_and_slot(pci: str) -> tuple[str, str]:
     """Return domain and slot of a PCI address, in one form: domains have 4 digits in some sources, 8 in others."""
     domain, _, rest = pci.lower().partition(":")
     return domain.lstrip("0"), rest.partition(".")[0]
@@ -258,35 +260,40 @@ class GpuReader:
         self._nvml = nvml
         self._lost = tuple(getattr(nvml, name) for name in _LOST_ERRORS)
 
-    def driver(self) -> Driver:
+    def driver_versions(self) -> DriverVersions:
         """Return the versions."""
         nvml = self._nvml
         firmware = {
-            self._optional(partial(nvml.nvmlDeviceGetVbiosVersion, self._handle(gpu.index))) for gpu in self.gpus()
+            self._read_optional(partial(nvml.nvmlDeviceGetVbiosVersion, self._handle(gpu.index))) for gpu in self.gpus()
         }
-        versions = [self._required(call) for call in (nvml.nvmlSystemGetDriverVersion, nvml.nvmlSystemGetNVMLVersion)]
-        return Driver(
-            _text(versions[0]), _text(versions[1]), " ".join(sorted(_text(version) for version in firmware if version))
+        versions = [
+            self._read_required(call) for call in (nvml.nvmlSystemGetDriverVersion, nvml.nvmlSystemGetNVMLVersion)
+        ]
+        return DriverVersions(
+            _decoded_text(versions[0]),
+            _decoded_text(versions[1]),
+            " ".join(sorted(_decoded_text(version) for version in firmware if version)),
         )
 
     def count(self) -> int:
         """Return the number of GPUs, including those that do not answer."""
-        return int(self._required(self._nvml.nvmlDeviceGetCount))
+        return int(self._read_required(self._nvml.nvmlDeviceGetCount))
 
     def gpus(self) -> Sequence[GpuInfo]:
         """Return all GPUs that answer, in the order of their PCI addresses."""
-        found = (self._gpu(index) for index in range(self.count()))
+        found = (self._read_gpu(index) for index in range(self.count()))
         return [gpu for gpu in found if gpu is not None]
 
-    def _gpu(self, index: int) -> GpuInfo | None:
+    def _read_gpu(self, index: int) -> GpuInfo | None:
         nvml = self._nvml
         try:
             gpu = self._handle(index)
-            memory = self._required(partial(nvml.nvmlDeviceGetMemoryInfo, gpu))
+            memory = self._read_required(partial(nvml.nvmlDeviceGetMemoryInfo, gpu))
             uuid, name = (
-                _text(self._required(partial(call, gpu))) for call in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName)
+                _decoded_text(self._read_required(partial(call, gpu)))
+                for call in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName)
             )
-            pci = _text(self._required(partial(nvml.nvmlDeviceGetPciInfo, gpu)).busId)
+            pci = _decoded_text(self._read_required(partial(nvml.nvmlDeviceGetPciInfo, gpu)).busId)
         except GpuLostError:
             return None
         return GpuInfo(index, uuid, name, pci, int(memory.total), int(memory.free))
@@ -295,11 +302,11 @@ class GpuReader:
         """Return the uncorrected memory errors since the driver was loaded."""
         nvml, handle = self._nvml, self._handle(gpu)
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        return self._optional(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds)))
+        return self._read_optional(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds)))
 
-    def rows(self, gpu: int) -> RemappedRows | None:
+    def remapped_rows(self, gpu: int) -> RemappedRows | None:
         """Return the remapped memory rows."""
-        found = self._optional(partial(self._nvml.nvmlDeviceGetRemappedRows, self._handle(gpu)))
+        found = self._read_optional(partial(self._nvml.nvmlDeviceGetRemappedRows, self._handle(gpu)))
         if found is None:
             return None
         corrected, uncorrected, pending, failure = found
@@ -312,46 +319,48 @@ class GpuReader:
             nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth,
             nvml.nvmlDeviceGetMaxPcieLinkWidth,
         )  # fmt: skip
-        values = [self._optional(partial(call, handle)) for call in calls]
+        values = [self._read_optional(partial(call, handle)) for call in calls]
         known = [int(value) for value in values if value is not None]
         return Pcie(*known) if len(known) == len(calls) else None
 
     def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
         """Return the links to other GPUs; None if the GPU has none."""
         handle = self._handle(gpu)
-        found = [self._nvlink(handle, link) for link in range(self._nvml.NVML_NVLINK_MAX_LINKS)]
+        found = [self._read_nvlink(handle, link) for link in range(self._nvml.NVML_NVLINK_MAX_LINKS)]
         known = [link for link in found if link is not None]
         return known or None
 
-    def _nvlink(self, handle: object, link: int) -> NvLink | None:
+    def _read_nvlink(self, handle: object, link: int) -> NvLink | None:
         nvml = self._nvml
-        state = self._optional(partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        state = self._read_optional(partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
         if state is None:
             return None
-        remote = self._optional(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+        remote = self._read_optional(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
         kinds = (nvml.NVML_NVLINK_ERROR_DL_RECOVERY, nvml.NVML_NVLINK_ERROR_DL_REPLAY,
                  nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT)  # fmt: skip
-        errors = [self._optional(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind)) for kind in kinds]
+        errors = [
+            self._read_optional(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind)) for kind in kinds
+        ]
         counted = [None if count is None else int(count) for count in errors]
-        return NvLink(link, bool(state), "" if remote is None else _text(remote.busId), *counted)
+        return NvLink(link, bool(state), "" if remote is None else _decoded_text(remote.busId), *counted)
 
-    def clocks(self, gpu: int) -> Clocks | None:
+    def clock_limits(self, gpu: int) -> ClockLimits | None:
         """Return why it is slow."""
         nvml, handle = self._nvml, self._handle(gpu)
-        mask = self._optional(partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle))
+        mask = self._read_optional(partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle))
         if mask is None:
             return None
         calls = (nvml.nvmlDeviceGetPowerManagementLimit, nvml.nvmlDeviceGetPowerManagementDefaultLimit)
-        limits = [self._optional(partial(call, handle)) for call in calls]
+        limits = [self._read_optional(partial(call, handle)) for call in calls]
         watts = [None if limit is None else int(limit) / 1000.0 for limit in limits]
-        return Clocks(tuple(name for bit, name in _HARDWARE_REASONS.items() if int(mask) & bit), *watts)
+        return ClockLimits(tuple(name for bit, name in _HARDWARE_REASONS.items() if int(mask) & bit), *watts)
 
-    def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
+    def memory_holders(self, gpu: int) -> Sequence[GpuProcess] | None:
         """Return the processes that hold its memory."""
         nvml, handle = self._nvml, self._handle(gpu)
         # Without a version the call needs the newest driver; an older one has the second.
         for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2):
-            found = self._optional(partial(call, handle))
+            found = self._read_optional(partial(call, handle))
             if found is not None:
                 return [GpuProcess(int(process.pid), int(process.usedGpuMemory or 0)) for process in found]
         return None
@@ -359,12 +368,12 @@ class GpuReader:
     def lock_clock(self, gpu: int, mhz: int) -> bool | None:
         """Lock its clock until it is reset; None without the right to do so."""
         handle = self._handle(gpu)
-        return self._changed(partial(self._nvml.nvmlDeviceSetGpuLockedClocks, handle, mhz, mhz))
+        return self._try_change(partial(self._nvml.nvmlDeviceSetGpuLockedClocks, handle, mhz, mhz))
 
     def limit_power(self, gpu: int, watts: float) -> bool | None:
         """Limit its power until that is reset; None without the right to do so."""
         handle = self._handle(gpu)
-        return self._changed(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
+        return self._try_change(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
 
     def reset_clocks(self, gpu: int) -> bool | None:
         """Reset its clocks and its power limit; None without the right to do so."""
@@ -375,9 +384,9 @@ class GpuReader:
             default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
             nvml.nvmlDeviceSetPowerManagementLimit(handle, default)
 
-        return self._changed(reset)
+        return self._try_change(reset)
 
-    def _changed(self, change: Callable[[], object]) -> bool | None:
+    def _try_change(self, change: Callable[[], object]) -> bool | None:
         """Change a setting; return whether that worked, None without the right to do so."""
         nvml = self._nvml
         try:
@@ -390,15 +399,15 @@ class GpuReader:
         return True
 
     def _handle(self, gpu: int) -> object:
-        return self._required(partial(self._nvml.nvmlDeviceGetHandleByIndex, gpu))
+        return self._read_required(partial(self._nvml.nvmlDeviceGetHandleByIndex, gpu))
 
-    def _required(self, read: Callable[[], Value]) -> Value:
+    def _read_required(self, read: Callable[[], Value]) -> Value:
         try:
             return read()
         except self._nvml.NVMLError as error:
             raise GpuLostError(str(error)) from error
 
-    def _optional(self, read: Callable[[], Value]) -> Value | None:
+    def _read_optional(self, read: Callable[[], Value]) -> Value | None:
         """Return a value, None if it is not supported.
 
         Raises:
@@ -414,7 +423,7 @@ class GpuReader:
             return None
 
 
-def _text(value: object) -> str:
+def _decoded_text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
@@ -441,33 +450,33 @@ def read_ports(root: Path) -> Sequence[Port]:
         root: Such as SYSFS. A missing folder has no ports.
     """
     folders = sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name))
-    return [_port(path) for path in folders if path.is_dir()]
+    return [_read_port(path) for path in folders if path.is_dir()]
 
 
-def _port(path: Path) -> Port:
+def _read_port(path: Path) -> Port:
     counters = {}
     for name in (*FATAL, *RATED):
         with suppress(OSError, ValueError):
             counters[name] = int((path / "counters" / name).read_text())
     return Port(
         f"{path.parent.parent.name}/{path.name}",
-        _word(path / "state"), _word(path / "phys_state"), _line(path / "rate"), counters,
+        _read_word(path / "state"), _read_word(path / "phys_state"), _read_line(path / "rate"), counters,
     )  # fmt: skip
 
 
-def _line(path: Path) -> str:
+def _read_line(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()[:200]
     except OSError:
         return ""
 
 
-def _word(path: Path) -> str:
+def _read_word(path: Path) -> str:
     """Return the word of a line such as `4: ACTIVE`."""
-    return _line(path).rpartition(":")[2].strip()
+    return _read_line(path).rpartition(":")[2].strip()
 
 
-def shown_gpus(visible: str | None, gpus: Sequence[GpuInfo] | None) -> list[int] | None:
+def visible_gpus(visible: str | None, gpus: Sequence[GpuInfo] | None) -> list[int] | None:
     """Return NVML's numbers of the GPUs that CUDA shows, in CUDA's order; None if these are all, or unknown.
 
     CUDA ignores all entries after one that names no GPU. Parts of GPUs (MIG) are unknown.
@@ -483,14 +492,14 @@ def shown_gpus(visible: str | None, gpus: Sequence[GpuInfo] | None) -> list[int]
         name = entry.strip()
         if gpus is None and name.startswith("GPU-"):
             return None
-        number = _number(name, gpus or ())
+        number = _gpu_index(name, gpus or ())
         if number is None:
             break
         found.append(number)
     return found
 
 
-def _number(name: str, gpus: Sequence[GpuInfo]) -> int | None:
+def _gpu_index(name: str, gpus: Sequence[GpuInfo]) -> int | None:
     if name.isascii() and name.isdecimal():
         return int(name[:9])
     named = [gpu.index for gpu in gpus if gpu.uuid.startswith(name)] if name.startswith("GPU-") else []

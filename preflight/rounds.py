@@ -25,15 +25,15 @@ from .check import (
     CheckOutcome,
     CheckStage,
     RoundReport,
+    check_limit_s,
     chosen_checks,
     failed,
     find_check,
-    limit_of,
     passed,
     skipped,
 )
 from .context import CheckGroup, CheckScope, NodeSetup
-from .running import Entry, Found, Progress, compared, results_of, run_lists
+from .running import Entry, Found, Progress, compare_nodes, results_of, run_lists
 from .warm import WARM_S, LocalNode, WarmNodes
 from .warm_worker import CheckRequest
 
@@ -80,10 +80,10 @@ def run_round(
     begin_s = time.monotonic()
     current = _CheckRound(placement, workload, nodes, level, cleared_s, progress)
     not_ready = current.start_nodes()  # 1
-    found = current.run_on_each(CheckStage.NODE, current.names_without(not_ready)) | not_ready  # 2
+    found = current.run_on_each(CheckStage.NODE, current.names_ready(not_ready)) | not_ready  # 2
     group_checks = chosen_checks(CheckStage.GROUP, level, workload)
     if not _all_passed(found):
-        _skip(group_checks, found, "not run, as not every node has passed")
+        _add_skipped(group_checks, found, "not run, as not every node has passed")
     else:
         with tempfile.TemporaryDirectory(prefix="longshore-preflight-", ignore_cleanup_errors=True) as meeting_folder:
             bad_check = current.run_together(group_checks, found, meeting_folder)  # 3
@@ -91,7 +91,7 @@ def run_round(
                 current.isolate_bad_nodes(bad_check, found, meeting_folder)  # 4
         if bad_check is not None:
             rest = group_checks[group_checks.index(bad_check) + 1 :]
-            _skip(rest, found, f"not run, as {bad_check.name} did not pass")
+            _add_skipped(rest, found, f"not run, as {bad_check.name} did not pass")
     for name, entries in current.run_on_each(CheckStage.LAST, _good_nodes(found)).items():  # 5
         found[name] += entries
     if _all_passed(found):
@@ -132,7 +132,7 @@ def clean_up(
     begin_s = time.monotonic()
     current = _CheckRound(placement, workload, nodes, attempt=attempt, scratch=scratch)
     not_ready = current.start_nodes()
-    found = not_ready | current.run_on_each(CheckStage.AFTER, current.names_without(not_ready))
+    found = not_ready | current.run_on_each(CheckStage.AFTER, current.names_ready(not_ready))
     return current.report(found, begin_s)
 
 
@@ -140,7 +140,7 @@ def run_one_check(check: Check, placement: Placement, workload: CheckedJob, node
     """Run one check on all nodes of a placement, each by itself, and return what it finds, by node."""
     current = _CheckRound(placement, workload, nodes)
     not_ready = current.start_nodes()
-    lists = {name: [current.request(check, name)] for name in current.names_without(not_ready)}
+    lists = {name: [current.make_request(check, name)] for name in current.names_ready(not_ready)}
     return run_lists(lists, current.nodes) | not_ready
 
 
@@ -167,27 +167,29 @@ class _CheckRound:
     def start_nodes(self) -> Found:
         """Start the processes of all nodes; return a finding for each node whose process is not ready in time."""
         for node in self.nodes.values():
-            node.begin()
+            node.start()
         until_s = time.monotonic() + WARM_S
-        late = [name for name, node in self.nodes.items() if not node.is_warm(max(0.0, until_s - time.monotonic()))]
+        late = [
+            name for name, node in self.nodes.items() if not node.wait_until_warm(max(0.0, until_s - time.monotonic()))
+        ]
         action = "read the log of its process; restart the node's agent"
         finding = failed("", "none", f"a process that is ready within {WARM_S:g} s", action)
         return {name: [(find_check("response"), finding, 0.0)] for name in late}
 
-    def names_without(self, not_ready: Found) -> list[str]:
+    def names_ready(self, not_ready: Found) -> list[str]:
         """Return the nodes whose processes are ready."""
         return [name for name in self.names if name not in not_ready]
 
     def run_on_each(self, stage: CheckStage, names: Sequence[str]) -> Found:
         """Run the checks of a stage on some nodes, each by itself, and compare the findings between the nodes."""
         checks = chosen_checks(stage, self.level, self.workload)
-        lists = {name: [self.request(check, name) for check in checks] for name in names}
-        return compared(run_lists(lists, self.nodes, self.progress))
+        lists = {name: [self.make_request(check, name) for check in checks] for name in names}
+        return compare_nodes(run_lists(lists, self.nodes, self.progress))
 
     def run_together(self, checks: Sequence[Check], found: Found, folder: str) -> Check | None:
         """Run group checks on all nodes until one does not pass; return that check, None if all pass."""
         for check in checks:
-            entries_of = _without_waiters(self._run_in_groups(check, [self.names], folder))
+            entries_of = _skip_waiters(self._run_in_groups(check, [self.names], folder))
             for name, entries in entries_of.items():
                 found[name] += entries
             if not _all_passed(entries_of):
@@ -209,11 +211,11 @@ class _CheckRound:
         ]
         if len(wrong) < len(self.names) or len(self.names) < 3:
             return
-        first = self._bad_pairs(first_pairs(self.names), folder)
+        first = self._find_bad_pairs(first_pairs(self.names), folder)
         suspects = suspects_of(self.names, first)
-        second = self._bad_pairs(second_pairs(self.names, suspects), folder)
+        second = self._find_bad_pairs(second_pairs(self.names, suspects), folder)
         if second:
-            self._clear_others(check, found, frozenset(suspect for suspect, _ in second), [*first, *second])
+            self._accuse_bad_nodes(check, found, frozenset(suspect for suspect, _ in second), [*first, *second])
 
     def set_up_gpus(self, found: Found) -> None:
         """Set up the GPUs of all nodes as the job requests; if one node cannot, reset them on all."""
@@ -227,10 +229,10 @@ class _CheckRound:
         """Return the report of a round that began at some time."""
         return RoundReport(tuple(self.names), tuple(results_of(found)), time.monotonic() - begin_s)
 
-    def request(self, check: Check, name: str, group: CheckGroup | None = None) -> CheckRequest:
+    def make_request(self, check: Check, name: str, group: CheckGroup | None = None) -> CheckRequest:
         """Return the request that a node runs a check."""
         chosen = CheckScope(
-            self.shares[name], tuple(self.names), self.level, limit_of(check, self.level, self.workload),
+            self.shares[name], tuple(self.names), self.level, check_limit_s(check, self.level, self.workload),
             self.cleared_s, self.attempt, self.scratch,
         )  # fmt: skip
         number = next(_REQUEST_NUMBERS)
@@ -242,17 +244,17 @@ class _CheckRound:
         for members in groups:
             shares = tuple(len(self.shares[name]) for name in members)
             group = CheckGroup(f"{os.getpid()}-{next(_REQUEST_NUMBERS)}", tuple(members), shares, folder)
-            lists |= {name: [self.request(check, name, group)] for name in members}
-        return compared(run_lists(lists, self.nodes, self.progress))
+            lists |= {name: [self.make_request(check, name, group)] for name in members}
+        return compare_nodes(run_lists(lists, self.nodes, self.progress))
 
-    def _bad_pairs(self, rounds: Sequence[Sequence["Pair"]], folder: str) -> list["Pair"]:
+    def _find_bad_pairs(self, rounds: Sequence[Sequence["Pair"]], folder: str) -> list["Pair"]:
         bad = []
         for pairs in rounds:
             found = self._run_in_groups(find_check(PAIR_REDUCE), pairs, folder)
             bad += [pair for pair in pairs if not _all_passed({name: found[name] for name in pair})]
         return bad
 
-    def _clear_others(self, check: Check, found: Found, bad: frozenset[str], pairs: Sequence["Pair"]) -> None:
+    def _accuse_bad_nodes(self, check: Check, found: Found, bad: frozenset[str], pairs: Sequence["Pair"]) -> None:
         """Report a wrong reduction as a failure of the bad nodes, and as a warning on all others."""
         isolation, right = find_check(PAIR_REDUCE), f"right without {', '.join(sorted(bad))}"
         for name in self.names:
@@ -300,7 +302,7 @@ def _as_warning(entry: Entry, check: Check) -> Entry:
     return (ran, replace(finding, outcome=CheckOutcome.WARN, action="none here: another node causes it"), seconds)
 
 
-def _without_waiters(found: Found) -> Found:
+def _skip_waiters(found: Found) -> Found:
     """Return findings of a group in which a member that only waited for an absent one is skipped, and not bad."""
     absent = [
         node
@@ -327,7 +329,7 @@ def _good_nodes(found: Mapping[str, Sequence[Entry]]) -> list[str]:
     return [name for name, entries in found.items() if not any(finding.is_bad for _, finding, _ in entries)]
 
 
-def _skip(checks: Sequence[Check], found: Found, reason: str) -> None:
+def _add_skipped(checks: Sequence[Check], found: Found, reason: str) -> None:
     for entries in found.values():
         entries += [(check, skipped(reason), 0.0) for check in checks]
 
@@ -343,7 +345,7 @@ class PlacementTries:
     count: int = 0
     diagnostics: tuple[str, ...] = ()
 
-    def after(self, report: RoundReport) -> "PlacementTries":
+    def with_failed_round(self, report: RoundReport) -> "PlacementTries":
         """Return the tries after a round that did not pass."""
         return PlacementTries(self.since_s, self.count + 1, (*self.diagnostics, *report.diagnostics()))
 
@@ -354,7 +356,7 @@ class PlacementTries:
 
 MAX_ROUNDS = 4  # at once
 ROUND_LIMIT_S = 200.0  # the nodes of a round may have to load PyTorch first
-Work = Callable[[Mapping[str, LocalNode]], RoundReport]
+RoundWork = Callable[[Mapping[str, LocalNode]], RoundReport]
 
 
 class FinishedRound(NamedTuple):
@@ -380,7 +382,7 @@ class BackgroundRounds:
         self._ended: dict[str, FinishedRound] = {}
         self._lock = threading.Lock()
 
-    def begin(self, name: str, nodes: Iterable[str], work: Work) -> bool:
+    def begin(self, name: str, nodes: Iterable[str], work: RoundWork) -> bool:
         """Begin a round, unless it runs or has ended; return whether it has begun.
 
         It does not begin while too many others run, or one that uses a node of it.
@@ -394,9 +396,13 @@ class BackgroundRounds:
                 return False
             self._running[name] = time.monotonic(), names
         try:
-            threading.Thread(target=self._run, args=(name, lent, work), name=f"checks of {name}", daemon=True).start()
+            threading.Thread(
+                target=self._run_round, args=(name, lent, work), name=f"checks of {name}", daemon=True
+            ).start()
         except RuntimeError:  # the system starts no further thread
-            self._end(name, lent, FinishedRound(None, "this machine has no room for one more thread", time.time()))
+            self._end_round(
+                name, lent, FinishedRound(None, "this machine has no room for one more thread", time.time())
+            )
         return True
 
     def ended(self) -> Mapping[str, FinishedRound]:
@@ -417,7 +423,7 @@ class BackgroundRounds:
         """End all rounds."""
         self._nodes.close()
 
-    def _run(self, name: str, lent: Mapping[str, LocalNode], work: Work) -> None:
+    def _run_round(self, name: str, lent: Mapping[str, LocalNode], work: RoundWork) -> None:
         report, problem = None, "they did not come to an end"
         try:
             report, problem = work(lent), ""
@@ -425,9 +431,9 @@ class BackgroundRounds:
             log.exception("the checks of %s could not be run", name)
             problem = error_line(error)
         finally:
-            self._end(name, lent, FinishedRound(report, problem, time.time()))
+            self._end_round(name, lent, FinishedRound(report, problem, time.time()))
 
-    def _end(self, name: str, lent: Mapping[str, LocalNode], ended: FinishedRound) -> None:
+    def _end_round(self, name: str, lent: Mapping[str, LocalNode], ended: FinishedRound) -> None:
         with self._lock:
             self._nodes.give_back(lent)
             del self._running[name]

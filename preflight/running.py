@@ -69,23 +69,23 @@ def run_lists(
     """
     runs = [_NodeRun(nodes[name], list(requests)) for name, requests in lists.items() if requests]
     for run in runs:
-        _begin(run)
+        _send_next(run)
     while running := [run for run in runs if not run.is_over]:
         until_s = min(run.until_s for run in running)
-        wait([waitable for run in running for waitable in run.node.waits_for()], max(0.0, until_s - time.monotonic()))
+        wait([waitable for run in running for waitable in run.node.waitables()], max(0.0, until_s - time.monotonic()))
         for run in running:
             _advance(run, progress)
     return {name: next((run.found for run in runs if run.node.name == name), []) for name in lists}
 
 
-def _begin(run: _NodeRun) -> None:
+def _send_next(run: _NodeRun) -> None:
     """Send the next request, if there is one."""
     if run.is_over:
         return
     run.began_s = time.monotonic()
     run.until_s = run.began_s + run.limit_s
     if not run.node.send(run.request):
-        _end_list(run, _no_answer(run, "its process ended"))
+        _end_list(run, _no_answer_finding(run, "its process ended"))
 
 
 def _advance(run: _NodeRun, progress: Progress | None) -> None:
@@ -96,21 +96,21 @@ def _advance(run: _NodeRun, progress: Progress | None) -> None:
     if run.ending:
         _await_exit(run, now_s)
     else:
-        _receive(run, now_s)
+        _receive_reply(run, now_s)
     if progress is not None and (run.is_over or run.check is not check):
-        progress(run.node.name, check.name, _worst(run, check))
+        progress(run.node.name, check.name, _worst_outcome(run, check))
 
 
-def _receive(run: _NodeRun, now_s: float) -> None:
+def _receive_reply(run: _NodeRun, now_s: float) -> None:
     try:
         reply = run.node.receive()
     except BackendError as error:
         run.node.kill()
-        _end_list(run, _no_answer(run, str(error)))
+        _end_list(run, _no_answer_finding(run, str(error)))
         return
     if reply is not None:
         if reply.number == run.request.number:
-            _add(run, reply.findings, reply.seconds)
+            _finish_check(run, reply.findings, reply.seconds)
         return
     if now_s >= run.until_s:
         run.node.terminate()
@@ -121,32 +121,32 @@ def _await_exit(run: _NodeRun, now_s: float) -> None:
     """Follow a process that got SIGTERM: it gets SIGKILL next, and the round continues if even that fails."""
     if run.node.is_gone():
         how = "ended on SIGTERM" if run.ending == "term" else "was killed, as SIGTERM did not end it"
-        _end_list(run, _late(run.limit_s, f"it {how}"))
+        _end_list(run, _timeout_finding(run.limit_s, f"it {how}"))
     elif now_s >= run.until_s and run.ending == "term":
         run.node.kill()
         run.ending, run.until_s = "kill", now_s + REAP_S
     elif now_s >= run.until_s:
         how = f"it had not ended {REAP_S:g} s after SIGKILL: it hangs in the driver or a disk, or the node is busy"
         action = "check the load of the node; if its process stays, restart the node"
-        _end_list(run, _late(run.limit_s, how, action))
+        _end_list(run, _timeout_finding(run.limit_s, how, action))
 
 
-def _late(limit_s: float, how: str, action: str = INSPECT_NODE) -> CheckFinding:
+def _timeout_finding(limit_s: float, how: str, action: str = INSPECT_NODE) -> CheckFinding:
     return failed("", f"no answer for {limit_s:g} s; {how}", f"an answer within {limit_s:g} s", action)
 
 
-def _no_answer(run: _NodeRun, problem: str) -> CheckFinding:
+def _no_answer_finding(run: _NodeRun, problem: str) -> CheckFinding:
     return failed("", problem, f"an answer within {run.limit_s:g} s", INSPECT_NODE)
 
 
-def _add(run: _NodeRun, findings: Sequence[CheckFinding], seconds: float) -> None:
+def _finish_check(run: _NodeRun, findings: Sequence[CheckFinding], seconds: float) -> None:
     check = run.check
     run.found += [(check, finding, seconds) for finding in findings or [passed()]]
     if any(finding.is_bad for finding in findings):
         _skip_rest(run, check)
     else:
         run.at += 1
-        _begin(run)
+        _send_next(run)
 
 
 def _end_list(run: _NodeRun, finding: CheckFinding) -> None:
@@ -161,13 +161,13 @@ def _skip_rest(run: _NodeRun, bad: Check) -> None:
     run.at = len(run.requests)
 
 
-def _worst(run: _NodeRun, check: Check) -> CheckOutcome:
+def _worst_outcome(run: _NodeRun, check: Check) -> CheckOutcome:
     found = {finding.outcome for ran, finding, _ in run.found if ran is check}
     order = (CheckOutcome.FAIL, CheckOutcome.INCOMPLETE, CheckOutcome.WARN, CheckOutcome.PASS, CheckOutcome.SKIPPED)
     return next((outcome for outcome in order if outcome in found), CheckOutcome.PASS)
 
 
-def compared(found: Mapping[str, Sequence[Entry]]) -> Found:
+def compare_nodes(found: Mapping[str, Sequence[Entry]]) -> Found:
     """Return findings after those that checks compare between nodes were compared, device by device."""
     changed = {node: list(entries) for node, entries in found.items()}
     checks = {check.name: check for entries in found.values() for check, _, _ in entries if check.compare is not None}
@@ -176,11 +176,11 @@ def compared(found: Mapping[str, Sequence[Entry]]) -> Found:
             finding.device for entries in found.values() for ran, finding, _ in entries if ran.name == check.name
         }
         for device in devices:
-            _compare(check, device, changed)
+            _compare_device(check, device, changed)
     return changed
 
 
-def _compare(check: Check, device: str, found: Found) -> None:
+def _compare_device(check: Check, device: str, found: Found) -> None:
     places = {
         node: at
         for node, entries in found.items()

@@ -23,10 +23,19 @@ from typing import NamedTuple, Self
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
 from ..cluster.files.processes import ending_with
-from .check import ALL_ATTACHMENTS, Check, CheckedJob, CheckResult, CheckStage, RoundReport, chosen_checks, limit_of
+from .check import (
+    ALL_ATTACHMENTS,
+    Check,
+    CheckedJob,
+    CheckResult,
+    CheckStage,
+    RoundReport,
+    check_limit_s,
+    chosen_checks,
+)
 from .context import CheckGroup, CheckScope, NodeSetup
-from .readers import GpuInfo, GpuLostError, open_nvml, shown_gpus
-from .running import compared, results_of, run_lists
+from .readers import GpuInfo, GpuLostError, open_nvml, visible_gpus
+from .running import compare_nodes, results_of, run_lists
 from .warm import WARM_S, LocalNode
 from .warm_worker import CheckRequest
 
@@ -34,7 +43,7 @@ SAME_S = 1.0  # within which all processes of a job get a signal that goes to al
 _REPORT = struct.Struct("<id")  # a signal, and when it came
 
 
-class Witness:
+class SignalWitness:
     """A process beside this one, which reports the signals that it gets, and ends with this one.
 
     A second SIGTERM means "at once" to many programs, so a signal that the command has received already is not
@@ -50,12 +59,12 @@ class Witness:
         try:
             self._pid = os.fork()
             if not self._pid:
-                _watch(own, writes, numbers)
+                _report_signals(own, writes, numbers)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writes)
 
-    def saw(self, number: int) -> bool:
+    def has_received(self, number: int) -> bool:
         """Return whether it received a signal, too, that this process has just received; wait for that if necessary."""
         began_s = time.monotonic()
         self._reports = [report for report in self._reports if report[1] > began_s - SAME_S]
@@ -81,7 +90,7 @@ class Witness:
             os.waitpid(self._pid, 0)
 
 
-def _watch(parent: int, writes: int, numbers: Sequence[signal.Signals]) -> None:
+def _report_signals(parent: int, writes: int, numbers: Sequence[signal.Signals]) -> None:
     """Report each signal, until the parent has exited."""
     try:
         ending_with(parent)()
@@ -140,8 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("command", nargs="+", help="command to run after the checks, behind --")
     given = parser.parse_args(arguments)
     try:
-        workload = _workload(given)
-        rank = rank_of(os.environ, () if given.slots else _gpus_here())
+        workload = _job_of_options(given)
+        rank = rank_of_environment(os.environ, () if given.slots else _gpus_here())
         report = check_rank(rank, workload, given.level, given.references, slots=given.slots)
     except LongshoreError as error:
         parser.exit(2, f"longshore: {error}\n")
@@ -152,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if not (given.gpu_clock or given.gpu_power or given.scratch):
             os.execvp(given.command[0], given.command)
-        status = _run_within(given.command, rank, given.scratch, slots=given.slots)
+        status = _run_command(given.command, rank, given.scratch, slots=given.slots)
     except OSError as error:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
     if status < 0:  # as the command ended, so does this process
@@ -162,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(status)
 
 
-def _workload(given: argparse.Namespace) -> CheckedJob:
+def _job_of_options(given: argparse.Namespace) -> CheckedJob:
     """Return the job that the options describe.
 
     Raises:
@@ -180,7 +189,7 @@ def _workload(given: argparse.Namespace) -> CheckedJob:
         raise InputError("the sample or a number cannot be used", "see --help", field="options") from error
 
 
-def _run_within(command: Sequence[str], rank: JobRank, scratch: Path | None, *, slots: bool) -> int:
+def _run_command(command: Sequence[str], rank: JobRank, scratch: Path | None, *, slots: bool) -> int:
     """Run a command with a scratch folder of its own; remove the folder, reset the GPU, and return the status.
 
     Signals that the command has not received are forwarded to it. If this process is killed, folder and settings stay.
@@ -195,12 +204,12 @@ def _run_within(command: Sequence[str], rank: JobRank, scratch: Path | None, *, 
             own.mkdir(parents=True, exist_ok=True, mode=0o700)
             environment[SCRATCH] = str(own)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system reports no status
-        with Witness(FORWARDED) as witness:
+        with SignalWitness(FORWARDED) as witness:
             child = subprocess.Popen(command, env=environment)
 
             def forward(number: int, _: object) -> None:
                 with suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's
-                    if os.getpgid(child.pid) != os.getpgrp() or not witness.saw(number):
+                    if os.getpgid(child.pid) != os.getpgrp() or not witness.has_received(number):
                         child.send_signal(number)
 
             for number in FORWARDED:
@@ -210,10 +219,10 @@ def _run_within(command: Sequence[str], rank: JobRank, scratch: Path | None, *, 
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)
         if not slots:
-            _reset(rank.gpu)
+            _reset_clocks(rank.gpu)
 
 
-def _reset(gpu: int) -> None:
+def _reset_clocks(gpu: int) -> None:
     """Reset the clocks and power limit of a GPU, if this process may."""
     try:
         open_nvml().reset_clocks(gpu)
@@ -221,7 +230,7 @@ def _reset(gpu: int) -> None:
         return
 
 
-def wrapped(
+def wrap_command(
     command: Sequence[str], workload: CheckedJob, *, slots: bool, scratch: Path | None = None
 ) -> tuple[str, ...]:
     """Return a command with the checks before it.
@@ -246,7 +255,7 @@ def wrapped(
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 
-def rank_of(environment: Mapping[str, str], gpus: Sequence[GpuInfo] = ()) -> JobRank:
+def rank_of_environment(environment: Mapping[str, str], gpus: Sequence[GpuInfo] = ()) -> JobRank:
     """Return the rank of a job that this process is.
 
     Its GPU is the one that CUDA shows it. If CUDA shows several, or all, it is the one of its LOCAL_RANK.
@@ -258,11 +267,11 @@ def rank_of(environment: Mapping[str, str], gpus: Sequence[GpuInfo] = ()) -> Job
     Raises:
         InputError: If a variable is invalid.
     """
-    rank, ranks = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
-    local, port = _number(environment, "LOCAL_RANK", 0), _number(environment, "MASTER_PORT", 29500)
+    rank, ranks = _read_number(environment, "RANK", 0), _read_number(environment, "WORLD_SIZE", 1)
+    local, port = _read_number(environment, "LOCAL_RANK", 0), _read_number(environment, "MASTER_PORT", 29500)
     gpus_of_node = [int(gpu) for gpu in environment.get("LONGSHORE_GPUS", "").split(",") if gpu.isdecimal()]
     # A container or a Slurm step may renumber its GPUs. What CUDA shows is right there, too.
-    shown = (shown_gpus(environment.get("CUDA_VISIBLE_DEVICES"), gpus) if gpus else None) or []
+    shown = (visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), gpus) if gpus else None) or []
     mine, at = shown or gpus_of_node, 0 if len(shown) == 1 else local
     if rank >= ranks or local > rank:
         raise InputError(f"RANK {rank} and LOCAL_RANK {local} do not fit WORLD_SIZE {ranks}", field="environment")
@@ -280,7 +289,7 @@ def _gpus_here() -> Sequence[GpuInfo]:
         return ()
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+def _read_number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
     if not text:
         return default
@@ -301,26 +310,28 @@ def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path
         setup = NodeSetup(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
         node = LocalNode(setup)
         try:
-            node.begin()
-            node.is_warm(WARM_S)
-            results = _run(chosen_checks(CheckStage.NODE, level, workload), rank, workload, level, node)
+            node.start()
+            node.wait_until_warm(WARM_S)
+            results = _run_checks(chosen_checks(CheckStage.NODE, level, workload), rank, workload, level, node)
             for stage in (CheckStage.GROUP, CheckStage.READY):
                 if (stage is CheckStage.READY or rank.ranks > 1) and RoundReport((member,), tuple(results)).passed:
-                    results += _run(chosen_checks(stage, level, workload), rank, workload, level, node)
+                    results += _run_checks(chosen_checks(stage, level, workload), rank, workload, level, node)
             return RoundReport((member,), tuple(results))
         finally:
             node.close()
 
 
-def _run(
+def _run_checks(
     checks: Sequence[Check], rank: JobRank, workload: CheckedJob, level: int, node: LocalNode
 ) -> list[CheckResult]:
-    requests = [_request(at, check, rank, workload, level, node.name) for at, check in enumerate(checks, start=1)]
-    return results_of(compared(run_lists({node.name: requests}, {node.name: node})))
+    requests = [_make_request(at, check, rank, workload, level, node.name) for at, check in enumerate(checks, start=1)]
+    return results_of(compare_nodes(run_lists({node.name: requests}, {node.name: node})))
 
 
-def _request(number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str) -> CheckRequest:
-    group, limit_s = None, limit_of(check, level, workload)
+def _make_request(
+    number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str
+) -> CheckRequest:
+    group, limit_s = None, check_limit_s(check, level, workload)
     if check.stage is CheckStage.GROUP:
         # All ranks use the same number of members; the names of the others are never shown.
         members = tuple(member if at == rank.rank else f"rank {at}" for at in range(rank.ranks))

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from ..cluster.files.errors import BackendError
 from ..cluster.files.plugins import is_ours, registered
 from .context import NodeSetup
-from .warm_worker import MAX_CHECK_MESSAGE_BYTES, CheckReply, CheckRequest, Target, read_reply, serve_node
+from .warm_worker import MAX_CHECK_MESSAGE_BYTES, CheckReply, CheckRequest, Target, decode_reply, serve_node
 
 MAX_GROUPS = 20  # that a process joins; each leaks some descriptors and threads
 WARM_S = 120.0  # far more than loading PyTorch takes, eight at a time on two busy cores
@@ -42,24 +42,24 @@ class LocalNode:
         """Of the process; None before its start."""
         return None if self._process is None else self._process.pid
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the process unless it runs, without waiting until it is warm."""
         if self._process is not None and not self.is_gone() and self._groups < MAX_GROUPS:
             return
         self.close()
-        context = _forking()
+        context = _forkserver_context()
         ours, theirs = context.Pipe()
         with theirs:
             self._process = context.Process(target=self._target, args=(theirs, self._setup), daemon=True)
             self._process.start()
         self._connection, self._is_warm, self._groups = ours, False, 0
 
-    def is_warm(self, wait_s: float = WARM_S) -> bool:
+    def wait_until_warm(self, wait_s: float = WARM_S) -> bool:
         """Return whether it accepts requests, after waiting at most `wait_s`."""
         until_s = time.monotonic() + wait_s
         while not self._is_warm:
             left_s = until_s - time.monotonic()
-            if not wait(self.waits_for(), max(0.0, left_s)):
+            if not wait(self.waitables(), max(0.0, left_s)):
                 return False
             try:
                 self._is_warm = self.receive() is not None
@@ -78,7 +78,7 @@ class LocalNode:
         self._groups += request.group is not None
         return True
 
-    def waits_for(self) -> list[Connection | int]:
+    def waitables(self) -> list[Connection | int]:
         """Return what `multiprocessing.connection.wait` can wait for: a reply, and the end of the process."""
         found: list[Connection | int] = [] if self._connection is None else [self._connection]
         return found if self._process is None else [*found, self._process.sentinel]
@@ -93,7 +93,7 @@ class LocalNode:
             raise BackendError("its process has not started")
         try:
             if self._connection.poll():
-                return read_reply(self._connection.recv_bytes(MAX_CHECK_MESSAGE_BYTES))
+                return decode_reply(self._connection.recv_bytes(MAX_CHECK_MESSAGE_BYTES))
         except (EOFError, OSError) as error:
             raise BackendError("its process has ended") from error
         if self.is_gone():
@@ -102,13 +102,13 @@ class LocalNode:
 
     def terminate(self) -> None:
         """Send SIGTERM to the process."""
-        self._signal(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the process and all that it has started."""
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         if self.pid is None or self.is_gone():
             return
         for send in (os.killpg, os.kill):  # the group is its own once it is warm
@@ -131,13 +131,13 @@ class LocalNode:
         self._process, self._connection = None, None
 
 
-def load_ahead() -> None:
+def start_fork_server() -> None:
     """Start the process that others are forked from, so that the first need not wait for PyTorch. Does not wait."""
-    _forking()
+    _forkserver_context()
     forkserver.ensure_running()
 
 
-def _forking() -> ForkServerContext:
+def _forkserver_context() -> ForkServerContext:
     """Return the context that starts processes, with the modules of this program preloaded."""
     context = multiprocessing.get_context("forkserver")
     checks = {point.module for point in registered("checks").values() if is_ours(point)}

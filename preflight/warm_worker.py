@@ -50,19 +50,19 @@ class CheckReply(BaseModel, frozen=True, extra="forbid"):
     seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
 
 
-def reply_of(number: int, findings: list[CheckFinding], seconds: float) -> bytes:
+def encode_reply(number: int, findings: list[CheckFinding], seconds: float) -> bytes:
     """Return a reply as it is sent; texts and lists that are too long are cut."""
-    cut = tuple(_cut(finding) for finding in findings[:MAX_FINDINGS])
+    cut = tuple(_shorten_texts(finding) for finding in findings[:MAX_FINDINGS])
     return CheckReply(number=number, findings=cut, seconds=seconds).model_dump_json().encode()
 
 
-def _cut(finding: CheckFinding) -> CheckFinding:
+def _shorten_texts(finding: CheckFinding) -> CheckFinding:
     texts = ("device", "got", "wanted", "action", "reason", "text")
     cut: dict[str, Any] = {name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts}
     return replace(finding, **cut)
 
 
-def read_reply(content: bytes) -> CheckReply:
+def decode_reply(content: bytes) -> CheckReply:
     """Return a received reply.
 
     Raises:
@@ -85,9 +85,9 @@ def serve_node(connection: Connection, setup: NodeSetup) -> None:
 def serve(connection: Connection, context: Context) -> None:
     """Run the requested checks, until the runner ends."""
     _end_with_parent()
-    _write_to_log(context.setup)
+    _redirect_output_to_log(context.setup)
     _warm_up(context)
-    connection.send_bytes(reply_of(0, [], 0.0))
+    connection.send_bytes(encode_reply(0, [], 0.0))
     while True:
         try:
             request = CheckRequest.model_validate_json(connection.recv_bytes(MAX_CHECK_MESSAGE_BYTES))
@@ -96,7 +96,7 @@ def serve(connection: Connection, context: Context) -> None:
         begin_s = time.perf_counter()
         findings = run_check(request, context)
         try:
-            connection.send_bytes(reply_of(request.number, findings, time.perf_counter() - begin_s))
+            connection.send_bytes(encode_reply(request.number, findings, time.perf_counter() - begin_s))
         except ConnectionError:
             return
 
@@ -106,7 +106,7 @@ def run_check(request: CheckRequest, context: Context) -> list[CheckFinding]:
     context.chosen, context.workload, context.group = request.chosen, request.workload, request.group
     try:
         check = find_check(request.check)
-        found = _missing(check, context) or list(check.run(context))
+        found = _unmet_needs(check, context) or list(check.run(context))
         wrong = [finding for finding in found if not isinstance(finding, CheckFinding)]
         return [incomplete(f"it found {wrong[0]!r}, which is no finding")] if wrong else found
     except LongshoreError as error:
@@ -116,22 +116,22 @@ def run_check(request: CheckRequest, context: Context) -> list[CheckFinding]:
         return [incomplete(problem, "inspect the node; if it is good, the check is broken")]
 
 
-def _missing(check: Check, context: Context) -> list[CheckFinding]:
+def _unmet_needs(check: Check, context: Context) -> list[CheckFinding]:
     """Return why a check cannot run, empty if it can; what does not apply comes before what cannot be read."""
-    found = [finding for need in check.needs if (finding := context.lacks(need)) is not None]
+    found = [finding for need in check.needs if (finding := context.why_unmet(need)) is not None]
     return sorted(found, key=lambda finding: finding.outcome is not CheckOutcome.SKIPPED)[:1]
 
 
 def _end_with_parent() -> None:
     """Die with the process that started this one, and on the signals of the runner."""
     ending_with(os.getppid())()
-    _let_parent_end()
+    _release_fork_server()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends this process
     os.setpgid(0, 0)
 
 
-def _let_parent_end() -> None:
+def _release_fork_server() -> None:
     """Close the descriptor that keeps the fork server alive.
 
     The fork server ends once no process holds the writing end of a pipe any more. Each of its children inherits that
@@ -143,7 +143,7 @@ def _let_parent_end() -> None:
             os.close(alive)
 
 
-def _write_to_log(setup: NodeSetup) -> None:
+def _redirect_output_to_log(setup: NodeSetup) -> None:
     """Redirect what libraries print to a file: it would disturb the runner's output."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", setup.node)[:100]
     with suppress(OSError):
@@ -153,7 +153,7 @@ def _write_to_log(setup: NodeSetup) -> None:
         os.close(log)
 
 
-def set_arithmetic() -> None:
+def set_product_precision() -> None:
     """Make products on GPUs round as the tolerance assumes, whatever PyTorch's defaults are."""
     import torch
 
@@ -169,20 +169,20 @@ def _warm_up(context: Context) -> None:
     import torch
 
     torch.set_num_threads(1)
-    set_arithmetic()
+    set_product_precision()
     with suppress(Exception):
         all_checks()
-        gpus = _warmed(context, torch.cuda.device_count())
+        gpus = _gpus_to_warm(context, torch.cuda.device_count())
         context.workload, context.chosen = CheckedJob(dtype=context.setup.dtype), replace(context.chosen, gpus=gpus)
         for name in ("gemm.ref", "job.sample"):
             list(find_check(name).run(context))
 
 
-def _warmed(context: Context, count: int) -> tuple[int, ...]:
+def _gpus_to_warm(context: Context, count: int) -> tuple[int, ...]:
     """Return the GPUs to warm up: those of this job, where they are known."""
     if context.setup.slots:
         return (0,)
     if context.setup.warmed is not None:
         return context.setup.warmed
-    shown = context.shown()
+    shown = context.visible_gpus()
     return tuple(range(count) if shown is None else shown)

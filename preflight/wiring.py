@@ -109,7 +109,7 @@ _FILE = TypeAdapter(dict[Word, PortFacts])
 NO_FACTS = PortFacts()
 
 
-def read_facts(path: Path | None) -> dict[str, PortFacts]:
+def read_port_facts(path: Path | None) -> dict[str, PortFacts]:
     """Read what the site's tool reports of each port, by its name; nothing without a file.
 
     Raises:
@@ -150,15 +150,15 @@ class Criterion:
 def criteria_of(plan: PortPlan, port: Port | None, facts: PortFacts, blueprint: Blueprint) -> list[Criterion]:
     """Return all criteria of a port."""
     return [
-        _state(plan, port),
-        *_transceiver(plan, facts, blueprint),
-        _as_planned("cable type", facts.cable, plan.cable, CABLE),
-        _as_planned("neighbour", facts.neighbour, plan.neighbour, REPLUG),
-        *_lanes(plan, facts.lanes, blueprint.most_bit_error_rate),
+        _state_criterion(plan, port),
+        *_transceiver_criteria(plan, facts, blueprint),
+        _equality_criterion("cable type", facts.cable, plan.cable, CABLE),
+        _equality_criterion("neighbour", facts.neighbour, plan.neighbour, REPLUG),
+        *_lane_criteria(plan, facts.lanes, blueprint.most_bit_error_rate),
     ]
 
 
-def _state(plan: PortPlan, port: Port | None) -> Criterion:
+def _state_criterion(plan: PortPlan, port: Port | None) -> Criterion:
     wanted = f"ACTIVE, LinkUp, {plan.rate or 'any rate'}"
     if port is None:
         return Criterion("physical state", False, "the port is not there", wanted, "reseat or replace the card")  # noqa: FBT003
@@ -166,7 +166,7 @@ def _state(plan: PortPlan, port: Port | None) -> Criterion:
     return Criterion("physical state", holds, f"{port.state}, {port.physical}, {port.rate}", wanted, CABLE)
 
 
-def _transceiver(plan: PortPlan, facts: PortFacts, blueprint: Blueprint) -> Iterator[Criterion]:
+def _transceiver_criteria(plan: PortPlan, facts: PortFacts, blueprint: Blueprint) -> Iterator[Criterion]:
     for name, holds in (("present", facts.present), ("answering", facts.answering), ("configured", facts.configured)):
         yield Criterion(f"transceiver {name}", holds, f"not {name}", name, TRANSCEIVER)
     allowed = (plan.transceiver,) if plan.transceiver else blueprint.transceivers
@@ -175,11 +175,11 @@ def _transceiver(plan: PortPlan, facts: PortFacts, blueprint: Blueprint) -> Iter
     yield Criterion("transceiver allowed", holds, facts.transceiver or "", wanted, "use an allowed one")
 
 
-def _as_planned(name: str, found: str | None, planned: str, action: str) -> Criterion:
+def _equality_criterion(name: str, found: str | None, planned: str, action: str) -> Criterion:
     return Criterion(name, None if found is None or not planned else found == planned, found or "", planned, action)
 
 
-def _lanes(plan: PortPlan, lanes: tuple[Lane, ...], max_rate: float) -> Iterator[Criterion]:
+def _lane_criteria(plan: PortPlan, lanes: tuple[Lane, ...], max_rate: float) -> Iterator[Criterion]:
     if plan.lanes and lanes:
         yield Criterion("lanes", len(lanes) == plan.lanes, f"{len(lanes)} lanes", f"{plan.lanes} lanes", CABLE)
     for at, lane in enumerate(lanes):
@@ -221,32 +221,32 @@ HOLD_POLL_S = 0.02  # between two samples
 LEARN = "learn the wiring again if that is intended"
 
 
-def as_expected(context: Context) -> Iterator[CheckFinding]:
+def check_wiring(context: Context) -> Iterator[CheckFinding]:
     """Sample all ports and links for a time, and report the criteria that did not hold throughout."""
     blueprint = context.blueprint() or Blueprint()
     plan = blueprint.nodes.get(context.node)
     if plan is None:
         yield skipped(f"the file of expected wiring has no node {context.node}")
         return
-    yield from _links_as_expected(plan, context)
+    yield from _check_nvlinks(plan, context)
     histories = {name: CriterionHistory() for name in plan.ports}
-    ports = _sample(plan, blueprint, histories, context)
+    ports = _sample_ports(plan, blueprint, histories, context)
     for name, history in histories.items():
         used = not plan.ports[name].gpus or bool(set(plan.ports[name].gpus) & set(context.chosen.gpus))
-        yield from _judge(name, history, blueprint.hold_s, used=used)
+        yield from _judge_port(name, history, blueprint.hold_s, used=used)
     for name in ports:
         if name not in plan.ports:
             yield warned(name, "a port", "none, as the wiring has none there", LEARN)
 
 
-def _sample(
+def _sample_ports(
     plan: NodePlan, blueprint: Blueprint, histories: dict[str, CriterionHistory], context: Context
 ) -> list[str]:
     """Add samples until the time is over, and return the ports that are there."""
     until_s = time.monotonic() + blueprint.hold_s
     while True:
         ports = {port.name: port for port in context.ports()}
-        facts, now_s = read_facts(context.setup.port_facts), time.monotonic()
+        facts, now_s = read_port_facts(context.setup.port_facts), time.monotonic()
         for name, history in histories.items():
             history.add(criteria_of(plan.ports[name], ports.get(name), facts.get(name, NO_FACTS), blueprint), now_s)
         if now_s >= until_s:
@@ -254,7 +254,7 @@ def _sample(
         time.sleep(min(HOLD_POLL_S, max(0.0, until_s - now_s)))
 
 
-def _judge(name: str, history: CriterionHistory, hold_s: float, *, used: bool) -> Iterator[CheckFinding]:
+def _judge_port(name: str, history: CriterionHistory, hold_s: float, *, used: bool) -> Iterator[CheckFinding]:
     report = failed if used else warned
     for what, (broken, at_s) in history.broken().items():
         after = "" if at_s == 0.0 else f" after {at_s:.2f} s"
@@ -266,11 +266,11 @@ def _judge(name: str, history: CriterionHistory, hold_s: float, *, used: bool) -
         yield passed(name)
 
 
-def _links_as_expected(plan: NodePlan, context: Context) -> Iterator[CheckFinding]:
+def _check_nvlinks(plan: NodePlan, context: Context) -> Iterator[CheckFinding]:
     """Compare the other end of each link between GPUs with the expected one."""
     if context.gpu_reader is None or not plan.nvlinks:
         return
-    seen = _links(context)
+    seen = _nvlink_ends(context)
     for name, remote in plan.nvlinks.items():
         gpu = name.partition("/")[0]
         report = failed if gpu.isdecimal() and int(gpu) in context.chosen.gpus else warned
@@ -278,7 +278,7 @@ def _links_as_expected(plan: NodePlan, context: Context) -> Iterator[CheckFindin
             yield report(f"nvlink {name}", f"to {seen.get(name) or 'nothing'}", f"to {remote or 'nothing'}", LEARN)
 
 
-def _links(context: Context) -> dict[str, str]:
+def _nvlink_ends(context: Context) -> dict[str, str]:
     reader = context.gpu_reader
     if reader is None:
         return {}
@@ -289,27 +289,27 @@ def _links(context: Context) -> dict[str, str]:
     }
 
 
-def inventory(context: Context) -> Iterator[CheckFinding]:
+def report_inventory(context: Context) -> Iterator[CheckFinding]:
     """Report all parts, each as a piece of a blueprint."""
     reader = context.gpu_reader
     for gpu in () if reader is None else reader.gpus():
         yield passed(f"gpus {gpu.index}", text=gpu.uuid)
-    for name, remote in _links(context).items():
+    for name, remote in _nvlink_ends(context).items():
         yield passed(f"nvlinks {name}", text=remote)
-    facts = read_facts(context.setup.port_facts)
+    facts = read_port_facts(context.setup.port_facts)
     for port in context.ports():
-        yield passed(f"ports {port.name}", text=_planned(port, facts.get(port.name, NO_FACTS)).model_dump_json())
+        yield passed(f"ports {port.name}", text=_port_plan(port, facts.get(port.name, NO_FACTS)).model_dump_json())
 
 
-def _planned(port: Port, facts: PortFacts) -> PortPlan:
+def _port_plan(port: Port, facts: PortFacts) -> PortPlan:
     return PortPlan(
         rate=port.rate, neighbour=facts.neighbour or "", cable=facts.cable or "",
         transceiver=facts.transceiver or "", lanes=len(facts.lanes),
     )  # fmt: skip
 
 
-def plan_of(findings: list[CheckFinding]) -> NodePlan:
-    """Return the plan of a node, from what `inventory` found."""
+def node_plan_of(findings: list[CheckFinding]) -> NodePlan:
+    """Return the plan of a node, from what `report_inventory` found."""
     parts: dict[str, dict[str, object]] = {"gpus": {}, "nvlinks": {}, "ports": {}}
     for finding in findings:
         kind, _, name = finding.device.partition(" ")
@@ -319,15 +319,15 @@ def plan_of(findings: list[CheckFinding]) -> NodePlan:
 
 
 WIRING_CHECK = Check(
-    "wiring", 0, "ports, transceivers, lanes, cables and neighbours are as a file expects", 2.0, as_expected,
+    "wiring", 0, "ports, transceivers, lanes, cables and neighbours are as a file expects", 2.0, check_wiring,
     (Need.WIRING,), is_extendable=True,
 )  # fmt: skip
 SEEN_CHECK = Check(
-    "wiring.seen", 0, "reports all parts, to learn the wiring", 5.0, inventory, (), CheckStage.ON_REQUEST
+    "wiring.seen", 0, "reports all parts, to learn the wiring", 5.0, report_inventory, (), CheckStage.ON_REQUEST
 )
 
 
-def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, list[str]]:
+def learned_blueprint(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, list[str]]:
     """Return a blueprint of what is seen, and a line for each part that differs from the one before.
 
     Nodes that were not seen stay as they were. The GPUs that a port serves stay, too.
@@ -340,12 +340,12 @@ def learn(before: Blueprint, seen: Mapping[str, NodePlan]) -> tuple[Blueprint, l
             for name, port in plan.ports.items()
         }
         nodes[node] = plan.model_copy(update={"ports": ports})
-        changes += _changes(node, known, nodes[node])
+        changes += _changed_parts(node, known, nodes[node])
     return before.model_copy(update={"nodes": nodes}), changes
 
 
-def _changes(node: str, before: NodePlan, now: NodePlan) -> Iterator[str]:
-    was, has = _parts(before), _parts(now)
+def _changed_parts(node: str, before: NodePlan, now: NodePlan) -> Iterator[str]:
+    was, has = _part_texts(before), _part_texts(now)
     for part in dict.fromkeys((*was, *has)):
         if part not in was:
             yield f"{node} {part}: added, {has[part]}"
@@ -355,7 +355,7 @@ def _changes(node: str, before: NodePlan, now: NodePlan) -> Iterator[str]:
             yield f"{node} {part}: {was[part]} became {has[part]}"
 
 
-def _parts(plan: NodePlan) -> dict[str, str]:
+def _part_texts(plan: NodePlan) -> dict[str, str]:
     """Return a text for each part of a node."""
     ports = {}
     for name, port in plan.ports.items():

@@ -57,14 +57,14 @@ def preflight(
     from ...preflight.check import CheckedJob
     from ...preflight.context import NodeSetup
     from ...preflight.rounds import run_round as check_all
-    from ...preflight.wiring import Blueprint, read_blueprint, read_facts
+    from ...preflight.wiring import Blueprint, read_blueprint, read_port_facts
 
     check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
     folder = folder or Path(".longshore")
     home, gpus = folder / "preflight", _gpus()
     if wiring is not None:
         read_blueprint(wiring)
-    read_facts(port_facts)  # before nodes do
+    read_port_facts(port_facts)  # before nodes do
     known_wiring = Blueprint()
     if learn_wiring is not None and learn_wiring.exists():
         known_wiring = read_blueprint(learn_wiring)
@@ -164,14 +164,14 @@ def _learn(
     """Write the wiring found, and print what differs from before."""
     from ...preflight.check import find_check
     from ...preflight.rounds import run_one_check
-    from ...preflight.wiring import learn, plan_of, write_blueprint
+    from ...preflight.wiring import learned_blueprint, node_plan_of, write_blueprint
 
     found = run_one_check(find_check("wiring.seen"), placement, workload, nodes)
     findings = {node: [finding for _, finding, _ in results] for node, results in found.items()}
     for node, of_node in findings.items():
         if bad := [finding for finding in of_node if finding.outcome in ("fail", "incomplete")]:
             raise InputError(f"the wiring of {node} is unknown: {bad[0].got or bad[0].reason}", bad[0].action)
-    blueprint, changes = learn(before, {node: plan_of(of_node) for node, of_node in findings.items()})
+    blueprint, changes = learned_blueprint(before, {node: node_plan_of(of_node) for node, of_node in findings.items()})
     write_blueprint(path, blueprint)
     for change in changes:
         typer.echo(change)
@@ -185,7 +185,7 @@ def _print_outcome(node: str, check: str, outcome: "CheckOutcome") -> None:
 
 
 def _show(report: "RoundReport") -> None:
-    rows = [*report.bad, *report.warnings]
+    rows = [*report.bad_results, *report.warnings]
     if rows:
         print_table(
             FINDING_COLUMNS,

@@ -26,11 +26,11 @@ from ...preflight.rounds import (
     BackgroundRounds,
     FinishedRound,
     PlacementTries,
-    Work,
+    RoundWork,
     clean_up,
     run_round,
 )
-from ...preflight.travelling import SCRATCH, wrapped
+from ...preflight.travelling import SCRATCH, wrap_command
 from ..health.monitor import ClusterHealth
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
@@ -62,7 +62,7 @@ def quarantine_findings(
     """
     checked_gpus = {(share.node, gpu) for share in placement for gpu in share.gpus}
     found = dict[tuple[HardwarePlace, str], QuarantineFinding]()
-    for it in (it for it in report.bad if it.check not in of_job):
+    for it in (it for it in report.bad_results if it.check not in of_job):
         place = _faulty_place(it, checked_gpus)
         how = "did not pass" if it.outcome is CheckOutcome.FAIL else "did not come to an end"
         finding = QuarantineFinding(
@@ -184,7 +184,7 @@ class NodeChecks:
         """Return what a job runs: its command, behind the checks if they travel with it."""
         if self._rounds is None and self.are_wanted(spec):
             workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s)
-            return wrapped(spec.command, workload, slots=self._slots, scratch=self._scratch)
+            return wrap_command(spec.command, workload, slots=self._slots, scratch=self._scratch)
         return spec.command
 
     def make_scratch_environment(self, spec: StoredJob, attempt: str) -> dict[str, str]:
@@ -271,7 +271,7 @@ class NodeChecks:
             if self._rounds.begin(round_name, nodes, self._round_work(begun, stored_or_usual(job.spec))):
                 self._begun[round_name] = begun
 
-    def _round_work(self, begun: _BegunRound, spec: StoredJob) -> Work:
+    def _round_work(self, begun: _BegunRound, spec: StoredJob) -> RoundWork:
         """Return what a round does."""
         workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
         scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
@@ -360,7 +360,7 @@ class NodeChecks:
         now = NOT_RUN if report is None else PASSED if report.passed else NOT_CLEAN if is_end else FAILED
         data: dict[str, object] = {"ended_s": ended.ended_s}
         if report is not None:
-            data |= {"seconds": report.seconds, "results": results_for_event([*report.bad, *report.warnings])}
+            data |= {"seconds": report.seconds, "results": results_for_event([*report.bad_results, *report.warnings])}
         lines = (ended.problem,) if report is None else finding_lines(report)
         cause = "; ".join(lines) or f"all checks passed on {', '.join(report.nodes if report else ())}"
         return NewEvent(
@@ -392,7 +392,7 @@ class NodeChecks:
             self._tried.pop(begun.job, None)
             self._waited.pop(begun.job, None)
             return CheckStatus(passed_s=ended.ended_s)
-        tries = tried.after(ended.report)
+        tries = tried.with_failed_round(ended.report)
         if tries.are_used_up(time.monotonic()):
             return self._make_job_wait(begun, tries.diagnostics)
         self._tried[begun.job] = tries

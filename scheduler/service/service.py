@@ -24,8 +24,8 @@ from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ...preflight.context import NodeSetup
 from ...preflight.rounds import BackgroundRounds, check_node
-from ...preflight.warm import WarmNodes, load_ahead
-from ...preflight.wiring import read_blueprint, read_facts
+from ...preflight.warm import WarmNodes, start_fork_server
+from ...preflight.wiring import read_blueprint, read_port_facts
 from ..access.tokens import Role, agents_without_node, first_token, has_valid_tokens
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
@@ -349,9 +349,9 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
         return ServiceChecks(node_checks(None), request, orders.can, orders, orders.stop)
     if choice.wiring is not None:
         read_blueprint(choice.wiring)
-    read_facts(choice.port_facts)
+    read_port_facts(choice.port_facts)
     if choice.jobs == "auto":
-        load_ahead()
+        start_fork_server()
     home = settings.folder.absolute() / "preflight"
     make_folder(home)
 

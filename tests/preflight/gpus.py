@@ -11,8 +11,8 @@ from pathlib import Path
 from longshore.preflight.check import CheckedJob, CheckFinding, find_check
 from longshore.preflight.context import CheckScope, Context, NodeSetup
 from longshore.preflight.readers import (
-    Clocks,
-    Driver,
+    ClockLimits,
+    DriverVersions,
     GpuInfo,
     GpuLostError,
     GpuProcess,
@@ -33,7 +33,7 @@ class ScriptedGpu:
     rows: RemappedRows | None = field(default_factory=lambda: RemappedRows(0, 0, pending=False, failed=False))
     pcie: Pcie | None = field(default_factory=lambda: Pcie(4, 16, 16))
     nvlinks: Sequence[NvLink] | None = None
-    clocks: Clocks | None = field(default_factory=lambda: Clocks(()))
+    clocks: ClockLimits | None = field(default_factory=lambda: ClockLimits(()))
     holders: Sequence[GpuProcess] | None = ()
     resets: bool | None = True
     sets: bool | None = True  # clocks and limits of power
@@ -50,11 +50,11 @@ class ScriptedReader(GpuReader):
         driver: The versions.
     """
 
-    def __init__(self, gpus: Sequence[ScriptedGpu], driver: Driver | None = None) -> None:
+    def __init__(self, gpus: Sequence[ScriptedGpu], driver: DriverVersions | None = None) -> None:
         self.scripted = list(gpus)
-        self.versions = driver or Driver("580.65.06", "13.580.65", "96.00.5E")
+        self.versions = driver or DriverVersions("580.65.06", "13.580.65", "96.00.5E")
 
-    def driver(self) -> Driver:
+    def driver_versions(self) -> DriverVersions:
         return self.versions
 
     def gpus(self) -> Sequence[GpuInfo]:
@@ -70,7 +70,7 @@ class ScriptedReader(GpuReader):
     def uncorrected_errors(self, gpu: int) -> int | None:
         return self._of(gpu).uncorrected_errors
 
-    def rows(self, gpu: int) -> RemappedRows | None:
+    def remapped_rows(self, gpu: int) -> RemappedRows | None:
         return self._of(gpu).rows
 
     def pcie(self, gpu: int) -> Pcie | None:
@@ -79,10 +79,10 @@ class ScriptedReader(GpuReader):
     def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
         return self._of(gpu).nvlinks
 
-    def clocks(self, gpu: int) -> Clocks | None:
+    def clock_limits(self, gpu: int) -> ClockLimits | None:
         return self._of(gpu).clocks
 
-    def holders(self, gpu: int) -> Sequence[GpuProcess] | None:
+    def memory_holders(self, gpu: int) -> Sequence[GpuProcess] | None:
         return self._of(gpu).holders
 
     def lock_clock(self, gpu: int, mhz: int) -> bool | None:

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from longshore.cluster.files.errors import InputError
 from longshore.preflight.arithmetic import (
     ComputeStack,
-    Product,
-    Products,
+    ProductKey,
+    ReferencedProduct,
     References,
     bits_of,
-    draws,
-    factors,
+    error_limits,
+    factor_matrices,
     furthest_off,
-    limits,
-    opened,
+    open_product,
+    splitmix64,
 )
-from longshore.preflight.warm_worker import set_arithmetic
+from longshore.preflight.warm_worker import set_product_precision
 from tests.support.budgets import examples
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -47,12 +47,12 @@ def split_mix(state: int, count: int) -> list[int]:
 @given(st.integers(0, 2**40), st.integers(1, 50))
 def test_draws_are_those_of_a_published_generator(seed: int, count: int) -> None:
     start = ((seed + 1) * 0xBF58476D1CE4E5B9) & MASK
-    assert draws(seed, count).tolist() == split_mix(start, count)
+    assert splitmix64(seed, count).tolist() == split_mix(start, count)
 
 
 @given(st.integers(0, 1000))
 def test_factors_are_exact_in_fp32_and_never_small(seed: int) -> None:
-    for matrix in factors(seed, SIZE):
+    for matrix in factor_matrices(seed, SIZE):
         assert matrix.dtype == np.float32
         assert (np.abs(matrix) >= 0.5).all()
         assert (np.abs(matrix) < 1.0).all()
@@ -61,7 +61,7 @@ def test_factors_are_exact_in_fp32_and_never_small(seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_clean_product_is_never_called_wrong(dtype: str, seed: int, tmp_path: Path) -> None:
-    products = opened(tmp_path, dtype, "n", SIZE, seed)
+    products = open_product(tmp_path, dtype, "n", SIZE, seed)
     first, second = (products.judge(products.multiply("cpu"), STACK) for _ in range(2))
     assert first.is_clean
     assert not first.is_golden
@@ -70,8 +70,8 @@ def test_a_clean_product_is_never_called_wrong(dtype: str, seed: int, tmp_path: 
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Products:
-    found = opened(tmp_path_factory.mktemp("references"), request.param, "n", SIZE)
+def products(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReferencedProduct:
+    found = open_product(tmp_path_factory.mktemp("references"), request.param, "n", SIZE)
     found.judge(found.multiply("cpu"), STACK)
     return found
 
@@ -82,7 +82,7 @@ AT = st.integers(0, SIZE - 1)
 @settings(max_examples=examples(60))
 @given(row=AT, column=AT, share=st.floats(0.0, 1.0, exclude_max=True))
 def test_any_flipped_bit_is_found_against_the_output_of_the_same_type(
-    products: Products, row: int, column: int, share: float
+    products: ReferencedProduct, row: int, column: int, share: float
 ) -> None:
     output = products.multiply("cpu")
     bits = output.view(torch.int32 if products.product.dtype == "fp32" else torch.int16)
@@ -98,7 +98,7 @@ def test_any_flipped_bit_is_found_against_the_output_of_the_same_type(
 def test_any_bit_from_10_up_is_found_by_the_tolerance_in_fp32(
     tmp_path_factory: pytest.TempPathFactory, row: int, column: int, bit: int
 ) -> None:
-    fresh = opened(tmp_path_factory.getbasetemp() / "own", "fp32", "n", 384)
+    fresh = open_product(tmp_path_factory.getbasetemp() / "own", "fp32", "n", 384)
     output = fresh.multiply("cpu")
     output.view(torch.int32)[row, column] ^= -(1 << 31) if bit == 31 else 1 << bit
     wrong = furthest_off(output.double().numpy(), fresh.exact, fresh.limit)
@@ -112,21 +112,21 @@ def test_what_is_no_number_is_wrong(value: float, dtype: str) -> None:
     exact = np.ones((4, 4))
     got = exact.copy()
     got[2, 1] = value
-    wrong = furthest_off(got, exact, limits(dtype, exact, exact))
+    wrong = furthest_off(got, exact, error_limits(dtype, exact, exact))
     assert wrong is not None
     assert (wrong.row, wrong.column) == (2, 1)
 
 
 def test_a_wrong_output_never_becomes_the_golden_one(tmp_path: Path) -> None:
-    products = opened(tmp_path, "fp32", "n", SIZE)
+    products = open_product(tmp_path, "fp32", "n", SIZE)
     output = products.multiply("cpu")
     output[3, 4] *= 1.001
     assert not products.judge(output, STACK).is_clean
-    assert References(tmp_path).golden(products.product, STACK) is None
+    assert References(tmp_path).read_golden(products.product, STACK) is None
 
 
 def test_the_golden_output_of_another_driver_is_not_asked_for(tmp_path: Path) -> None:
-    products = opened(tmp_path, "fp32", "n", SIZE)
+    products = open_product(tmp_path, "fp32", "n", SIZE)
     output = products.multiply("cpu")
     products.judge(output, STACK)
     output.view(torch.int32)[0, 0] ^= 1  # another order of summing may do that
@@ -135,18 +135,18 @@ def test_the_golden_output_of_another_driver_is_not_asked_for(tmp_path: Path) ->
 
 
 def test_the_first_that_stores_a_reference_is_obeyed(tmp_path: Path) -> None:
-    products = opened(tmp_path, "fp32", "n", SIZE)
+    products = open_product(tmp_path, "fp32", "n", SIZE)
     bits = bits_of(products.multiply("cpu"))
     references = References(tmp_path)
     references.store_golden(products.product, STACK, bits, "n")
     references.store_golden(products.product, STACK, bits + 1, "n")
-    stored = references.golden(products.product, STACK)
+    stored = references.read_golden(products.product, STACK)
     assert stored is not None
     assert (stored == bits).all()
 
 
 def test_a_reference_has_its_provenance(tmp_path: Path) -> None:
-    opened(tmp_path, "fp32", "node7", SIZE)
+    open_product(tmp_path, "fp32", "node7", SIZE)
     (path,) = tmp_path.glob("*-exact.npz")
     with np.load(path) as file:
         reported = json.loads(str(file["provenance"]))
@@ -185,20 +185,20 @@ DAMAGES: list[Callable[[Path], object]] = [
 def test_a_damaged_reference_is_reported_with_its_path_and_not_believed(
     damage: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    opened(tmp_path, "fp32", "n", SIZE)
+    open_product(tmp_path, "fp32", "n", SIZE)
     (path,) = tmp_path.glob("*-exact.npz")
     damage(path)
     with pytest.raises(InputError, match="damaged; remove the file"):
-        opened(tmp_path, "fp32", "n", SIZE)
+        open_product(tmp_path, "fp32", "n", SIZE)
 
 
 def test_a_link_in_place_of_a_reference_is_not_followed(tmp_path: Path) -> None:
-    opened(tmp_path, "fp32", "n", SIZE)
+    open_product(tmp_path, "fp32", "n", SIZE)
     (path,) = tmp_path.glob("*-exact.npz")
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError):
-        References(tmp_path).exact(Product("fp32", SIZE, 1))
+        References(tmp_path).read_exact(ProductKey("fp32", SIZE, 1))
 
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
@@ -211,5 +211,5 @@ def test_products_on_gpus_are_rounded_as_the_tolerance_takes_them_to_be(monkeypa
     kinds = SimpleNamespace(allow_tf32=True, allow_bf16_reduced_precision_reduction=True,
                             allow_fp16_reduced_precision_reduction=True)  # fmt: skip
     monkeypatch.setattr(torch.backends.cuda, "matmul", kinds)
-    set_arithmetic()
+    set_product_precision()
     assert not any(vars(kinds).values())

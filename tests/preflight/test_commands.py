@@ -11,7 +11,7 @@ import pytest
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.processes import free_port
 from longshore.preflight.check import CheckedJob
-from longshore.preflight.travelling import NOT_FIT, rank_of, wrapped
+from longshore.preflight.travelling import NOT_FIT, rank_of_environment, wrap_command
 from longshore.scheduler.rules.attempts import TEMPFAIL
 from tests.command_line import Command
 from tests.preflight.gpus import gpu
@@ -111,14 +111,14 @@ def test_a_rank_without_the_gpu_that_it_needs_does_not_become_the_command() -> N
 
 @pytest.mark.full
 def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_the_checks_before_it() -> None:
-    line = wrapped(("echo", "never"), CheckedJob(dtype="bf16", backend="nccl"), slots=False)
+    line = wrap_command(("echo", "never"), CheckedJob(dtype="bf16", backend="nccl"), slots=False)
     assert line[:3] == ("python", "-m", "longshore.preflight")
     running = travelling(*line[3:])
     out, err = running.communicate()
     assert (running.returncode, out) == (TEMPFAIL, "")
     assert "count.type" in err
     workload = CheckedJob(dtype="bf16", backend="nccl", attachments=("host", "nic"))
-    fit = travelling(*wrapped(("echo", "--", "here"), workload, slots=True)[3:])
+    fit = travelling(*wrap_command(("echo", "--", "here"), workload, slots=True)[3:])
     assert fit.communicate() == ("-- here\n", "")
 
 
@@ -137,11 +137,11 @@ def test_a_command_that_is_not_there_is_reported() -> None:
 )  # fmt: skip
 def test_an_environment_that_is_invalid_is_reported(environment: Mapping[str, str]) -> None:
     with pytest.raises(InputError):
-        rank_of(environment)
+        rank_of_environment(environment)
 
 
 def test_a_rank_is_on_the_gpu_that_the_scheduler_gave_it() -> None:
-    reported = rank_of(
+    reported = rank_of_environment(
         {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LONGSHORE_GPUS": "2,6", "LONGSHORE_NODE": "b"}
     )
     assert (reported.rank, reported.ranks, reported.gpu, reported.node) == (5, 8, 6, "b")
@@ -164,4 +164,4 @@ def test_a_rank_checks_the_gpu_that_cuda_shows_it(visible: str | None, local: in
     gpus = [gpu(it).gpu for it in range(4)]
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": str(local), "LONGSHORE_GPUS": "2,6"}
     reported = environment if visible is None else environment | {"CUDA_VISIBLE_DEVICES": visible}
-    assert rank_of(reported, gpus).gpu == expected
+    assert rank_of_environment(reported, gpus).gpu == expected

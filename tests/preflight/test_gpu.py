@@ -29,7 +29,7 @@ def reader() -> GpuReader:
         found = open_nvml()
     except BackendError as error:
         pytest.skip(str(error))
-    if found.holders(0):
+    if found.memory_holders(0):
         pytest.skip("another process is on the GPU, such as another test")
     return found
 
@@ -45,8 +45,15 @@ def test_everything_that_can_be_read_is_read_from_a_gpu(reader: GpuReader) -> No
     assert reader.count() == len(reader.gpus())
     assert first.uuid.startswith(("GPU-", "MIG-"))
     assert 0 < first.free_bytes <= first.memory_bytes
-    assert reader.driver().driver
-    for read in (reader.uncorrected_errors, reader.rows, reader.pcie, reader.nvlinks, reader.clocks, reader.holders):
+    assert reader.driver_versions().driver
+    for read in (
+        reader.uncorrected_errors,
+        reader.remapped_rows,
+        reader.pcie,
+        reader.nvlinks,
+        reader.clock_limits,
+        reader.memory_holders,
+    ):
         read(0)
 
 
@@ -67,7 +74,7 @@ def test_a_gpu_that_is_not_shown_is_reported(reader: GpuReader) -> None:
 def test_a_process_that_holds_memory_of_the_gpu_is_named(reader: GpuReader) -> None:
     held = torch.ones(1 << 26, device="cuda")
     torch.cuda.synchronize()
-    if os.getpid() not in {it.pid for it in reader.holders(0) or ()}:
+    if os.getpid() not in {it.pid for it in reader.memory_holders(0) or ()}:
         pytest.skip("the driver reports process ids of another namespace")
     done = checked()
     assert done.returncode == 3

@@ -20,10 +20,10 @@ from longshore.preflight.check import (
     Need,
     chosen_checks,
 )
-from longshore.preflight.checks import equal_on_all, verdicts
-from longshore.preflight.compute_checks import near_median
+from longshore.preflight.checks import dcgm_findings, fail_differing_versions
+from longshore.preflight.compute_checks import fail_slow_products
 from longshore.preflight.context import Context
-from longshore.preflight.readers import Clocks, GpuProcess, NvLink, Pcie, RemappedRows
+from longshore.preflight.readers import ClockLimits, GpuProcess, NvLink, Pcie, RemappedRows
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
 from tests.preflight.gpus import ScriptedGpu, ask, gpu, node, write_port
 
@@ -48,8 +48,8 @@ SCRIPTED: list[tuple[str, Callable[[ScriptedGpu], None], CheckOutcome, str]] = [
     ("pcie.link", lambda it: setattr(it, "pcie", Pcie(1, 8, 16)), FAIL, "reseat the card"),
     ("pcie.link", lambda it: setattr(it, "pcie", Pcie(1, 16, 16)), PASS, ""),
     ("pcie.link", lambda it: setattr(it, "pcie", None), SKIPPED, ""),
-    ("clocks.thermal", lambda it: setattr(it, "clocks", Clocks(("hardware slowdown",))), FAIL, "cooling"),
-    ("clocks.thermal", lambda it: setattr(it, "clocks", Clocks((), 200.0, 400.0)), WARN, "restore"),
+    ("clocks.thermal", lambda it: setattr(it, "clocks", ClockLimits(("hardware slowdown",))), FAIL, "cooling"),
+    ("clocks.thermal", lambda it: setattr(it, "clocks", ClockLimits((), 200.0, 400.0)), WARN, "restore"),
     ("clocks.thermal", lambda it: setattr(it, "clocks", None), SKIPPED, ""),
     ("count.type", lambda it: setattr(it, "lost", True), FAIL, "restart the machine"),
     ("mem.disk", lambda it: setattr(it, "holders", [GpuProcess(1, 10**9)]), FAIL, "end what was left"),
@@ -138,7 +138,7 @@ def test_a_link_whose_faults_are_not_counted_is_no_pass(tmp_path: Path) -> None:
 def test_the_speed_of_many_gpus_is_measured_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(compute_checks, "SPEED_SIZE", 2)
-    monkeypatch.setattr(Context, "where", lambda *_: "cpu")
+    monkeypatch.setattr(Context, "torch_device", lambda *_: "cpu")
     monkeypatch.setattr("torch.cuda.synchronize", lambda _: clock.__setitem__(0, clock[0] + 0.005))
     monkeypatch.setattr(compute_checks, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     gpus = tuple(range(16))
@@ -246,12 +246,12 @@ def reported(**texts: str) -> dict[str, CheckFinding]:
     ],
 )
 def test_a_node_with_another_driver_than_most_fails(texts: dict[str, str], bad: set[str]) -> None:
-    assert set(equal_on_all(reported(**texts))) == bad
+    assert set(fail_differing_versions(reported(**texts))) == bad
 
 
 def test_a_node_that_computes_at_less_than_nine_tenths_of_the_median_fails() -> None:
     rates = {"a": 1.0, "b": 0.89, "c": 0.91, "d": 1.1}
-    assert set(near_median({node: CheckFinding(PASS, figure=rate) for node, rate in rates.items()})) == {"b"}
+    assert set(fail_slow_products({node: CheckFinding(PASS, figure=rate) for node, rate in rates.items()})) == {"b"}
 
 
 DCGM = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [
@@ -261,13 +261,13 @@ DCGM = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", "t
 
 
 def test_diagnostics_of_the_vendor_are_reported_test_by_test() -> None:
-    found = {it.device: it.outcome for it in verdicts(DCGM)}
+    found = {it.device: it.outcome for it in dcgm_findings(DCGM)}
     assert found == {"Denylist": PASS, "gpu 0 PCIe": PASS, "gpu 1 PCIe": FAIL}
 
 
 @pytest.mark.parametrize("output", ["", "Error: unable to connect", "{}", "[1, 2]", '{"name": "x", "results": [{}]}'])
 def test_diagnostics_without_results_are_no_pass(output: str) -> None:
-    assert {it.outcome for it in verdicts(output)} == {INCOMPLETE}
+    assert {it.outcome for it in dcgm_findings(output)} == {INCOMPLETE}
 
 
 def test_a_gpu_that_was_replaced_is_reported(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_gpu_is_the_same_to_cuda_and_to_nvml_or_the_check_is_incomplete(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     context = node(tmp_path, [gpu(it) for it in range(4)])
-    assert [context.where(it) for it in shown] == [f"cuda:{at}" for at in range(len(shown))]
+    assert [context.torch_device(it) for it in shown] == [f"cuda:{at}" for at in range(len(shown))]
     for hidden in {0, 1, 2, 3} - set(shown):
         (found,) = ask(context, "job.sample", [hidden])
         assert found.outcome is INCOMPLETE
@@ -360,7 +360,7 @@ def test_a_process_warms_up_on_its_own_gpus_alone_and_rounds_as_the_tolerance_as
         reported.append(context.chosen.gpus)
         return []
 
-    monkeypatch.setattr(warm_worker, "set_arithmetic", lambda: reported.append("set"))
+    monkeypatch.setattr(warm_worker, "set_product_precision", lambda: reported.append("set"))
     monkeypatch.setattr(warm_worker, "find_check", lambda name: SimpleNamespace(run=note))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     warm_worker._warm_up(node(tmp_path, [gpu(it) for it in range(4)], **place))
@@ -381,7 +381,7 @@ def test_a_gpu_to_which_nothing_is_copied_is_found_also_behind_one_that_is_well(
         asked.append("copy")
         return to if lazy is not None and (len(asked) - 1) // 2 == lazy else copy(to, source)
 
-    monkeypatch.setattr(Context, "where", lambda _, gpu: "cpu")
+    monkeypatch.setattr(Context, "torch_device", lambda _, gpu: "cpu")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda it: it)
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)

@@ -34,7 +34,7 @@ def test_three_failures_end_in_waiting_with_the_evidence_of_all_three(rounds: li
     tries, evidence = PlacementTries(0.0), list[str]()
     for number, report in enumerate((it for it in rounds if not it.passed), start=1):
         evidence += report.diagnostics()
-        tries = tries.after(report)
+        tries = tries.with_failed_round(report)
         assert tries.are_used_up(1.0) == (number == MAX_TRIES)
         assert list(tries.diagnostics) == evidence
 
@@ -42,12 +42,12 @@ def test_three_failures_end_in_waiting_with_the_evidence_of_all_three(rounds: li
 @given(TRIES, reports().filter(lambda it: not it.passed), NOW_S)
 def test_no_job_tries_other_nodes_after_a_minute(before: PlacementTries, report: RoundReport, now_s: float) -> None:
     if now_s - before.since_s >= MAX_TRYING_S:
-        assert before.after(report).are_used_up(now_s)
+        assert before.with_failed_round(report).are_used_up(now_s)
 
 
 @given(reports())
 def test_each_thing_that_is_wrong_has_a_line_that_names_node_check_and_evidence(report: RoundReport) -> None:
     lines = report.diagnostics()
-    assert len(lines) == len(report.bad)
-    for line, result in zip(lines, report.bad, strict=True):
+    assert len(lines) == len(report.bad_results)
+    for line, result in zip(lines, report.bad_results, strict=True):
         assert line.startswith(f"{result.node}: gemm.ref: {result.outcome}: got 2.0")

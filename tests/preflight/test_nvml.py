@@ -22,19 +22,19 @@ from longshore.preflight.readers import GpuLostError
 from longshore.preflight.readers import open_nvml
 
 reader = open_nvml()
-print(reader.driver())
+print(reader.driver_versions())
 for gpu in reader.gpus():
     print(gpu)
 for gpu in range(4):
-    for read in (reader.uncorrected_errors, reader.rows, reader.pcie, reader.nvlinks, reader.clocks, reader.holders,
-                 reader.reset_clocks):
+    for read in (reader.uncorrected_errors, reader.remapped_rows, reader.pcie, reader.nvlinks, reader.clock_limits,
+                 reader.memory_holders, reader.reset_clocks):
         try:
             print(gpu, read.__name__, read(gpu))
         except GpuLostError as error:
             print(gpu, read.__name__, "lost")
 """
 REPORTED = """\
-Driver(driver='580.65.06', library='13.580.65', firmware='96.00')
+DriverVersions(driver='580.65.06', library='13.580.65', firmware='96.00')
 GpuInfo(index=0, uuid='GPU-0', name='NVIDIA H100', pci='00000000:0F:00.0', memory_bytes=85899345920, \
 free_bytes=84825604096)
 GpuInfo(index=1, uuid='GPU-1', name='NVIDIA H100', pci='00000000:10:00.0', memory_bytes=85899345920, \
@@ -42,34 +42,34 @@ free_bytes=84825604096)
 GpuInfo(index=2, uuid='GPU-2', name='NVIDIA H100', pci='00000000:11:00.0', memory_bytes=85899345920, \
 free_bytes=84825604096)
 0 uncorrected_errors 0
-0 rows RemappedRows(corrected=1, uncorrected=2, pending=False, failed=False)
+0 remapped_rows RemappedRows(corrected=1, uncorrected=2, pending=False, failed=False)
 0 pcie Pcie(generation=5, width=8, max_width=16)
 0 nvlinks [NvLink(link=0, active=True, remote_pci='00000000:10:00.0', recoveries=10, replays=0, crc_errors=20), \
 NvLink(link=1, active=False, remote_pci='00000000:10:00.0', recoveries=11, replays=1, crc_errors=21)]
-0 clocks Clocks(reasons=(), power_limit_w=400.0, default_power_limit_w=700.0)
-0 holders []
+0 clock_limits ClockLimits(reasons=(), power_limit_w=400.0, default_power_limit_w=700.0)
+0 memory_holders []
 0 reset_clocks None
 1 uncorrected_errors 1
-1 rows RemappedRows(corrected=1, uncorrected=2, pending=True, failed=False)
+1 remapped_rows RemappedRows(corrected=1, uncorrected=2, pending=True, failed=False)
 1 pcie Pcie(generation=5, width=8, max_width=16)
 1 nvlinks [NvLink(link=0, active=True, remote_pci='00000000:0F:00.0', recoveries=10, replays=0, crc_errors=20), \
 NvLink(link=1, active=False, remote_pci='00000000:0F:00.0', recoveries=11, replays=1, crc_errors=21)]
-1 clocks Clocks(reasons=('hardware thermal slowdown',), power_limit_w=400.0, default_power_limit_w=700.0)
-1 holders [GpuProcess(pid=4321, bytes=1073741824)]
+1 clock_limits ClockLimits(reasons=('hardware thermal slowdown',), power_limit_w=400.0, default_power_limit_w=700.0)
+1 memory_holders [GpuProcess(pid=4321, bytes=1073741824)]
 1 reset_clocks None
 2 uncorrected_errors None
-2 rows None
+2 remapped_rows None
 2 pcie None
 2 nvlinks None
-2 clocks None
-2 holders None
+2 clock_limits None
+2 memory_holders None
 2 reset_clocks None
 3 uncorrected_errors lost
-3 rows lost
+3 remapped_rows lost
 3 pcie lost
 3 nvlinks lost
-3 clocks lost
-3 holders lost
+3 clock_limits lost
+3 memory_holders lost
 3 reset_clocks lost
 """
 RUN_CHECKS = """

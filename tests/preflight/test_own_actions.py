@@ -16,11 +16,11 @@ from longshore.preflight.check import (
     CheckOutcome,
     CheckResult,
     RoundReport,
+    check_limit_s,
     find_check,
-    limit_of,
 )
 from longshore.preflight.context import CheckScope
-from longshore.preflight.travelling import wrapped
+from longshore.preflight.travelling import wrap_command
 from longshore.preflight.warm_worker import CheckRequest, run_check
 from longshore.scheduler.control.node_checks import quarantine_findings
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
@@ -99,9 +99,9 @@ def test_a_sample_that_cannot_be_run_is_reported(command: tuple[str, ...], tmp_p
 def test_only_a_sample_of_its_own_has_the_time_that_the_job_file_gives_it() -> None:
     check = find_check(JOB_SAMPLE)
     own = checked_job_of(JobFile.model_validate({"command": ["x"], "sample": {"command": ["y"], "limit_s": 90}}))
-    assert (own.sample, limit_of(check, 1, own)) == (("y",), 90.0)
-    assert limit_of(check, 1, CheckedJob()) == check.limit_at(1)
-    assert limit_of(find_check("gemm.ref"), 1, own) == find_check("gemm.ref").limit_at(1)
+    assert (own.sample, check_limit_s(check, 1, own)) == (("y",), 90.0)
+    assert check_limit_s(check, 1, CheckedJob()) == check.limit_s_at(1)
+    assert check_limit_s(find_check("gemm.ref"), 1, own) == find_check("gemm.ref").limit_s_at(1)
 
 
 def test_what_a_sample_of_the_job_finds_puts_nothing_into_quarantine() -> None:
@@ -144,7 +144,7 @@ def test_what_a_job_asks_of_its_checks_travels_with_it() -> None:
         "command": ["train"], "sample": {"command": ["two", "steps"], "limit_s": 9},
         "gpu_settings": {"clock_mhz": 1410, "power_w": 300},
     })  # fmt: skip
-    line = wrapped(spec.command, checked_job_of(spec, link_bytes_per_s=1e9), slots=False, scratch=Path("/scratch"))
+    line = wrap_command(spec.command, checked_job_of(spec, link_bytes_per_s=1e9), slots=False, scratch=Path("/scratch"))
     reported = dict(itertools.pairwise(line))
     assert (reported["--sample"], reported["--sample-limit"]) == ('["two", "steps"]', "9.0")
     assert (reported["--gpu-clock"], reported["--gpu-power"]) == ("1410", "300.0")
@@ -153,7 +153,7 @@ def test_what_a_job_asks_of_its_checks_travels_with_it() -> None:
         "/scratch",
         "train",
     )
-    bare = wrapped(("train",), CheckedJob(), slots=False)
+    bare = wrap_command(("train",), CheckedJob(), slots=False)
     assert not any(it.startswith(("--sample", "--gpu", "--link", "--scratch")) for it in bare)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.preflight.context import Context, NodeSetup
-from longshore.preflight.readers import XidLine, read_log, read_ports, same_gpu, xid_lines
+from longshore.preflight.readers import XidLine, is_line_of_gpu, read_kernel_log, read_ports, xid_lines
 from tests.preflight.gpus import write_port
 
 
@@ -37,7 +37,7 @@ def test_what_is_invalid_in_a_counter_is_left_out(content: bytes, tmp_path: Path
 def test_counters_rise_by_what_was_added_since_the_last_fall(values: list[int]) -> None:
     context, before = Context(NodeSetup("n1", Path()), None), values[0]
     for now in values:
-        was, seen = context.counted("port", {"link_downed": now})["link_downed"]
+        was, seen = context.update_counters("port", {"link_downed": now})["link_downed"]
         assert seen == now
         assert now - was == max(0, now - before)
         before = now
@@ -61,13 +61,13 @@ def test_faults_are_found_in_lines_with_and_without_a_head() -> None:
     [("00000000:0F:00.0", True), ("0000:0f:00.0", True), ("00000001:0F:00.0", False), ("00000000:1F:00.0", False)],
 )
 def test_a_fault_belongs_to_the_gpu_at_its_address(pci: str, same: bool) -> None:  # noqa: FBT001
-    assert same_gpu(pci, XidLine(0.0, "0000:0f:00", 79, "")) == same
+    assert is_line_of_gpu(pci, XidLine(0.0, "0000:0f:00", 79, "")) == same
 
 
 def test_a_log_is_read_to_its_end_and_a_pipe_without_a_writer_does_not_hang(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("a\n" * 10_000 + "last, without an end")
-    assert read_log(log) == ["a"] * 10_000 + ["last, without an end"]
+    assert read_kernel_log(log) == ["a"] * 10_000 + ["last, without an end"]
     os.mkfifo(tmp_path / "pipe")
-    assert read_log(tmp_path / "pipe") == []
-    assert read_log(tmp_path / "none") is None
+    assert read_kernel_log(tmp_path / "pipe") == []
+    assert read_kernel_log(tmp_path / "none") is None

@@ -17,7 +17,7 @@ from longshore.preflight.check import CheckedJob, CheckOutcome, CheckStage, Roun
 from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import clean_up, run_round
 from longshore.preflight.warm import MAX_GROUPS, LocalNode
-from longshore.preflight.warm_worker import MAX_FINDINGS, Target, read_reply, reply_of, serve_node
+from longshore.preflight.warm_worker import MAX_FINDINGS, Target, decode_reply, encode_reply, serve_node
 from tests.scheduler.served import until
 from tests.support import processes
 
@@ -41,7 +41,7 @@ def checked(nodes: Mapping[str, LocalNode], level: int = 1) -> RoundReport:
 
 
 def evidence(report: RoundReport, node: str) -> tuple[str, str]:
-    (result,) = [it for it in report.bad if it.node == node]
+    (result,) = [it for it in report.bad_results if it.node == node]
     assert result.wanted
     assert result.action
     return result.check, result.got
@@ -94,8 +94,8 @@ def test_a_node_that_sends_a_wrong_value_is_isolated(names: tuple[str, ...], tmp
     with started(tmp_path, {"n1": faulty_nodes.adds_one}, names) as nodes:
         report = checked(nodes)
     assert report.bad_nodes == {"n1"}
-    assert {it.check for it in report.bad} == {"reduce.answer", "pair.isolate"}
-    assert all("[1000]" in it.got for it in report.bad if it.check == "reduce.answer")
+    assert {it.check for it in report.bad_results} == {"reduce.answer", "pair.isolate"}
+    assert all("[1000]" in it.got for it in report.bad_results if it.check == "reduce.answer")
     assert {it.node for it in report.warnings} == set(names) - {"n1"}
 
 
@@ -176,8 +176,8 @@ from longshore.preflight.context import NodeSetup
 from longshore.preflight.warm import LocalNode
 if __name__ == "__main__":
     node = LocalNode(NodeSetup("n0", Path({str(tmp_path)!r}), slots=True))
-    node.begin()
-    assert node.is_warm()
+    node.start()
+    assert node.wait_until_warm()
     print(node.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -251,14 +251,14 @@ NO_ANSWERS = [
 @pytest.mark.parametrize("content", NO_ANSWERS)
 def test_an_answer_that_is_none_is_refused(content: bytes) -> None:
     with pytest.raises(BackendError):
-        read_reply(content)
+        decode_reply(content)
 
 
 def test_an_answer_survives_its_way_and_is_bounded() -> None:
     from longshore.preflight.check import failed
 
     many = [failed("gpu 1", "x" * 10**6, "y", "z")] * (MAX_FINDINGS + 5)
-    answer = read_reply(reply_of(3, many, 0.5))
+    answer = decode_reply(encode_reply(3, many, 0.5))
     assert (answer.number, answer.seconds, len(answer.findings)) == (3, 0.5, MAX_FINDINGS)
     assert answer.findings[0].outcome is CheckOutcome.FAIL
     assert len(answer.findings[0].got) == 1000
@@ -267,5 +267,5 @@ def test_an_answer_survives_its_way_and_is_bounded() -> None:
 def test_every_check_of_the_catalogue_has_a_limit_and_words() -> None:
     for check in all_checks():
         assert find_check(check.name) is check
-        assert 0.0 < check.limit_s <= check.limit_at(2) <= check.limit_at(3)
+        assert 0.0 < check.limit_s <= check.limit_s_at(2) <= check.limit_s_at(3)
         assert check.about

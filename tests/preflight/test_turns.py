@@ -152,7 +152,7 @@ def exchanged(wire: Wire, size: int, monkeypatch: pytest.MonkeyPatch) -> list[fl
         gpu.begin()
         twin, part = cast("Any", Twin(wire, rank, gpu)), cast("Any", Part(rank))
         try:
-            return NeighbourExchange(twin, rank, size, part, timedelta(seconds=wire.patience_s)).took_s()
+            return NeighbourExchange(twin, rank, size, part, timedelta(seconds=wire.patience_s)).exchange_s()
         except RuntimeError as error:
             return str(error)
 

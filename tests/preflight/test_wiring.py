@@ -20,10 +20,10 @@ from longshore.preflight.wiring import (
     PortFacts,
     PortPlan,
     criteria_of,
-    learn,
-    plan_of,
+    learned_blueprint,
+    node_plan_of,
     read_blueprint,
-    read_facts,
+    read_port_facts,
     write_blueprint,
 )
 from tests.preflight.gpus import ask, gpu, node, write_port
@@ -129,18 +129,18 @@ def test_the_other_end_of_a_link_between_gpus_is_held_against_the_plan(tmp_path:
 def test_what_is_seen_is_learned_and_parts_that_come_and_go_are_reported(tmp_path: Path) -> None:
     write_port(tmp_path / "infiniband", "mlx5_0/1")
     context, path = node(tmp_path, [gpu(0), gpu(1)]), tmp_path / "learned.yaml"
-    first, changes = learn(Blueprint(), {"n1": plan_of(ask(context, "wiring.seen"))})
+    first, changes = learned_blueprint(Blueprint(), {"n1": node_plan_of(ask(context, "wiring.seen"))})
     assert changes[:1] == ["n1 gpu 0: added, GPU-0"]
     assert len(changes) == 3
     write_blueprint(path, first)
     assert read_blueprint(path) == first
     assert planned(tmp_path, path.read_text()) == {"mlx5_0/1": CheckOutcome.SKIPPED}  # its transceiver is unknown
     seen = NodePlan(gpus={0: "GPU-0", 1: "GPU-new"}, ports={"mlx5_1/1": PortPlan()})
-    second, changes = learn(first, {"n1": seen, "n2": NodePlan()})
+    second, changes = learned_blueprint(first, {"n1": seen, "n2": NodePlan()})
     assert {it.partition(",")[0] for it in changes} == {
         "n1 gpu 1: GPU-1 became GPU-new", "n1 port mlx5_0/1: removed", "n1 port mlx5_1/1: added",
     }  # fmt: skip
-    assert learn(second, {"n1": seen}) == (second, [])
+    assert learned_blueprint(second, {"n1": seen}) == (second, [])
 
 
 GPUS = st.dictionaries(st.integers(0, 3), st.sampled_from("xy"))
@@ -152,8 +152,8 @@ def test_learning_twice_changes_nothing_more_and_leaves_other_nodes(
     before: dict[str, NodePlan], seen: dict[str, NodePlan]
 ) -> None:
     old = Blueprint(nodes=before)
-    learned, _ = learn(old, seen)
-    assert learn(learned, seen) == (learned, [])
+    learned, _ = learned_blueprint(old, seen)
+    assert learned_blueprint(learned, seen) == (learned, [])
     assert {node: learned.nodes[node] for node in before if node not in seen} == {
         node: plan for node, plan in before.items() if node not in seen
     }
@@ -177,6 +177,6 @@ def test_facts_that_cannot_be_used_are_reported_with_their_path(content: bytes, 
     path = tmp_path / "facts.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"facts\.json"):
-        read_facts(path)
+        read_port_facts(path)
     with pytest.raises(InputError, match=r"facts\.json"):
-        read_facts(tmp_path / "none" / "facts.json")
+        read_port_facts(tmp_path / "none" / "facts.json")

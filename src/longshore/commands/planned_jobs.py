@@ -269,7 +269,9 @@ def plan_job(
         rest["command"] += ["--steps", str(plan.iterations), "--checkpoints", CHECKPOINT_FOLDER]
     for line in (*words, *_plan_lines(plan_request, plan, is_plain=is_plain)):
         report(line)
-    planned = plan_file_of(plan_request, plan).model_copy(update={"iteration": _placed_iteration(plan_request, plan, here)})
+    planned = plan_file_of(plan_request, plan).model_copy(
+        update={"iteration": _placed_iteration(plan_request, plan, here)}
+    )
     known, demands = _job_figures(plan_request, plan, planned, here), _job_demands(plan_request, plan, rest)
     return {**known, **rest, **demands, "plan": planned.model_dump(mode="json", exclude_defaults=True)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..preflight.check import MAX_LEVEL, Check, CheckedJob, CheckFinding, CheckOutcome, CheckStage, Need
 from ..preflight.context import CheckGroup, CheckScope, Context, NodeSetup, open_context
-from ..preflight.warm_worker import read_reply, reply_of
+from ..preflight.warm_worker import decode_reply, encode_reply
 
 WORDS, RUNS = 120, 3  # characters of `about`; times that it is run
 
@@ -29,7 +29,7 @@ def check_preflight_check(check: Check) -> None:
     _check_fields(check)
     with tempfile.TemporaryDirectory() as folder:
         context = _one_node_context(check, Path(folder))
-        if any(context.lacks(need) is not None for need in check.needs):
+        if any(context.why_unmet(need) is not None for need in check.needs):
             return
         took_s = float("inf")
         for run in range(RUNS):  # the shortest counts: others want the processor, too
@@ -40,7 +40,7 @@ def check_preflight_check(check: Check) -> None:
     for finding in found:
         assert isinstance(finding, CheckFinding), f"it found {finding!r}, which is no Finding"
         _check_finding(finding)
-    received = read_reply(reply_of(1, found, took_s)).findings
+    received = decode_reply(encode_reply(1, found, took_s)).findings
     assert [each.outcome for each in received] == [each.outcome for each in found], "its findings change in transit"
 
 
