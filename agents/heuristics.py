@@ -85,7 +85,7 @@ def pick_first_fit(sim: Simulation, row: int, patience: float) -> bool:
 
 
 @kernel
-def pack_node(sim: Simulation, row: int) -> int:
+def best_fit_node(sim: Simulation, row: int) -> int:
     """Return the node where the GPUs still needed leave the smallest hole; else the one with most free."""
     free = sim.state.free
     need = sim.state.need[row]
@@ -111,8 +111,8 @@ def pack_node(sim: Simulation, row: int) -> int:
 
 
 @kernel
-def pack_hazard_node(sim: Simulation, row: int) -> int:
-    """Return what `pack_node` would, lemons only when no other node has free GPUs."""
+def best_fit_healthy_node(sim: Simulation, row: int) -> int:
+    """Return what `best_fit_node` would without lemons; a lemon only when no other node has free GPUs."""
     free = sim.state.free
     lemon = sim.state.lemon[row]
     healthy = 0
@@ -120,11 +120,11 @@ def pack_hazard_node(sim: Simulation, row: int) -> int:
         if lemon[node] == 0:
             healthy += free[row, node]
     if healthy == 0:
-        return pack_node(sim, row)
+        return best_fit_node(sim, row)
     # The lemons' free GPUs are hidden for one call, so that the rule itself stands once.
     for node in range(free.shape[1]):
         free[row, node] *= 1 - 2 * lemon[node]
-    best = pack_node(sim, row)
+    best = best_fit_node(sim, row)
     for node in range(free.shape[1]):
         free[row, node] *= 1 - 2 * lemon[node]
     return best
@@ -134,7 +134,7 @@ def pack_hazard_node(sim: Simulation, row: int) -> int:
 def pick_pack(sim: Simulation, row: int, patience: float) -> bool:
     """Pick all GPUs of the current job node by node."""
     while sim.state.need[row] > 0:
-        take_node(sim, row, pack_node(sim, row))
+        take_node(sim, row, best_fit_node(sim, row))
     return True
 
 
@@ -142,12 +142,12 @@ def pick_pack(sim: Simulation, row: int, patience: float) -> bool:
 def pick_pack_hazard(sim: Simulation, row: int, patience: float) -> bool:
     """Pick all GPUs of the current job node by node."""
     while sim.state.need[row] > 0:
-        take_node(sim, row, pack_hazard_node(sim, row))
+        take_node(sim, row, best_fit_healthy_node(sim, row))
     return True
 
 
 @kernel
-def spread_node(sim: Simulation, row: int) -> int:
+def worst_fit_node(sim: Simulation, row: int) -> int:
     """Return the node with most free GPUs (worst fit)."""
     free = sim.state.free
     best = 0
@@ -161,7 +161,7 @@ def spread_node(sim: Simulation, row: int) -> int:
 def pick_spread(sim: Simulation, row: int, patience: float) -> bool:
     """Pick all GPUs of the current job node by node."""
     while sim.state.need[row] > 0:
-        take_node(sim, row, spread_node(sim, row))
+        take_node(sim, row, worst_fit_node(sim, row))
     return True
 
 

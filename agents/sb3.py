@@ -82,7 +82,7 @@ class SavedModel(NamedTuple):
     data: Mapping[str, Any]
     weights: Weights
 
-    def text(self, *names: str) -> str:
+    def text_under(self, *names: str) -> str:
         """Return the data under nested names as text in one line; "" if there is none."""
         found: Any = self.data
         for name in names:
@@ -111,7 +111,7 @@ class ModelSpaces(NamedTuple):
         """Both sizes in words."""
         return f"it takes observations of {self.size} numbers and {self.actions} actions"
 
-    def match(self, environment: EnvironmentOptions) -> bool:
+    def matches(self, environment: EnvironmentOptions) -> bool:
         """Whether an environment has these spaces."""
         gpus, nodes = sum(environment.node_gpus), len(environment.node_gpus)
         size = observation_size(environment.observation, environment.action, gpus, nodes)
@@ -140,7 +140,7 @@ def import_model(path: Path, hints: EnvironmentHints) -> tuple[Schema, Network]:
     saved = read_saved_model(path)
     layers = _saved_layers(path, saved)
     space = saved.data.get("observation_space")
-    low, high = (_printed_numbers(saved.text("observation_space", name)) for name in ("low", "high"))
+    low, high = (_printed_numbers(saved.text_under("observation_space", name)) for name in ("low", "high"))
     options = space.get(OPTIONS_ATTRIBUTE) if isinstance(space, Mapping) else None
     environment = environment_options(str(path), options, ModelSpaces(*_space_sizes(saved.weights), low, high), hints)
     return convert_mlp_policy(environment, saved.weights, layers, _algorithm_name(path, saved))
@@ -175,7 +175,7 @@ def _layer_indices(sizes: tuple[int, ...]) -> range:
 
 
 def _algorithm_name(path: Path, saved: SavedModel) -> str:
-    module = saved.text("policy_class", "__module__")
+    module = saved.text_under("policy_class", "__module__")
     if module not in SB3_POLICY_MODULES:
         shown = f"{module:.100}" if module else "no class that it names"
         raise CheckpointError(
@@ -193,10 +193,10 @@ def _saved_layers(path: Path, saved: SavedModel) -> HiddenLayers:
         CheckpointError: If it is none of MlpPolicy.
     """
     _algorithm_name(path, saved)
-    extractor = saved.text("policy_kwargs", "features_extractor_class")
+    extractor = saved.text_under("policy_kwargs", "features_extractor_class")
     if extractor and EXTRACTOR not in extractor:
         raise CheckpointError(f"{path}: it has a features extractor of its own ({extractor:.100}); {LIVE_MODEL_HINT}")
-    text = saved.text("policy_kwargs", "activation_fn")
+    text = saved.text_under("policy_kwargs", "activation_fn")
     name = text.rstrip("'>").rpartition(".")[2]
     activations = {kind.__name__: activation for activation, kind in ACTIVATIONS.items()}
     if text and name not in activations:
@@ -266,7 +266,7 @@ def environment_options(
         environment = EnvironmentOptions.model_validate(options)
     except ValidationError as error:
         raise CheckpointError(f"{source}: the options in its observation space are not those of Longshore") from error
-    if not spaces.match(environment):
+    if not spaces.matches(environment):
         raise CheckpointError(f"{source}: {spaces.text}, and its environment has others")
     for what, value, is_other in (
         ("observation", environment.observation, hints.observation not in (None, environment.observation)),
@@ -286,7 +286,7 @@ def _infer_environment(source: str, spaces: ModelSpaces, hints: EnvironmentHints
         if hints.observation in (None, observation) and hints.waiting in (None, waiting)
     ]  # fmt: skip
     known = hints.node_gpus or HETERO64_NODE_GPUS
-    found = [one for one in possible if spaces.match(one) and (one.observation != "full" or one.node_gpus == known)]
+    found = [one for one in possible if spaces.matches(one) and (one.observation != "full" or one.node_gpus == known)]
     # Of the patent's observations only the number of GPUs counts.
     alike = {
         (one.action, one.observation, one.waiting, () if one.observation != "full" else one.node_gpus) for one in found

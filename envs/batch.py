@@ -472,7 +472,7 @@ class Batch:
         unfinished: NDArray[np.bool_] = state.finished < self.problem.scenarios.jobs[state.scenario]
         return self.ended & unfinished
 
-    def returns(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def episode_returns(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the sum of rewards so far of some rows, without their rounding; shape of `rows`."""
         scenario = self.sim.state.scenario[rows]
         paid: NDArray[np.float64] = (self._credit_s[scenario] - self._paid_s[rows]) / self.unit_s[scenario]
@@ -561,7 +561,7 @@ def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, A
     for jct_s in (figures.mean_jct_s, figures.p99_jct_s):
         jct_s[unfinished] = np.nan
     columns = {
-        "r": batch.returns(rows),
+        "r": batch.episode_returns(rows),
         "l": batch.steps[rows],
         "scenario": run,
         "decisions": outcome.decisions,

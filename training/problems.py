@@ -103,7 +103,7 @@ TRACE_LOAD = 0.85  # offered where policies are compared
 MIN_TRACE_JOBS = 2 * WINDOW_JOBS  # of a trace, so that its parts have any
 
 
-class Windows(NamedTuple):
+class WindowSelection(NamedTuple):
     """Which windows of a trace are taken."""
 
     part: tuple[float, float]  # of the trace, in order of time
@@ -129,15 +129,15 @@ def trace_problems(request: ProblemRequest) -> Problems:
         ]
     # Many traces have many windows together: more draws of each would only take longer.
     runs = None if len(request.traces) == 1 else RUNS
-    validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
+    validated = WindowSelection(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
     return Problems(
         tuple(trained), tuple(trace_windows(request, regime, validated, (TRACE_LOAD,)) for regime in request.regimes)
     )
 
 
-def _training_windows(request: ProblemRequest, windows: int) -> Windows:
+def _training_windows(request: ProblemRequest, windows: int) -> WindowSelection:
     each = max(1, windows // len(request.traces) // len(request.loads))
-    return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(request.seed), disjoint=False)
+    return WindowSelection(TRAINED_PART, each, TRAINED_RUNS, training_key(request.seed), disjoint=False)
 
 
 def regimes_on_other_clusters(request: ProblemRequest) -> list[tuple[Regime, PresetSite]]:
@@ -152,7 +152,7 @@ def regimes_on_other_clusters(request: ProblemRequest) -> list[tuple[Regime, Pre
 def trace_windows(
     request: ProblemRequest,
     regime: Regime,
-    windows: Windows,
+    windows: WindowSelection,
     loads: tuple[float, ...],
     site: PresetSite = HETERO64_SITE,
 ) -> Problem:
@@ -178,7 +178,12 @@ def trace_windows(
 
 
 def _windows_on_cluster(
-    setup: ClusterSetup, faults: FaultTrace | None, workload: Workload, regime: Regime, windows: Windows, load: float
+    setup: ClusterSetup,
+    faults: FaultTrace | None,
+    workload: Workload,
+    regime: Regime,
+    windows: WindowSelection,
+    load: float,
 ) -> Problem:
     cluster = setup.cluster
     found = windows_of(

@@ -63,15 +63,15 @@ class Progress(NamedTuple):
 OnProgress = Callable[[Progress], None]
 
 
-class Spent(NamedTuple):
+class TimeSpent(NamedTuple):
     """What a run has taken so far, all its sessions together."""
 
     wall_s: float = 0.0
     core_s: float = 0.0  # CPU time
 
 
-def _times_now() -> Spent:
-    return Spent(time.monotonic(), time.process_time())
+def _times_now() -> TimeSpent:
+    return TimeSpent(time.monotonic(), time.process_time())
 
 
 def _rename_to_come_first(files: list[Path]) -> None:
@@ -129,14 +129,14 @@ class RunFolder:
         self._opened, self._before = _times_now(), self._read_spent()
         self._read_score()
 
-    def _read_spent(self) -> Spent:
+    def _read_spent(self) -> TimeSpent:
         path = self.path / SPENT
         if path.exists():
             with suppress(OSError, ValueError, TypeError, RecursionError):
-                return Spent(**json.loads(path.read_text()))
-        return Spent()
+                return TimeSpent(**json.loads(path.read_text()))
+        return TimeSpent()
 
-    def _write_json(self, name: str, values: Spent | Score) -> None:
+    def _write_json(self, name: str, values: TimeSpent | Score) -> None:
         """Write a small file; a process that is cut off leaves it as it was."""
         with replacing(self.path / name) as part:
             part.write_text(json.dumps(values._asdict()) + "\n")
@@ -175,7 +175,7 @@ class RunFolder:
     def record_progress(self, steps: int) -> None:
         """Write the metrics recorded since the last time, and report the progress."""
         rate = (steps - self._began_at) / max(time.monotonic() - self._began, 1e-9)
-        spent = Spent(
+        spent = TimeSpent(
             *(was + now - then for was, now, then in zip(self._before, _times_now(), self._opened, strict=True))
         )
         self._write_json(SPENT, spent)

@@ -24,7 +24,7 @@ from .problems import (
     TRACE_LOAD,
     TRAINED_PART,
     ProblemRequest,
-    Windows,
+    WindowSelection,
     later_problem,
     trace_windows,
     tuning_problem,
@@ -159,8 +159,8 @@ def compare_on_later_windows(
     for number, path in enumerate(request.traces):
         alone = request._replace(traces=(path,))
         for regime in request.regimes:
-            tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
-            later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
+            tuned = WindowSelection(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+            later = WindowSelection(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
             rival = tuned_patient(trace_windows(alone, regime, tuned, (TRACE_LOAD,)), by)
             problem = trace_windows(alone, regime, later, (TRACE_LOAD,))
             logs.append(np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)))
@@ -175,9 +175,9 @@ def _compare_with_best(request: ProblemRequest, policy: Policy, by: Weighting) -
     found, logs = [], []
     for number, path in enumerate(request.traces):
         alone = request._replace(traces=(path,))
-        tuned = Windows(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
-        later = Windows(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
-        best = best_pair(trace_windows(alone, request.regimes[0], tuned, (TRACE_LOAD,)), by)
+        tuned = WindowSelection(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+        later = WindowSelection(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
+        best = best_order_and_heuristic(trace_windows(alone, request.regimes[0], tuned, (TRACE_LOAD,)), by)
         for regime in request.regimes:
             problem = trace_windows(alone, regime, later, (TRACE_LOAD,))
             logs.append(_log_ratios(problem, policy, best, by))
@@ -196,7 +196,7 @@ def compare_on_history(path: Path, policy: Policy, weighting: Weighting | None =
     found = compare_policies(path.name, problem, policy, rival, rival.patience, by)
     if weighting is None:
         return (found,)
-    best = best_pair(past, by)
+    best = best_order_and_heuristic(past, by)
     return found, _comparison(path.name, _log_ratios(problem, policy, best, by), math.nan, str(best))
 
 
@@ -214,7 +214,7 @@ class OrderAndHeuristic(NamedTuple):
         return problem._replace(rules=problem.rules._replace(order=ORDERS[self.order]))
 
 
-def best_pair(problem: Problem, by: Weighting) -> OrderAndHeuristic:
+def best_order_and_heuristic(problem: Problem, by: Weighting) -> OrderAndHeuristic:
     """Return the order and the heuristic that do best on a problem, of Longshore's own and `patient` at each factor."""
     patients = [patient_with_factor(factor) for factor in FACTORS] if problem.rules.waiting else []
     pairs = [

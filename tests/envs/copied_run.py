@@ -72,7 +72,7 @@ def step(env: Any, chosen: np.ndarray) -> tuple[Any, ...]:
         last = env.observations.copy(), env.rewards.copy(), env.ended.copy()
         if env.ended.any():
             env.reset_rows(np.flatnonzero(env.ended))
-        return *last, env.masks, env.returns(np.arange(ROWS))
+        return *last, env.masks, env.episode_returns(np.arange(ROWS))
     if isinstance(env, PlacementEnv):
         seen: Any
         *seen, info = env.step(chosen[0])

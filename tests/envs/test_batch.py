@@ -13,7 +13,9 @@ def steps(batch: Batch, count: int, draws: int) -> list[bytes]:
     for _ in range(count):
         batch.step(open_actions(batch.masks, rng))
         over = np.flatnonzero(batch.ended)
-        seen += [array.tobytes() for array in (batch.rewards, batch.observations, batch.returns(over), batch.steps)]
+        seen += [
+            array.tobytes() for array in (batch.rewards, batch.observations, batch.episode_returns(over), batch.steps)
+        ]
         batch.reset_rows(over)
     return seen
 

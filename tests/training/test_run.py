@@ -24,7 +24,7 @@ from longshore.training import run
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.problems import PRESETS, Hyperparameters, ProblemRequest, Problems, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import BEST, EVENTS, SNAPSHOT, SPENT, Progress, Spent
+from longshore.training.run_folder import BEST, EVENTS, SNAPSHOT, SPENT, Progress, TimeSpent
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, events_of, shown
 
@@ -147,7 +147,7 @@ def test_a_run_that_is_over_is_not_trained_again(whole: TrainingResult, tmp_path
 
 
 def test_what_a_run_has_taken_adds_up_over_its_sessions(whole: TrainingResult, longer: TrainingResult) -> None:
-    spent = [Spent(**json.loads((result.folder / SPENT).read_text())) for result in (whole, longer)]
+    spent = [TimeSpent(**json.loads((result.folder / SPENT).read_text())) for result in (whole, longer)]
     assert 0.0 < spent[0].wall_s < spent[1].wall_s
     assert 0.0 < spent[0].core_s < spent[1].core_s
 

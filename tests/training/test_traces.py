@@ -15,7 +15,13 @@ from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training.problems import LOADS, OTHER_CLUSTERS, ProblemRequest, Problems, trace_problems
-from longshore.training.validation import LaterComparison, best_pair, compare_on_later_windows, run_for_costs, verdict
+from longshore.training.validation import (
+    LaterComparison,
+    best_order_and_heuristic,
+    compare_on_later_windows,
+    run_for_costs,
+    verdict,
+)
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
 from tests.training.smaller import trace, with_few_draws, with_few_windows, with_small_groups
@@ -172,7 +178,7 @@ def test_the_best_pair_is_the_least_of_all_by_the_requested_objective() -> None:
             for policy in (*HEURISTICS.values(), *map(patient_with_factor, FACTORS)):
                 sim = simulation_of(ruled, rows=4)
                 cost[f"{order} + {policy.name}"] = float(np.log(run_for_costs(sim, policy, ruled, by)).mean())
-        found = str(best_pair(problem, by))
+        found = str(best_order_and_heuristic(problem, by))
         assert cost[found] == min(cost.values())
 
 
