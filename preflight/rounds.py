@@ -355,7 +355,7 @@ class PlacementTries:
 
 
 MAX_ROUNDS = 4  # at once
-ROUND_LIMIT_S = 200.0  # the nodes of a round may have to load PyTorch first
+ROUND_LIMIT_S = 200.0  # without a job's own sample; the nodes of a round may have to load PyTorch first
 RoundWork = Callable[[Mapping[str, LocalNode]], RoundReport]
 
 
@@ -373,19 +373,18 @@ class BackgroundRounds:
     Args:
         nodes: Warm processes.
         wake: Called when a round has ended.
-        limit_s: After which a round is aborted.
     """
 
-    def __init__(self, nodes: WarmNodes, wake: Callable[[], None], limit_s: float = ROUND_LIMIT_S) -> None:
-        self._nodes, self._wake, self._limit_s = nodes, wake, limit_s
-        self._running: dict[str, tuple[float, tuple[str, ...]]] = {}  # begin, by `time.monotonic`, and nodes
+    def __init__(self, nodes: WarmNodes, wake: Callable[[], None]) -> None:
+        self._nodes, self._wake = nodes, wake
+        self._running: dict[str, tuple[float, tuple[str, ...]]] = {}  # until when, by `time.monotonic`, and nodes
         self._ended: dict[str, FinishedRound] = {}
         self._lock = threading.Lock()
 
-    def begin(self, name: str, nodes: Iterable[str], work: RoundWork) -> bool:
+    def begin(self, name: str, nodes: Iterable[str], work: RoundWork, limit_s: float = ROUND_LIMIT_S) -> bool:
         """Begin a round, unless it runs or has ended; return whether it has begun.
 
-        It does not begin while too many others run, or one that uses a node of it.
+        It does not begin while too many others run, or one that uses a node of it. It is aborted after `limit_s`.
         """
         names = tuple(nodes)
         with self._lock:
@@ -394,7 +393,7 @@ class BackgroundRounds:
             lent = self._nodes.take(names) if len(self._running) < MAX_ROUNDS else None
             if lent is None:
                 return False
-            self._running[name] = time.monotonic(), names
+            self._running[name] = time.monotonic() + limit_s, names
         try:
             threading.Thread(
                 target=self._run_round, args=(name, lent, work), name=f"checks of {name}", daemon=True
@@ -408,7 +407,7 @@ class BackgroundRounds:
     def ended(self) -> Mapping[str, FinishedRound]:
         """Return the rounds that have ended and were not forgotten, and abort those that take too long."""
         with self._lock:
-            late = [nodes for since_s, nodes in self._running.values() if time.monotonic() - since_s > self._limit_s]
+            late = [nodes for until_s, nodes in self._running.values() if time.monotonic() > until_s]
             ended = dict(self._ended)
         for nodes in late:
             self._nodes.kill(nodes)

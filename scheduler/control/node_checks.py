@@ -23,6 +23,7 @@ from ...cluster.model.placement import Placement, Share
 from ...preflight.check import JOB_SAMPLE, CheckOutcome, CheckResult, RoundReport
 from ...preflight.rounds import (
     MAX_TRIES,
+    ROUND_LIMIT_S,
     BackgroundRounds,
     FinishedRound,
     PlacementTries,
@@ -267,8 +268,9 @@ class NodeChecks:
     def _begin_round(self, round_name: str, begun: _BegunRound, job: JobRow) -> None:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
-            nodes = (share.node for share in begun.placement)
-            if self._rounds.begin(round_name, nodes, self._round_work(begun, stored_or_usual(job.spec))):
+            nodes, spec = (share.node for share in begun.placement), stored_or_usual(job.spec)
+            limit_s = ROUND_LIMIT_S + (spec.sample.limit_s if JOB_SAMPLE in begun.of_job and spec.sample else 0.0)
+            if self._rounds.begin(round_name, nodes, self._round_work(begun, spec), limit_s):
                 self._begun[round_name] = begun
 
     def _round_work(self, begun: _BegunRound, spec: StoredJob) -> RoundWork:

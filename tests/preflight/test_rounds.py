@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -57,3 +57,30 @@ def test_a_round_for_which_no_thread_can_be_had_has_ended(
     assert rounds.begin("second", ["a"], lambda _: REPORT)
     until(lambda: "second" in rounds.ended())
     assert sys.exc_info() == (None, None, None)
+
+
+class Lent(WarmNodes):
+    """Nodes of which it is recorded which were killed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(lambda node: NodeSetup(node, folder, slots=True))
+        self.killed = threading.Event()
+
+    def kill(self, names: Iterable[str]) -> None:
+        self.killed.set()
+
+
+@pytest.mark.parametrize(("limit_s", "is_killed"), [(0.0, True), (3600.0, False)])
+def test_a_round_that_outlasts_its_limit_is_aborted(tmp_path: Path, limit_s: float, *, is_killed: bool) -> None:
+    nodes, may_end = Lent(tmp_path), threading.Event()
+    rounds = BackgroundRounds(nodes, lambda: None)
+
+    def work(_: Mapping[str, LocalNode]) -> RoundReport:
+        assert may_end.wait(60.0)
+        return REPORT
+
+    assert rounds.begin("long", ["a"], work, limit_s)
+    assert rounds.ended() == {}
+    assert nodes.killed.is_set() is is_killed
+    may_end.set()
+    until(lambda: "long" in rounds.ended())
