@@ -52,9 +52,9 @@ def slow(connection: Connection, place: NodeSetup) -> None:
 
         trained = compute_checks._train_small_network
 
-        def slowly(where: str, dtype: str) -> float:
+        def slowly(torch_device: str, dtype: str) -> float:
             time.sleep(SLOW_S)
-            return trained(where, dtype)
+            return trained(torch_device, dtype)
 
         compute_checks._train_small_network = slowly
 
@@ -136,7 +136,7 @@ def _instead_of_products(change: Callable[[Any], Any]) -> None:
 
     multiply = ReferencedProduct.multiply
 
-    def changed(self: ReferencedProduct, where: str) -> Any:
-        return change(multiply(self, where))
+    def changed(self: ReferencedProduct, torch_device: str) -> Any:
+        return change(multiply(self, torch_device))
 
     ReferencedProduct.multiply = changed  # type: ignore[method-assign]

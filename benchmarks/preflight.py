@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from longshore.cluster.model.placement import Share
-from longshore.preflight.arithmetic import SIZE, ComputeStack, ReferencedProduct, furthest_off, open_product
+from longshore.preflight.arithmetic import SIZE, ComputeStack, ReferencedProduct, furthest_beyond_limit, open_product
 from longshore.preflight.check import CheckedJob, RoundReport, find_check
 from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import run_round
@@ -114,7 +114,7 @@ def measure_flips(products: ReferencedProduct) -> Iterator[Row]:
         by_bits += verdict.bit is not None and verdict.bit[:2] == (row, column)
         if bit >= FIRST_BIT:
             from_bit += 1
-            wrong = furthest_off(flipped.double().numpy(), products.exact, products.limit)
+            wrong = furthest_beyond_limit(flipped.double().numpy(), products.exact, products.limit)
             by_rule += wrong is not None and (wrong.row, wrong.column) == (row, column)
     yield Row("flipped bits found against the same type's output", by_bits, f"of {FLIPS}", least=FLIPS)
     yield Row(f"flipped bits from {FIRST_BIT} up found by the tolerance", by_rule, f"of {from_bit}", least=from_bit)

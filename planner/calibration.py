@@ -71,7 +71,7 @@ def fit_constants(runs: MeasuredRuns, measured: MeasuredHardware, start: Constan
         scaled_to_bandwidths(PRIOR, MeasuredHardware(), measured.intra_bytes_per_s, measured.nic_bytes_per_s)
     )
     loss = partial(
-        _fit_loss, work=_work_of_runs(runs, measured), measured_log=np.log(runs.iteration_s), prior_log=prior
+        _fit_loss, work=_work_of_runs(runs, measured), log_measured_s=np.log(runs.iteration_s), log_prior=prior
     )
     if start is not None:
         return Constants(*np.exp(minimize(loss, np.log(start), method="Nelder-Mead", options=SHORT_SEARCH).x).tolist())
@@ -82,11 +82,11 @@ def fit_constants(runs: MeasuredRuns, measured: MeasuredHardware, start: Constan
     return Constants(*np.exp(best.x).tolist())
 
 
-def _fit_loss(logs: Array, work: DecoderWork, measured_log: Array, prior_log: Array) -> float:
-    if np.abs(logs - prior_log).max() > MAX_LOG_DISTANCE:
+def _fit_loss(log_constants: Array, work: DecoderWork, log_measured_s: Array, log_prior: Array) -> float:
+    if np.abs(log_constants - log_prior).max() > MAX_LOG_DISTANCE:
         return 1e9
-    predicted = predicted_iteration_s(work, Constants(*np.exp(logs).tolist()))
-    return float(np.abs(np.log(predicted) - measured_log).mean() + WEIGHT * ((logs - prior_log) ** 2).sum())
+    predicted = predicted_iteration_s(work, Constants(*np.exp(log_constants).tolist()))
+    return float(np.abs(np.log(predicted) - log_measured_s).mean() + WEIGHT * ((log_constants - log_prior) ** 2).sum())
 
 
 def predicted_over_measured(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> Array:
@@ -127,7 +127,7 @@ def calibrate(runs: MeasuredRuns, measured: MeasuredHardware, name: str) -> Hard
         measured_on=measured,
         constants=plausible,
         not_identified=tuple(undetermined_constants(runs, measured, constants)),
-        accuracy=accuracy(held_out),
+        accuracy=accuracy_of_ratios(held_out),
     )
 
 
@@ -183,19 +183,19 @@ def random_folds(count: int, groups: int) -> list[NDArray[np.int64]]:
     return [np.sort(part) for part in np.array_split(np.random.default_rng(0).permutation(count), groups)]
 
 
-def accuracy(held_out: Array) -> Accuracy:
+def accuracy_of_ratios(ratios: Array) -> Accuracy:
     """Return the error of predictions, and the factor of the upper bound.
 
     The bound is the k-th of the n ratios measured / predicted, k = (n + 1) * share rounded up: a further run is no
     longer with that probability.
     """
-    count = held_out.size
-    longer = np.sort(1.0 / held_out)
+    count = ratios.size
+    longer = np.sort(1.0 / ratios)
     at = min(count, ceil((count + 1) * BOUND_SHARE - 1e-9)) - 1
     return Accuracy(
         runs=count,
-        mean_error=float(np.abs(held_out - 1.0).mean()),
-        bias=float((held_out - 1.0).mean()),
+        mean_error=float(np.abs(ratios - 1.0).mean()),
+        bias=float((ratios - 1.0).mean()),
         bound_share=BOUND_SHARE,
         bound_factor=float(longer[at]),
     )
@@ -257,9 +257,10 @@ def read_runs(path: Path) -> MeasuredRuns:
     return MeasuredRuns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _runs_of_rows(rows: TraceRows, called: Mapping[str, str], time: str) -> MeasuredRuns:
+def _runs_of_rows(rows: TraceRows, column_names: Mapping[str, str], time_column: str) -> MeasuredRuns:
     whole = {
-        ours: rows.whole_numbers(theirs, least=1, most=10**9).astype(np.float64) for ours, theirs in called.items()
+        ours: rows.whole_numbers(theirs, least=1, most=10**9).astype(np.float64)
+        for ours, theirs in column_names.items()
     }
     count = len(rows.lines)
     others = {
@@ -268,12 +269,12 @@ def _runs_of_rows(rows: TraceRows, called: Mapping[str, str], time: str) -> Meas
         else np.full(count, default)
         for name, default in COLUMN_DEFAULTS.items()
     }
-    measured = rows.numbers(time, least=1e-9, most=1e9) * TIME_COLUMNS[time]
+    measured = rows.numbers(time_column, least=1e-9, most=1e9) * TIME_COLUMNS[time_column]
     runs = MeasuredRuns(
         **whole, vocabulary=others["vocabulary"], interleave=others["interleave"], recompute=_recompute_column(rows),
         zero3=(others["zero"] == 3).astype(np.float64), iteration_s=measured,
     )  # fmt: skip
-    _check_runs(rows, runs, called, others["zero"])
+    _check_runs(rows, runs, column_names, others["zero"])
     return runs
 
 
@@ -285,7 +286,9 @@ def _recompute_column(rows: TraceRows) -> NDArray[np.float64]:
     return np.array([RECOMPUTE[word.strip()] for word in given])
 
 
-def _check_runs(rows: TraceRows, runs: MeasuredRuns, called: Mapping[str, str], zero: NDArray[np.float64]) -> None:
+def _check_runs(
+    rows: TraceRows, runs: MeasuredRuns, column_names: Mapping[str, str], zero_stages: NDArray[np.float64]
+) -> None:
     """Reject the first row whose numbers contradict each other."""
     degrees = runs.tensor * runs.pipeline * runs.data
     wrong = (
@@ -296,8 +299,8 @@ def _check_runs(rows: TraceRows, runs: MeasuredRuns, called: Mapping[str, str], 
     )  # fmt: skip
     for name, rows_wrong, problem, fix in wrong:
         if rows_wrong.any():
-            raise rows.error(called[name], int(np.flatnonzero(rows_wrong)[0]), problem, fix)
-    odd = np.flatnonzero(~np.isin(zero, (0.0, 1.0, 3.0)))
+            raise rows.error(column_names[name], int(np.flatnonzero(rows_wrong)[0]), problem, fix)
+    odd = np.flatnonzero(~np.isin(zero_stages, (0.0, 1.0, 3.0)))
     if odd.size:
         raise rows.error(
             "zero", int(odd[0]), "is no stage of ZeRO that is modelled", "write 0, 1 or 3, or drop the row"

@@ -39,7 +39,7 @@ from .model import (
     simulate_schedule,
     synchronisation_s,
     unhidden_copy_s,
-    usable_bytes,
+    usable_memory_bytes,
 )
 from .partition import Cuts, StageCosts, partition, prefix_sums
 from .plan import FoundPlan, IterationTimes, Misfit, PlanLayout, PlanStage
@@ -95,7 +95,9 @@ def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPla
 def _case_without_costs(request: PlanRequest, layout: PlanLayout, types: list[GpuType]) -> _LayoutCase:
     """Return a case without its costs."""
     micro_batches, copies = request.batch // (layout.data * layout.micro_batch), layout.pipeline > 1
-    needs = memory_costs(request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, copies=copies)
+    needs = memory_costs(
+        request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, has_tied_copies=copies
+    )
     return _LayoutCase(request, layout, micro_batches, types, needs, [])
 
 
@@ -108,22 +110,24 @@ def _costs_by_stage(case: _LayoutCase, work: MicroBatchWork) -> list[StageCosts]
     return [_stage_costs(case, k, of_type[gpu_type]) for k, gpu_type in enumerate(case.types)]
 
 
-def _stage_costs(case: _LayoutCase, k: int, time_s: list[float]) -> StageCosts:
+def _stage_costs(case: _LayoutCase, stage: int, time_s: list[float]) -> StageCosts:
     """Return the costs of layers on a stage: early stages hold more micro-batches (1F1B)."""
-    held = min(case.layout.pipeline - k, case.micro_batches)
+    held = min(case.layout.pipeline - stage, case.micro_batches)
     state, kept = case.needs.state_bytes, held * case.needs.kept_bytes
     needed: Array = state + kept
     if case.is_away:
         # In the passes the optimizer state is away; in the update all state is there, and no activations.
         needed = np.maximum(state - case.needs.optimizer_bytes + kept, state)
     return StageCosts(
-        time_s, prefix_sums(needed.tolist()), usable_bytes(case.types[k].memory_bytes) - case.needs.working_bytes
+        time_s,
+        prefix_sums(needed.tolist()),
+        usable_memory_bytes(case.types[stage].memory_bytes) - case.needs.working_bytes,
     )
 
 
-def _needed_memory_bytes(case: _LayoutCase, cuts: Cuts, k: int) -> float:
-    total = case.costs[k].memory_bytes
-    return (total[cuts[k + 1]] - total[cuts[k]] + case.needs.working_bytes) * FRAGMENTATION + CONTEXT_BYTES
+def _needed_memory_bytes(case: _LayoutCase, cuts: Cuts, stage: int) -> float:
+    total = case.costs[stage].memory_bytes
+    return (total[cuts[stage + 1]] - total[cuts[stage]] + case.needs.working_bytes) * FRAGMENTATION + CONTEXT_BYTES
 
 
 def _memory_as_time(costs: Sequence[StageCosts]) -> list[StageCosts]:
@@ -148,9 +152,9 @@ def _plan_of_cuts(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts) -> FoundP
     )
 
 
-def _plan_stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, k: int) -> PlanStage:
-    request, layout, gpu_type, m = case.request, case.layout, case.types[k], case.micro_batches
-    held, layers, constants = slice(cuts[k], cuts[k + 1]), request.layers, request.constants(gpu_type)
+def _plan_stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, stage: int) -> PlanStage:
+    request, layout, gpu_type, m = case.request, case.layout, case.types[stage], case.micro_batches
+    held, layers, constants = slice(cuts[stage], cuts[stage + 1]), request.layers, request.constants(gpu_type)
     part = MicroBatchWork(*(column[held] for column in work))
     trained = float(layers.parameters[held].sum()) / layout.tensor
     frozen = float(layers.frozen_parameters[held].sum()) / layout.tensor
@@ -162,12 +166,12 @@ def _plan_stage(case: _LayoutCase, work: MicroBatchWork, cuts: Cuts, k: int) -> 
     forward = forward_flops / max(flops, 1.0)
     gradients_s, optimizer_s = _gradients_and_optimizer_s(case, gpu_type, trained, frozen_bytes)
     return PlanStage(
-        first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=gpu_type.name, gpus=gpu_type.gpus,
+        first_layer=cuts[stage], last_layer=cuts[stage + 1] - 1, gpu_type=gpu_type.name, gpus=gpu_type.gpus,
         micro_batch_s=each_s, compute_s=float(compute_s(part, gpu_type.peak_flops, constants).sum()),
         tensor_s=float(part.tensor_bytes.sum() / constants.tensor_bytes_per_s), flops=flops * m,
-        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_memory_bytes(case, cuts, k),
+        parameters=trained + frozen, trained_parameters=trained, memory_bytes=_needed_memory_bytes(case, cuts, stage),
         gpu_memory_bytes=gpu_type.memory_bytes, tensor_bytes=float(part.tensor_bytes.sum()),
-        next_bytes=_bytes_to_next_stage(case, cuts, k), ring_bytes=gradients,
+        next_bytes=_bytes_to_next_stage(case, cuts, stage), ring_bytes=gradients,
         seconds=StageSeconds(forward * (each_s * m), (1.0 - forward) * (each_s * m), gradients_s, optimizer_s),
         away_bytes=float(case.needs.optimizer_bytes[held].sum()) if case.is_away else 0.0,
     )  # fmt: skip
@@ -207,7 +211,7 @@ def _gradients_and_optimizer_s(
 
 
 def iteration_work(
-    parameters: Array, frozen_bytes: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array,
+    parameters: Array, frozen_bytes: Array, data: Array, micro_batches: Array, zero: Array, is_inside_node: Array,
     steps: Array,
 ) -> IterationWork:  # fmt: skip
     """Return the work of iterations beside their micro-batches, arrays of the shape of the arguments.
@@ -218,7 +222,7 @@ def iteration_work(
         data: Data-parallel members.
         micro_batches: Of each.
         zero: Stage of ZeRO.
-        is_inside: 1 where all is on one node, else 0.
+        is_inside_node: 1 where all is on one node, else 0.
         steps: Micro-batches, with those that the pipeline takes to fill and empty.
     """
     summed = np.where(zero == 3, 0.0, all_reduce_bytes(data, NUMBER_BYTES * parameters))
@@ -227,9 +231,9 @@ def iteration_work(
     gathered = np.where(zero == 3, each * micro_batches * (data - 1.0) / data, 0.0)
     return IterationWork(
         steps=steps,
-        inside_bytes=np.where(is_inside > 0, summed + gathered, 0.0),
-        across_bytes=np.where(is_inside > 0, 0.0, summed),
-        gathered_bytes=np.where(is_inside > 0, 0.0, gathered),
+        inside_bytes=np.where(is_inside_node > 0, summed + gathered, 0.0),
+        across_bytes=np.where(is_inside_node > 0, 0.0, summed),
+        gathered_bytes=np.where(is_inside_node > 0, 0.0, gathered),
         optimizer_bytes=OPTIMIZER_BYTES * parameters / np.where(zero > 0, data, 1.0),
     )
 
@@ -334,39 +338,44 @@ def _cuts_on_host(request: PlanRequest, costs: Sequence[StageCosts]) -> Cuts | N
 
 
 def _stage_work_on_host(
-    case: _LayoutCase, host: HostProfile, passes_s: Sequence[Array], cuts: Cuts, k: int
+    case: _LayoutCase, host: HostProfile, passes_s: Sequence[Array], cuts: Cuts, stage: int
 ) -> StageWork:
     """Return the work of a stage, for a single busy rank."""
-    held, members, layers = slice(cuts[k], cuts[k + 1]), case.layout.data, case.request.layers
+    held, members, layers = slice(cuts[stage], cuts[stage + 1]), case.layout.data, case.request.layers
     parameters = float((layers.parameters[held] + layers.tied_parameters[held]).sum())
     # The members of a sum were all busy when it was measured.
     gradients_s = host.reduce_s(members, HOST_NUMBER_BYTES * parameters) * host.speeds[members - 1]
     forward_s, backward_s = (float(each_s[held].sum()) for each_s in passes_s)
     return StageWork(
         StageSeconds(forward_s, backward_s, gradients_s, host.update_s(parameters)),
-        host.send_s(_bytes_to_next_stage(case, cuts, k)),
+        host.send_s(_bytes_to_next_stage(case, cuts, stage)),
     )
 
 
-def _bytes_to_next_stage(case: _LayoutCase, cuts: Cuts, k: int) -> float:
+def _bytes_to_next_stage(case: _LayoutCase, cuts: Cuts, stage: int) -> float:
     """Return what a stage sends to the next one for a micro-batch."""
-    is_last = k + 1 == case.layout.pipeline
-    return 0.0 if is_last else float(case.request.layers.output_bytes[cuts[k + 1] - 1] * case.layout.micro_batch)
+    is_last = stage + 1 == case.layout.pipeline
+    return 0.0 if is_last else float(case.request.layers.output_bytes[cuts[stage + 1] - 1] * case.layout.micro_batch)
 
 
-def _plan_stage_on_host(case: _LayoutCase, cuts: Cuts, k: int, spent: StageSeconds) -> PlanStage:
-    held, layers, layout, rank = slice(cuts[k], cuts[k + 1]), case.request.layers, case.layout, case.types[k]
+def _plan_stage_on_host(case: _LayoutCase, cuts: Cuts, stage: int, spent: StageSeconds) -> PlanStage:
+    held, layers, layout, rank = (
+        slice(cuts[stage], cuts[stage + 1]),
+        case.request.layers,
+        case.layout,
+        case.types[stage],
+    )
     each_s = (spent.forward_s + spent.backward_s) / case.micro_batches
     trained = float(layers.parameters[held].sum())
     summed = all_reduce_bytes(np.array(float(layout.data)), np.array(HOST_NUMBER_BYTES * trained))
     samples = case.micro_batches * layout.micro_batch
     return PlanStage(
-        first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=rank.name, gpus=layout.data,
+        first_layer=cuts[stage], last_layer=cuts[stage + 1] - 1, gpu_type=rank.name, gpus=layout.data,
         micro_batch_s=each_s, compute_s=each_s, tensor_s=0.0,
         flops=float((layers.forward_flops[held] + layers.backward_flops[held]).sum()) * samples,
         parameters=trained + float(layers.frozen_parameters[held].sum()), trained_parameters=trained,
-        memory_bytes=_needed_memory_bytes(case, cuts, k), gpu_memory_bytes=rank.memory_bytes,
-        tensor_bytes=0.0, next_bytes=_bytes_to_next_stage(case, cuts, k), ring_bytes=float(summed), seconds=spent,
+        memory_bytes=_needed_memory_bytes(case, cuts, stage), gpu_memory_bytes=rank.memory_bytes,
+        tensor_bytes=0.0, next_bytes=_bytes_to_next_stage(case, cuts, stage), ring_bytes=float(summed), seconds=spent,
     )  # fmt: skip
 
 

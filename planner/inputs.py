@@ -84,7 +84,7 @@ def limit_pool(pool: Pool, gpus: int | None) -> Pool:
     return tuple(found)
 
 
-def training_samples(found: ModelProfile, *, samples: float | None, tokens: float | None) -> float:
+def training_samples(model_profile: ModelProfile, *, samples: float | None, tokens: float | None) -> float:
     """Return the samples of a training, from its samples or its tokens.
 
     Raises:
@@ -93,7 +93,7 @@ def training_samples(found: ModelProfile, *, samples: float | None, tokens: floa
     if samples is not None:
         return samples
     assert tokens is not None  # the caller gives one of the two
-    samples = tokens / found.tokens_per_sample
+    samples = tokens / model_profile.tokens_per_sample
     if samples > MAX_SAMPLES:
         raise InputError(f"{tokens:g} tokens are too many", f"give at most {MAX_SAMPLES:g}", field="--tokens")
     return samples

@@ -80,11 +80,11 @@ class ModelsFile(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 def _layer_profile(
-    name: str, flops: float, parameters: float, kept: float, elements: float, output: float
+    name: str, flops: float, parameters: float, saved_bytes: float, input_elements: float, output_bytes: float
 ) -> LayerProfile:
     return LayerProfile(
-        name=name, forward_flops=flops, backward_flops=2.0 * flops, parameters=parameters, saved_bytes=kept,
-        input_elements=elements, output_bytes=output,
+        name=name, forward_flops=flops, backward_flops=2.0 * flops, parameters=parameters, saved_bytes=saved_bytes,
+        input_elements=input_elements, output_bytes=output_bytes,
     )  # fmt: skip
 
 
@@ -227,8 +227,8 @@ def one_iteration_plans(decoder: Decoder, gpus: int, tables: PlanTables) -> tupl
     return (fixed, *(plan for plan in faster if plan != fixed))
 
 
-def _job_plan(found: FoundPlan, known: TypePlans, tables: PlanTables) -> JobPlan:
-    did = iteration_of(found, known.gpu_type, known.speed)
+def _job_plan(found: FoundPlan, type_plans: TypePlans, tables: PlanTables) -> JobPlan:
+    did = iteration_of(found, type_plans.gpu_type, type_plans.speed)
     memory_bytes = max(stage.memory_bytes for stage in found.stages)
     return JobPlan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
 
@@ -238,9 +238,9 @@ def _is_preferred_if_as_fast(other: JobPlan, plan: JobPlan) -> bool:
     return other is not plan and other.gpus <= plan.gpus and (other.away_bytes > 0.0) <= (plan.away_bytes > 0.0)
 
 
-def has_enough_iterations(first: JobPlan, work_s: float) -> bool:
+def has_enough_iterations(one_iteration: JobPlan, work_s: float) -> bool:
     """Return whether a job with this work does enough iterations, given a plan of one iteration."""
-    return work_s >= MIN_ITERATIONS * first.work_s
+    return work_s >= MIN_ITERATIONS * one_iteration.work_s
 
 
 def scale_to_work(plans: Sequence[JobPlan], work_s: float) -> tuple[JobPlan, ...]:

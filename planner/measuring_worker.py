@@ -232,20 +232,20 @@ def held_out_accuracy(times: Sequence[LayerTime]) -> Accuracy:
     )
 
 
-def _held_out_ratio(others: Sequence[LayerTime], one: LayerTime) -> float:
+def _held_out_ratio(others: Sequence[LayerTime], held_out: LayerTime) -> float:
     """Return the predicted time of a layer over the measured one."""
     predicted_s = sum(
-        float(_rate_factors([one], way)[0] @ np.array(list(rates.model_dump().values())))
+        float(_rate_factors([held_out], way)[0] @ np.array(list(rates.model_dump().values())))
         for way, rates in enumerate(fit_forward_and_backward(others))
     )
-    return predicted_s / (one.forward_s + one.backward_s)
+    return predicted_s / (held_out.forward_s + held_out.backward_s)
 
 
-def _rate_factors(times: Sequence[LayerTime], way: int) -> Array:
+def _rate_factors(times: Sequence[LayerTime], direction: int) -> Array:
     """Return the figures that rates are multiplied with, shape (layers, 4), in the order of `LayerRates`."""
     rows = []
     for layer in times:
-        flops = (layer.layers.forward_flops, layer.layers.backward_flops)[way].sum() * layer.samples
+        flops = (layer.layers.forward_flops, layer.layers.backward_flops)[direction].sum() * layer.samples
         kept, parameters = layer.layers.saved_bytes.sum() * layer.samples, layer.layers.parameters.sum()
         rows.append((flops, kept, parameters, layer.layers.fixed_costs.sum()))
     return np.array(rows)

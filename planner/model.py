@@ -78,14 +78,14 @@ def unhidden_copy_s(wait_s: float, copies: CopyTimes, *, both_in_wait: bool, has
     return late_s if both_in_wait or has_own_core else late_s + copies.out_core_s
 
 
-def offload_reason(what: str, size_bytes: int, idle_s: float, copies: CopyTimes, how: OffloadMode) -> str:
+def offload_reason(state_name: str, size_bytes: int, idle_s: float, copies: CopyTimes, how: OffloadMode) -> str:
     """Return in one line whether state is offloaded, and why."""
     goes = offload_pays(idle_s, copies, how)
     sides = [f"{1e3 * copies.out_s:.1f} ms out"]
     sides += [] if how is OffloadMode.one_copy else [f"{1e3 * copies.back_s:.1f} ms back"]
     sides += [f"{1e3 * OFFLOAD_MARGIN_S:.0f} ms margin"]
     return (
-        f"{what} ({size_bytes / 1e6:.1f} MB) {'is offloaded' if goes else 'stays'}: it is idle for "
+        f"{state_name} ({size_bytes / 1e6:.1f} MB) {'is offloaded' if goes else 'stays'}: it is idle for "
         f"{1e3 * idle_s:.1f} ms, {'more' if goes else 'not more'} than {' + '.join(sides)}"
     )
 
@@ -247,7 +247,7 @@ def decoder_work_of(runs: MeasuredRuns, machine: HardwareRates, gpus_per_node: i
     return DecoderWork(_micro_batch_work(runs, local), iteration, machine)
 
 
-def _micro_batch_work(runs: MeasuredRuns, local: Array) -> MicroBatchWork:
+def _micro_batch_work(runs: MeasuredRuns, layers_per_stage: Array) -> MicroBatchWork:
     t, b, s, h = runs.tensor, runs.micro_batch, runs.sequence, runs.hidden
     layer = 24.0 * s * h**2 + 4.0 * s**2 * h
     # Selective recomputation does the products of attention a second time, and no others.
@@ -257,11 +257,11 @@ def _micro_batch_work(runs: MeasuredRuns, local: Array) -> MicroBatchWork:
     head = 3.0 * 2.0 * s * h * runs.vocabulary
     activation = b * s * h
     return MicroBatchWork(
-        flops=b / t * ((passes * layer + again) * local + head),
+        flops=b / t * ((passes * layer + again) * layers_per_stage + head),
         elements=activation / t,
-        tensor_bytes=all_reduce_bytes(t, reduces * local * activation * NUMBER_BYTES),
-        layers=local,
-        tensor_layers=np.where(t > 1, local, 0.0),
+        tensor_bytes=all_reduce_bytes(t, reduces * layers_per_stage * activation * NUMBER_BYTES),
+        layers=layers_per_stage,
+        tensor_layers=np.where(t > 1, layers_per_stage, 0.0),
     )
 
 
@@ -447,7 +447,7 @@ def kept_activation_share(tensor: Array | float) -> Array | float:
     return (10.0 + 24.0 / tensor) / 34.0
 
 
-def usable_bytes(memory_bytes: float) -> float:
+def usable_memory_bytes(memory_bytes: float) -> float:
     """Return the bytes that training may allocate on a GPU; 0 or less if nothing remains."""
     return (memory_bytes - CONTEXT_BYTES) / FRAGMENTATION
 
@@ -553,13 +553,13 @@ def _simulated_passes(passes: Sequence[tuple[int, int]]) -> list[_SimulatedPass]
 
 
 def _earliest_start_s(
-    works: Sequence[StageWork], ended: dict[tuple[int, _SimulatedPass], float], stage: int, ready: _SimulatedPass
+    works: Sequence[StageWork], ended: dict[tuple[int, _SimulatedPass], float], stage: int, next_pass: _SimulatedPass
 ) -> float:
     """Return when a stage may begin a pass; infinite while its input is not computed."""
-    if ready.kind == 0 and stage > 0:
-        return ended.get((stage - 1, ready), inf) + works[stage - 1].arrives_s
-    if ready.kind == 1 and stage + 1 < len(works):
-        return ended.get((stage + 1, ready), inf) + works[stage].arrives_s
+    if next_pass.kind == 0 and stage > 0:
+        return ended.get((stage - 1, next_pass), inf) + works[stage - 1].arrives_s
+    if next_pass.kind == 1 and stage + 1 < len(works):
+        return ended.get((stage + 1, next_pass), inf) + works[stage].arrives_s
     return 0.0
 
 

@@ -98,12 +98,12 @@ def _exhaustive_cuts(stages: Sequence[StageCosts], max_s: float) -> Cuts | None:
     return tuple(reversed(cuts))
 
 
-def _last_end_within(total: Sequence[float], start: int, limit: float) -> int:
+def _last_end_within(sums: Sequence[float], start: int, limit: float) -> int:
     """Return the greatest end with at most the limit from start to it."""
-    end = bisect_right(total, total[start] + limit) - 1
+    end = bisect_right(sums, sums[start] + limit) - 1
     # The sum of rounded numbers may be off by a bit: what counts is the difference.
-    while end + 1 < len(total) and total[end + 1] - total[start] <= limit:
+    while end + 1 < len(sums) and sums[end + 1] - sums[start] <= limit:
         end += 1
-    while end > start and total[end] - total[start] > limit:
+    while end > start and sums[end] - sums[start] > limit:
         end -= 1
     return end

@@ -48,9 +48,9 @@ class PlanLayouts(NamedTuple):
         """GPUs that each takes, shape (layouts,)."""
         return self.data * self.pipeline * self.tensor
 
-    def layout(self, at: int) -> PlanLayout:
+    def layout(self, index: int) -> PlanLayout:
         """Return one of them."""
-        data, pipeline, tensor, micro_batch, saving = (int(column[at]) for column in self)
+        data, pipeline, tensor, micro_batch, saving = (int(column[index]) for column in self)
         return PlanLayout(data, pipeline, tensor, micro_batch, SAVINGS[saving])
 
 

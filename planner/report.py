@@ -347,8 +347,8 @@ def _plan_json(plan: FoundPlan | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _figures_json(of: IterationTimes | PlanStage) -> dict[str, Any]:
-    return {name: value for name, value in asdict(of).items() if name not in TRACE_ONLY}
+def _figures_json(times_or_stage: IterationTimes | PlanStage) -> dict[str, Any]:
+    return {name: value for name, value in asdict(times_or_stage).items() if name not in TRACE_ONLY}
 
 
 def _layout_and_times_json(plan: FoundPlan) -> dict[str, Any]:

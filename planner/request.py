@@ -73,8 +73,10 @@ def rank_pool_of(host: HostProfile) -> Pool:
     return (GpuType("rank", host.ranks, 1.0, host.memory_bytes / host.ranks, host.ranks, 1.0, 1.0),)
 
 
-def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> GpuType:
-    nodes = np.flatnonzero(cluster.node_type == number)
+def _gpu_type(
+    cluster: Cluster, type_index: int, name: str, gpus_of_node: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> GpuType:
+    nodes = np.flatnonzero(cluster.node_type == type_index)
     if not nodes.size:
         return GpuType(name, 0, 1.0, 1.0, 1, 1.0, 1.0)
     racks = np.unique(cluster.node_rack[nodes])
@@ -83,10 +85,10 @@ def _gpu_type(cluster: Cluster, number: int, name: str, counts: np.ndarray[tuple
     first = int(nodes[0])
     return GpuType(
         name,
-        int(counts[nodes].sum()),
+        int(gpus_of_node[nodes].sum()),
         float(cluster.peak_flops[first]),
         float(cluster.memory_bytes[first]),
-        int(counts[first]),
+        int(gpus_of_node[first]),
         float(cluster.intra_bytes_per_s[first]),
         min(float(cluster.nic_bytes_per_s[first]), uplink),
     )
@@ -174,7 +176,7 @@ class MemoryCosts:
 
 
 def memory_costs(
-    layers: LayerArrays, saving: MemorySaving, data: int, tensor: int, micro_batch: int, *, copies: bool
+    layers: LayerArrays, saving: MemorySaving, data: int, tensor: int, micro_batch: int, *, has_tied_copies: bool
 ) -> MemoryCosts:
     """Return what the layers take on a GPU.
 
@@ -184,10 +186,10 @@ def memory_costs(
         data: Data-parallel members.
         tensor: Tensor-parallel members.
         micro_batch: Samples.
-        copies: Whether tied parameters may be on two stages, and each of these has them.
+        has_tied_copies: Whether tied parameters may be on two stages, and each of these has them.
     """
-    parameters = layers.parameters + (layers.tied_parameters if copies else 0.0)
-    frozen = (layers.frozen_bytes + (layers.tied_frozen_bytes if copies else 0.0)) / tensor
+    parameters = layers.parameters + (layers.tied_parameters if has_tied_copies else 0.0)
+    frozen = (layers.frozen_bytes + (layers.tied_frozen_bytes if has_tied_copies else 0.0)) / tensor
     saved = layers.saved_bytes * micro_batch * kept_activation_share(tensor)
     again = layers.is_block if saving.recomputes else np.zeros_like(saved)
     inputs = NUMBER_BYTES * layers.input_elements * micro_batch
@@ -301,11 +303,11 @@ def stage_types(chain: Chain, layout: PlanLayout) -> list[GpuType]:
     return found
 
 
-def _types_between(chain: Chain, first: int, end: int) -> list[GpuType]:
+def _types_between(chain: Chain, first_gpu: int, end_gpu: int) -> list[GpuType]:
     """Return the types of the GPUs from one to another, with the number taken of each."""
     found, passed = list[GpuType](), 0
     for gpu_type in chain:
-        taken = min(end, passed + gpu_type.gpus) - max(first, passed)
+        taken = min(end_gpu, passed + gpu_type.gpus) - max(first_gpu, passed)
         if taken > 0:
             found.append(gpu_type._replace(gpus=taken))
         passed += gpu_type.gpus

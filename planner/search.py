@@ -25,7 +25,7 @@ from .model import (
     iteration_s,
     kept_activation_share,
     micro_batch_s,
-    usable_bytes,
+    usable_memory_bytes,
 )
 from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, possible_layouts, tensor_degrees
 from .request import Chain, GpuType, PlanRequest, chains, layer_work, total_gpus
@@ -93,11 +93,11 @@ class _SearchSpace:
     min_step_s: Array  # lower bound of an iteration; infinite if it cannot fit
     evaluated: int = 0  # layouts so far
 
-    def evaluate(self, at: int) -> FoundPlan | Misfit:
+    def evaluate(self, index: int) -> FoundPlan | Misfit:
         """Return the plan of a layout, or that it does not fit."""
         self.evaluated += 1
-        chain = int(self.chain[at])
-        return evaluate(self.request, self.chains[chain], self.layouts[chain].layout(int(self.row[at])))
+        chain = int(self.chain[index])
+        return evaluate(self.request, self.chains[chain], self.layouts[chain].layout(int(self.row[index])))
 
 
 def _search_space(request: PlanRequest, tried: list[Chain]) -> _SearchSpace:
@@ -135,7 +135,7 @@ def layouts_and_bounds(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts,
     )
     found = _allowed_layouts(request, _select_layouts(found, found.gpus > total_gpus(chain[:-1])))
     bound_s = min_step_s(request, chain, found)
-    return found, np.where(may_fit(request, chain, found), bound_s, np.inf)
+    return found, np.where(may_fit_mask(request, chain, found), bound_s, np.inf)
 
 
 def _host_layouts_and_bounds(request: PlanRequest, chain: Chain) -> tuple[PlanLayouts, Array]:
@@ -214,9 +214,9 @@ def _summed_stage_speeds(chain: Chain, found: PlanLayouts) -> Array:
     return np.maximum(total, 1e-30)
 
 
-def may_fit(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDArray[np.bool_]:
+def may_fit_mask(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDArray[np.bool_]:
     """Return which layouts may fit into memory; for the others no cuts do. Shape (layouts,)."""
-    layers, usable = request.layers, max(usable_bytes(gpu_type.memory_bytes) for gpu_type in chain)
+    layers, usable = request.layers, max(usable_memory_bytes(gpu_type.memory_bytes) for gpu_type in chain)
     zero, data = ZERO[found.saving], found.data.astype(np.float64)
     kept = 1.0 - OPTIMIZER_STATE_BYTES / STATE_BYTES  # of the state, what ZeRO-1 does not spread
     state = STATE_BYTES * np.where(zero == 3, 1 / data, np.where(zero == 1, kept + (1 - kept) / data, 1.0))

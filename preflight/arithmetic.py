@@ -177,15 +177,15 @@ class References:
         return arrays
 
 
-def _parse_arrays(content: bytes, size: int, kinds: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
+def _parse_arrays(content: bytes, size: int, dtypes: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of a file, None if they are damaged."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             provenance = json.loads(str(file["provenance"]))
-            arrays = {name: file[name] for name in kinds}
+            arrays = {name: file[name] for name in dtypes}
     except Exception:  # a damaged archive raises a dozen types
         return None
-    fits = all(arrays[name].shape == (size, size) and arrays[name].dtype == kind for name, kind in kinds.items())
+    fits = all(arrays[name].shape == (size, size) and arrays[name].dtype == kind for name, kind in dtypes.items())
     known = isinstance(provenance, dict) and provenance.get("format") == FORMAT
     return arrays if fits and known and provenance.get("sha256") == _digest(arrays) else None
 
@@ -226,7 +226,7 @@ def error_limits(dtype: str, exact: NDArray[np.float64], absolute: NDArray[np.fl
     return HALF_ROUNDING * UNIT[dtype] * np.abs(exact) + HALF_UNITS * UNIT["fp32"] * absolute
 
 
-def furthest_off(
+def furthest_beyond_limit(
     got: NDArray[np.float64], exact: NDArray[np.float64], limit: NDArray[np.float64]
 ) -> WrongElement | None:
     """Return the element that is furthest beyond its limit, None if none is; a NaN is beyond it."""
@@ -240,7 +240,9 @@ def furthest_off(
                  int(wrong.sum()))  # fmt: skip
 
 
-def first_difference(got: NDArray[np.signedinteger], wanted: NDArray[np.signedinteger]) -> tuple[int, int, int] | None:
+def first_difference_and_count(
+    got: NDArray[np.signedinteger], wanted: NDArray[np.signedinteger]
+) -> tuple[int, int, int] | None:
     """Return row and column of the first element with another bit, and their number; None if all are equal.
 
     Args:
@@ -294,11 +296,11 @@ class ReferencedProduct:
         self._on: dict[str, tuple[Tensor, Tensor]] = {}
         self._golden: dict[ComputeStack, NDArray[np.signedinteger]] = {}
 
-    def multiply(self, where: str) -> "Tensor":
+    def multiply(self, torch_device: str) -> "Tensor":
         """Compute the product on a device, and return it in host memory."""
-        if where not in self._on:
-            self._on[where] = (self.left.to(where), self.right.to(where))
-        left, right = self._on[where]
+        if torch_device not in self._on:
+            self._on[torch_device] = (self.left.to(torch_device), self.right.to(torch_device))
+        left, right = self._on[torch_device]
         return (left @ right).cpu()
 
     def judge(self, output: "Tensor", stack: ComputeStack) -> ProductErrors:
@@ -312,7 +314,7 @@ class ReferencedProduct:
             golden = self._references.read_golden(self.product, stack)
         if golden is not None:
             self._golden[stack] = golden
-            bit = first_difference(bits, golden)
+            bit = first_difference_and_count(bits, golden)
             return ProductErrors(self._furthest_element(output) if bit else None, bit, is_golden=True)
         verdict = ProductErrors(self._furthest_element(output))
         if verdict.is_clean:
@@ -320,7 +322,7 @@ class ReferencedProduct:
         return verdict
 
     def _furthest_element(self, output: "Tensor") -> WrongElement | None:
-        return furthest_off(output.double().numpy(), self.exact, self.limit)
+        return furthest_beyond_limit(output.double().numpy(), self.exact, self.limit)
 
 
 def bits_of(output: "Tensor") -> NDArray[np.signedinteger]:

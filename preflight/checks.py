@@ -151,14 +151,14 @@ def check_chosen_gpus(context: Context) -> Iterator[CheckFinding]:
         yield _judge_gpu(index, there.get(index), context.workload.gpu_type, expected.get(index, ""))
 
 
-def _judge_gpu(index: int, gpu: GpuInfo | None, kind: str, uuid: str) -> CheckFinding:
+def _judge_gpu(index: int, gpu: GpuInfo | None, wanted_type: str, wanted_uuid: str) -> CheckFinding:
     device = f"gpu {index}"
     if gpu is None:
         return failed(device, "it does not answer", "it answers", "reset it; restart the machine; replace it")
-    if kind and kind.casefold().replace(" ", "-") not in gpu.name.casefold().replace(" ", "-"):
-        return failed(device, gpu.name, kind, "correct the cluster file, or place the job elsewhere")
-    if uuid and gpu.uuid != uuid:
-        return failed(device, gpu.uuid, uuid, "was it replaced? learn the wiring again")
+    if wanted_type and wanted_type.casefold().replace(" ", "-") not in gpu.name.casefold().replace(" ", "-"):
+        return failed(device, gpu.name, wanted_type, "correct the cluster file, or place the job elsewhere")
+    if wanted_uuid and gpu.uuid != wanted_uuid:
+        return failed(device, gpu.uuid, wanted_uuid, "was it replaced? learn the wiring again")
     return passed(device, got=f"{gpu.name} {gpu.uuid}")
 
 
@@ -422,11 +422,15 @@ def apply_gpu_settings(context: Context) -> Iterator[CheckFinding]:
             yield _settings_finding(f"gpu {gpu}", f"a power limit of {workload.power_w:g} W", done)
 
 
-def _settings_finding(device: str, what: str, done: bool | None) -> CheckFinding:  # noqa: FBT001  # None: no right to
+def _settings_finding(device: str, setting: str, done: bool | None) -> CheckFinding:  # noqa: FBT001  # None: no right to
     if done is None:
-        return warned(device, f"no right to set {what}, or no way", what, ASK_ADMINISTRATOR)
+        return warned(device, f"no right to set {setting}, or no way", setting, ASK_ADMINISTRATOR)
     # A GPU that refuses a setting is fit all the same.
-    return passed(device, got=what) if done else warned(device, f"{what} was refused", what, "correct the job file")
+    return (
+        passed(device, got=setting)
+        if done
+        else warned(device, f"{setting} was refused", setting, "correct the job file")
+    )
 
 
 SETTINGS_CHECK = Check("gpu.settings", 0, "GPUs have the clock and power limit of the job", 2.0, apply_gpu_settings,

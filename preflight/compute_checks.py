@@ -173,10 +173,10 @@ def _own_sum(context: Context, group: CheckGroup) -> "Tensor":
     return total if context.workload.backend == "nccl" and home != "cpu" else total.cpu()
 
 
-def _pattern(where: str) -> "Tensor":
+def _pattern(torch_device: str) -> "Tensor":
     import torch
 
-    return (torch.arange(ELEMENTS, dtype=torch.int64, device=where) % PERIOD) + 1
+    return (torch.arange(ELEMENTS, dtype=torch.int64, device=torch_device) % PERIOD) + 1
 
 
 def _judge_sum(total: "Tensor", accelerators: int) -> CheckFinding:
@@ -231,7 +231,7 @@ def run_training_sample(context: Context) -> Iterator[CheckFinding]:
         yield passed(figure=took_s, text=repr(losses[-1]), got=f"loss {losses[-1]:.6g} after {took_s:.3g} s")
 
 
-def _train_small_network(where: str, dtype: str) -> float:
+def _train_small_network(torch_device: str, dtype: str) -> float:
     """Return the loss of a small network on fixed data, in the last of the steps.
 
     PyTorch's optimizers would take seconds to be imported.
@@ -241,10 +241,10 @@ def _train_small_network(where: str, dtype: str) -> float:
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
     draws = torch.Generator().manual_seed(1)
     shapes = ((WIDTH, WIDTH), (WIDTH, 1), (BATCH, WIDTH), (BATCH, 1))
-    first, second, data, labels = (torch.randn(shape, generator=draws).to(where) for shape in shapes)
+    first, second, data, labels = (torch.randn(shape, generator=draws).to(torch_device) for shape in shapes)
     weights, loss = [(drawn / WIDTH**0.5).requires_grad_() for drawn in (first, second)], torch.zeros(())
     for _ in range(STEPS):
-        with torch.autocast(where.partition(":")[0], dtype=half, enabled=half is not None):
+        with torch.autocast(torch_device.partition(":")[0], dtype=half, enabled=half is not None):
             out = torch.relu(data @ weights[0]) @ weights[1]
         loss = (out.float() - labels).square().mean()
         gradients = torch.autograd.grad(loss, weights)

@@ -50,13 +50,13 @@ def member_timeout(context: Context) -> timedelta:
     return timedelta(seconds=PATIENCE_SHARE * context.chosen.limit_s)
 
 
-def wait_for_work(work: "Work", at_most: timedelta) -> None:
+def wait_for_work(work: "Work", timeout: timedelta) -> None:
     """Wait for an operation over gloo, or for a single one over NCCL.
 
     Raises:
         RuntimeError: If it does not end in time, or a member has exited.
     """
-    if not work.wait(at_most):
+    if not work.wait(timeout):
         raise RuntimeError(NO_ANSWER)
 
 

@@ -126,12 +126,12 @@ def read_kernel_log(path: Path) -> list[str] | None:
         os.close(file)
 
 
-def _log_lines(file: int) -> Iterator[str]:
+def _log_lines(log_fd: int) -> Iterator[str]:
     """Yield lines until there are no more; each read of /dev/kmsg returns one record."""
     rest, taken = b"", 0
     while taken < MAX_KERNEL_LOG_BYTES:
         try:
-            part = os.read(file, RECORD_BYTES)
+            part = os.read(log_fd, RECORD_BYTES)
         except BlockingIOError:
             break
         except BrokenPipeError:  # records were overwritten; the next read continues behind them
@@ -162,8 +162,8 @@ def xid_lines(lines: Iterable[str]) -> list[XidLine]:
     return found
 
 
-def _seconds_since_boot(head: str) -> float:
-    fields = head.split(",")
+def _seconds_since_boot(record_head: str) -> float:
+    fields = record_head.split(",")
     return int(fields[2]) / 1e6 if len(fields) >= 3 and fields[2].isdecimal() and len(fields[2]) < 20 else 0.0
 
 
@@ -499,8 +499,10 @@ def visible_gpus(visible: str | None, gpus: Sequence[GpuInfo] | None) -> list[in
     return found
 
 
-def _gpu_index(name: str, gpus: Sequence[GpuInfo]) -> int | None:
-    if name.isascii() and name.isdecimal():
-        return int(name[:9])
-    named = [gpu.index for gpu in gpus if gpu.uuid.startswith(name)] if name.startswith("GPU-") else []
+def _gpu_index(index_or_uuid: str, gpus: Sequence[GpuInfo]) -> int | None:
+    if index_or_uuid.isascii() and index_or_uuid.isdecimal():
+        return int(index_or_uuid[:9])
+    named = (
+        [gpu.index for gpu in gpus if gpu.uuid.startswith(index_or_uuid)] if index_or_uuid.startswith("GPU-") else []
+    )
     return named[0] if len(named) == 1 else None

@@ -404,7 +404,7 @@ class BackgroundRounds:
             )
         return True
 
-    def ended(self) -> Mapping[str, FinishedRound]:
+    def abort_late_and_get_ended(self) -> Mapping[str, FinishedRound]:
         """Return the rounds that have ended and were not forgotten, and abort those that take too long."""
         with self._lock:
             late = [nodes for until_s, nodes in self._running.values() if time.monotonic() > until_s]

@@ -131,8 +131,8 @@ def _await_exit(run: _NodeRun, now_s: float) -> None:
         _end_list(run, _timeout_finding(run.limit_s, how, action))
 
 
-def _timeout_finding(limit_s: float, how: str, action: str = INSPECT_NODE) -> CheckFinding:
-    return failed("", f"no answer for {limit_s:g} s; {how}", f"an answer within {limit_s:g} s", action)
+def _timeout_finding(limit_s: float, how_it_ended: str, action: str = INSPECT_NODE) -> CheckFinding:
+    return failed("", f"no answer for {limit_s:g} s; {how_it_ended}", f"an answer within {limit_s:g} s", action)
 
 
 def _no_answer_finding(run: _NodeRun, problem: str) -> CheckFinding:

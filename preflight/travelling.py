@@ -51,26 +51,26 @@ class SignalWitness:
     signals only the first process.
     """
 
-    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+    def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._reads, writes = os.pipe()
         self._reports: list[tuple[int, float]] = []
         own = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             self._pid = os.fork()
             if not self._pid:
-                _report_signals(own, writes, numbers)
+                _report_signals(own, writes, signals)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writes)
 
-    def has_received(self, number: int) -> bool:
+    def has_received(self, signal_number: int) -> bool:
         """Return whether it received a signal, too, that this process has just received; wait for that if necessary."""
         began_s = time.monotonic()
         self._reports = [report for report in self._reports if report[1] > began_s - SAME_S]
         while True:
             for report in self._reports:
-                if report[0] == number:
+                if report[0] == signal_number:
                     self._reports.remove(report)
                     return True
             left_s = began_s + SAME_S - time.monotonic()
@@ -90,12 +90,12 @@ class SignalWitness:
             os.waitpid(self._pid, 0)
 
 
-def _report_signals(parent: int, writes: int, numbers: Sequence[signal.Signals]) -> None:
+def _report_signals(parent: int, report_fd: int, signals: Sequence[signal.Signals]) -> None:
     """Report each signal, until the parent has exited."""
     try:
         ending_with(parent)()
         while True:
-            os.write(writes, _REPORT.pack(signal.sigwait(numbers), time.monotonic()))
+            os.write(report_fd, _REPORT.pack(signal.sigwait(signals), time.monotonic()))
     finally:
         os._exit(0)  # whatever happened: the parent's code must not run twice
 

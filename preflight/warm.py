@@ -153,9 +153,9 @@ class WarmNodes:
     """The warm processes of this machine. Any thread may use it."""
 
     def __init__(
-        self, place_of: Callable[[str], NodeSetup], make: Callable[[NodeSetup], LocalNode] = LocalNode
+        self, setup_of: Callable[[str], NodeSetup], make: Callable[[NodeSetup], LocalNode] = LocalNode
     ) -> None:
-        self._place_of, self._make = place_of, make
+        self._place_of, self._make = setup_of, make
         self._kept: OrderedDict[str, LocalNode] = OrderedDict()  # idle ones, least recently used first
         self._lent: dict[str, LocalNode] = {}
         self._lock = threading.Lock()

@@ -179,13 +179,13 @@ def _equality_criterion(name: str, found: str | None, planned: str, action: str)
     return Criterion(name, None if found is None or not planned else found == planned, found or "", planned, action)
 
 
-def _lane_criteria(plan: PortPlan, lanes: tuple[Lane, ...], max_rate: float) -> Iterator[Criterion]:
+def _lane_criteria(plan: PortPlan, lanes: tuple[Lane, ...], max_bit_error_rate: float) -> Iterator[Criterion]:
     if plan.lanes and lanes:
         yield Criterion("lanes", len(lanes) == plan.lanes, f"{len(lanes)} lanes", f"{plan.lanes} lanes", CABLE)
     for at, lane in enumerate(lanes):
         rate = lane.bit_error_rate
-        fine = None if rate is None else rate <= max_rate
-        yield Criterion(f"bit error rate of lane {at}", fine, f"{rate}", f"at most {max_rate:g}", CABLE)
+        fine = None if rate is None else rate <= max_bit_error_rate
+        yield Criterion(f"bit error rate of lane {at}", fine, f"{rate}", f"at most {max_bit_error_rate:g}", CABLE)
         yield Criterion(f"lock of lane {at}", lane.lock, "lost", "locked", TRANSCEIVER)
         yield Criterion(f"signal of lane {at}", lane.signal, "lost", "a signal", TRANSCEIVER)
 
@@ -266,12 +266,12 @@ def _judge_port(name: str, history: CriterionHistory, hold_s: float, *, used: bo
         yield passed(name)
 
 
-def _check_nvlinks(plan: NodePlan, context: Context) -> Iterator[CheckFinding]:
+def _check_nvlinks(node_plan: NodePlan, context: Context) -> Iterator[CheckFinding]:
     """Compare the other end of each link between GPUs with the expected one."""
-    if context.gpu_reader is None or not plan.nvlinks:
+    if context.gpu_reader is None or not node_plan.nvlinks:
         return
     seen = _nvlink_ends(context)
-    for name, remote in plan.nvlinks.items():
+    for name, remote in node_plan.nvlinks.items():
         gpu = name.partition("/")[0]
         report = failed if gpu.isdecimal() and int(gpu) in context.chosen.gpus else warned
         if seen.get(name) != remote:

@@ -349,17 +349,17 @@ def whole_model_passes(module: nn.Module, micro_batch: int, micro_batches: int, 
 
 
 def stage_passes(
-    part: ModelStage, place: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule, micro_batches: int,
-    loss: Loss, around: Around,
+    part: ModelStage, index_and_stages: tuple[int, int], group: dist.ProcessGroup, schedule: Schedule,
+    micro_batches: int, loss: Loss, around: Around,
 ) -> Passes:  # fmt: skip
     """Return the passes through a stage, by a schedule of torch.distributed.pipelining.
 
-    Its place is its index, and the number of stages.
+    The stage is given by its index, and the number of all stages.
     """
     # late: slow to load, and needed only for pipelines
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-    stage: Any = PipelineStage(part.module, *place, CPU, part.inputs, part.outputs, group=group)
+    stage: Any = PipelineStage(part.module, *index_and_stages, CPU, part.inputs, part.outputs, group=group)
     stage.forward_one_chunk = around(PassKind.forward, stage.forward_one_chunk)
     stage.backward_one_chunk = around(PassKind.backward, stage.backward_one_chunk)
     by_name = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
@@ -372,8 +372,8 @@ def stage_passes(
     hook = part.module.register_forward_hook(check_once)
 
     def step(batch: Any, target: Tensor) -> None:
-        args, kwargs = model_arguments(batch) if place[0] == 0 else ((), {})
-        own_target = target if place[0] == place[1] - 1 else None
+        args, kwargs = model_arguments(batch) if index_and_stages[0] == 0 else ((), {})
+        own_target = target if index_and_stages[0] == index_and_stages[1] - 1 else None
         try:
             made.step(*args, target=own_target, return_outputs=False, **kwargs)
         except RuntimeError as error:  # PyTorch's, around the error of a pass

@@ -155,7 +155,7 @@ def _problem_and_fix(failed: Sequence[int], status: int, errors: Sequence[Path])
     )
 
 
-def _stderr_lines(errors: Path) -> list[str]:
+def _stderr_lines(stderr_file: Path) -> list[str]:
     """Return what a rank wrote to standard error, if it did."""
-    text = errors.read_text(errors="replace") if errors.exists() else ""
+    text = stderr_file.read_text(errors="replace") if stderr_file.exists() else ""
     return [RANK_PREFIX.sub("", line) for line in text.splitlines()]

@@ -157,7 +157,7 @@ class PassTimer:
 
         return timed_call
 
-    def take(self) -> StageSeconds:
+    def take_seconds(self) -> StageSeconds:
         """Return the sums since the last call."""
         spent, self.spent = self.spent, {}
         return StageSeconds(*(spent.get(name, 0.0) for name in StageSeconds._fields))
@@ -282,7 +282,7 @@ class StageTrainer:
         """Whether this process reports the loss of all samples."""
         return self._seat.stage == self._plan.pipeline - 1 and self._seat.replica == 0
 
-    def step(self, number: int, save: Callable[[], object] | None = None) -> tuple[float, StageSeconds]:
+    def step(self, step: int, save: Callable[[], object] | None = None) -> tuple[float, StageSeconds]:
         """Train on the samples of a step; return the loss over all of them, where it is known, and the seconds.
 
         1. Run the forward and backward passes of all micro-batches. The optimizer state may be offloaded.
@@ -292,14 +292,14 @@ class StageTrainer:
         """
         plan, seat = self._plan, self._seat
         each = plan.batch // plan.data
-        batch, target = self._script.samples(number * plan.batch + seat.replica * each, each)
+        batch, target = self._script.samples(step * plan.batch + seat.replica * each, each)
         self._losses = []
         offloading = self._offloading
         if offloading is not None:
             offloading.begin_step()
-        turn, self._step = self._turn, number
+        turn, self._step = self._turn, step
         is_alone = turn is None or plan.pipeline > 1
-        with nullcontext() if is_alone or turn is None else turn.hold(number, PassKind.phase):
+        with nullcontext() if is_alone or turn is None else turn.hold(step, PassKind.phase):
             self._passes(batch, torch.zeros(each) if target is None else target)  # 1
         # Before the first step, schedules compute the loss once more, to find its form.
         losses = self._losses[-plan.micro_batches :]
@@ -309,13 +309,13 @@ class StageTrainer:
         mean = self._timer.timed("gradients_s", self._sum_gradients)(loss)  # 2
         if offloading is not None:
             offloading.end_sync()
-        with nullcontext() if turn is None else turn.hold(number, PassKind.update):
+        with nullcontext() if turn is None else turn.hold(step, PassKind.update):
             self._timer.timed("optimizer_s", self._update_parameters)()  # 3
         if save is not None:
             save()  # 4
         if offloading is not None:
             offloading.end_update()
-        return float(mean), self._timer.take()
+        return float(mean), self._timer.take_seconds()
 
     def _sum_gradients(self, loss: Tensor) -> Tensor:
         for parameter, members in self._shared:

@@ -175,7 +175,7 @@ def train_in_ring(plan: PlanFile, given: argparse.Namespace, script: Script, mak
             now_s = time.monotonic()
             taken_s.append(now_s - began_s)
             if ring.seat == 0:
-                _print(f"step {step + 1} of {given.steps}: loss of this replica {loss:.6f}, {taken_s[-1]:.3f} s")
+                _print_line(f"step {step + 1} of {given.steps}: loss of this replica {loss:.6f}, {taken_s[-1]:.3f} s")
             if folder is not None and (now_s - saved_s >= given.checkpoint_s or step + 1 == given.steps):
                 _save_ring_checkpoint(ring, step)
                 saved_s = now_s
@@ -188,7 +188,7 @@ def _save_ring_checkpoint(ring: "Ring", step: int) -> None:
         ring.save()
     except (OSError, RuntimeError) as error:  # the latter is PyTorch's for a full disk
         problem = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        _print(f"no checkpoint of step {step + 1}: {problem}; training continues")
+        _print_line(f"no checkpoint of step {step + 1}: {problem}; training continues")
 
 
 def _check_ring_options(plan: PlanFile, given: argparse.Namespace) -> None:
@@ -221,7 +221,7 @@ def _finish_ring_training(plan: PlanFile, given: argparse.Namespace, model: nn.M
         torch.save(state_by_name(model), given.save / "stage-0.pt")
     if taken_s:
         predicted = f"; predicted {plan.step_s:.3f} s" if plan.step_s else ""
-        _print(f"a step took {median(taken_s):.3f} s in the median{predicted}")
+        _print_line(f"a step took {median(taken_s):.3f} s in the median{predicted}")
 
 
 LEAST_REPORT_S = 0.1  # between two reports of steps: a scheduler skips faster ones
@@ -361,7 +361,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         assert seat is not None  # there are as many processes as the plan has ranks
         member = _make_trainer(plan, given, script, seat)
         if member.has_loss and not script.has_data:
-            _print("the file has no function data(first, samples): every step trains on the example batch")
+            _print_line("the file has no function data(first, samples): every step trains on the example batch")
         times = RankMeasurements(seat.stage, [], [], [], [])
         _train_steps(plan, given, member, seat, times)
         times.offload.extend(member.close())
@@ -370,7 +370,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
         if times.step_s:
             _report_measurements(plan, times, given)
         elif given.json is not None and dist.get_rank() == 0:
-            _print(f"no step was left, so nothing was measured and {given.json} is not written")
+            _print_line(f"no step was left, so nothing was measured and {given.json} is not written")
     finally:
         dist.destroy_process_group()
 
@@ -385,7 +385,7 @@ def _make_trainer(plan: PlanFile, given: argparse.Namespace, script: Script, sea
         cores = len(os.sched_getaffinity(0))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", plan.ranks))
         member.start_offloading(
-            OffloadOptions(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _print
+            OffloadOptions(given.offload, given.offload_folder, has_own_core=cores >= 2 * here), _print_line
         )
     if given.ranks_per_device > 1:
         member.share_device(_connect_to_device(given.ranks_per_device))
@@ -399,10 +399,10 @@ def _train_steps(
     reports, every = Steps(), max(1, ceil(LEAST_REPORT_S / plan.step_s)) if plan.step_s else 1
     first = resume(given.checkpoints, plan, seat, member.load_training_state)
     if first and dist.get_rank() == 0:
-        _print(f"a checkpoint has {first} of {given.steps} steps")
+        _print_line(f"a checkpoint has {first} of {given.steps} steps")
     steps, checkpoints = range(first, given.steps), None
     if given.checkpoints is not None:
-        checkpoints = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _print)
+        checkpoints = Checkpoints(given.checkpoints, given.checkpoint_s, steps, every, plan, seat, reports, _print_line)
     loss: float | None = None
     dist.barrier()
     for step in steps:
@@ -416,7 +416,7 @@ def _train_steps(
         if member.has_loss:
             loss = mean
             times.losses.append(loss)
-            _print(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
+            _print_line(f"step {step + 1} of {given.steps}: loss {loss:.6f}, {times.step_s[-1]:.3f} s")
     reports.done(loss=loss)
 
 
@@ -447,5 +447,5 @@ def _report_measurements(plan: PlanFile, times: RankMeasurements, given: argpars
     print_comparison(console, plan, found, given.ranks_per_device)
 
 
-def _print(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)  # noqa: T201  # the output of a training

@@ -331,8 +331,8 @@ class _StatePart:
         self.close()
 
 
-def _make_place(size: int, device: torch.device, folder: Path) -> OffloadPlace:
-    return PinnedPlace(size, device) if device.type == "cuda" else FilePlace(size, folder)
+def _make_place(size_bytes: int, device: torch.device, folder: Path) -> OffloadPlace:
+    return PinnedPlace(size_bytes, device) if device.type == "cuda" else FilePlace(size_bytes, folder)
 
 
 class Offloading:

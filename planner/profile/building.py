@@ -152,15 +152,15 @@ def user_line(error: BaseException) -> str:
     return found
 
 
-def build_function_of(module: ModuleType, function: str) -> Callable[[], Any]:
+def build_function_of(module: ModuleType, function_name: str) -> Callable[[], Any]:
     """Return the function of a module that builds a model.
 
     Raises:
         BuildError: If there is none.
     """
-    found: object = getattr(module, function, None)
+    found: object = getattr(module, function_name, None)
     if not callable(found):
-        raise BuildError(f"there is no function {function!r}; define it, or name another one as FILE.py:FUNCTION")
+        raise BuildError(f"there is no function {function_name!r}; define it, or name another one as FILE.py:FUNCTION")
     return found
 
 

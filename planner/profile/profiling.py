@@ -230,13 +230,13 @@ def _run_worker(path: Path, function: str, limits: ProfilingLimits) -> tuple[byt
     return line, status, time.monotonic() - began
 
 
-def _start_worker(path: Path, function: str, limits: ProfilingLimits, writes: int) -> "subprocess.Popen[bytes]":
+def _start_worker(path: Path, function: str, limits: ProfilingLimits, reply_fd: int) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
         [sys.executable, "-c", _WORKER_PROGRAM, os.pathsep.join(sys.path)],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(writes,), start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(reply_fd,), start_new_session=True,
     )  # fmt: skip
     request = {
-        "path": str(path.resolve()), "function": function, "memory_bytes": int(limits.memory_bytes), "answer": writes,
+        "path": str(path.resolve()), "function": function, "memory_bytes": int(limits.memory_bytes), "answer": reply_fd,
         "cpu_s": int(limits.time_s * (os.cpu_count() or 1)) + 1,
     }  # fmt: skip
     assert process.stdin is not None
@@ -245,12 +245,12 @@ def _start_worker(path: Path, function: str, limits: ProfilingLimits, writes: in
     return process
 
 
-def _read_line(reads: int, until: float) -> bytes:
+def _read_line(reply_fd: int, until_s: float) -> bytes:
     """Return the line that arrives, without its end; empty if no whole line arrives in time."""
     got = bytearray()
     while len(got) < MAX_PROFILE_BYTES:
-        ready, _, _ = select.select([reads], [], [], max(0.0, until - time.monotonic()))
-        part = os.read(reads, 1 << 16) if ready else b""
+        ready, _, _ = select.select([reply_fd], [], [], max(0.0, until_s - time.monotonic()))
+        part = os.read(reply_fd, 1 << 16) if ready else b""
         if not part:
             return b""
         got += part
@@ -259,9 +259,9 @@ def _read_line(reads: int, until: float) -> bytes:
     return b""
 
 
-def _wait_for_status(process: "subprocess.Popen[bytes]", until: float) -> int | None:
+def _wait_for_status(process: "subprocess.Popen[bytes]", until_s: float) -> int | None:
     try:
-        return process.wait(max(0.0, until - time.monotonic()))
+        return process.wait(max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
 

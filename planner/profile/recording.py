@@ -110,13 +110,13 @@ def _native_dropout(
     return torch.native_dropout(input, p, train=True)[0] if training and p > 0.0 else input
 
 
-def make_stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
+def make_stand_ins(output: Any, inputs: Any, stands_for: dict[int, int]) -> Any:
     """Return the tensors with which the model continues after a layer.
 
     Args:
         output: Of the layer, run alone.
         inputs: Of the layer.
-        same: Receives for each new storage the one that it stands for.
+        stands_for: Receives for each new storage the one that it stands for.
     """
     leaves, form = tree_flatten(output)
     templates = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -129,7 +129,7 @@ def make_stand_ins(output: Any, inputs: Any, same: dict[int, int]) -> Any:
     new = [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     for tensor, old in zip([leaf for leaf in new if isinstance(leaf, Tensor)], templates, strict=True):
         number = old.untyped_storage()._cdata
-        same[tensor.untyped_storage()._cdata] = same.get(number, number)
+        stands_for[tensor.untyped_storage()._cdata] = stands_for.get(number, number)
     return tree_unflatten(new, form)
 
 
@@ -252,7 +252,7 @@ class _SavedStorages:
     scale: float = 1.0  # bytes of a float in training, over those of one here
     bytes: float = 0.0
 
-    def pack(self, tensor: Tensor) -> Tensor:
+    def count_saved_tensor(self, tensor: Tensor) -> Tensor:
         """Count a tensor that is saved for the backward pass."""
         storage = tensor.untyped_storage()
         number = self.same.get(storage._cdata, storage._cdata)
@@ -296,7 +296,7 @@ class Recorder:
             LayerError: If a layer cannot be run.
         """
         with self._replace_layers(), self._counter, self._as_on_gpu:
-            with saved_tensors_hooks(self._kept.pack, _unpack):
+            with saved_tensors_hooks(self._kept.count_saved_tensor, _return_saved_tensor):
                 output = step()
             forward = self._counted_flops() - self._alone
             saved_bytes = self._kept.bytes - sum(figures.saved_bytes for figures, _, _ in self._known.values())
@@ -361,7 +361,7 @@ class Recorder:
         args, kwargs = tree_map(_detached, (args, kwargs))
         gpu, before, kept = self._as_on_gpu, self._counted_flops(), self._kept.bytes
         products, attentions = gpu.products, gpu.attentions
-        with torch.enable_grad(), saved_tensors_hooks(self._kept.pack, _unpack):
+        with torch.enable_grad(), saved_tensors_hooks(self._kept.count_saved_tensor, _return_saved_tensor):
             output = forward(*args, **kwargs)
         between = self._counted_flops()
         _run_backward(output)
@@ -421,7 +421,7 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
-def _unpack(tensor: Tensor) -> Tensor:
+def _return_saved_tensor(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -448,13 +448,13 @@ def _run_backward(output: Any) -> None:
         torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
 
 
-def _figures_of_hint(hint: LayerHint, first: Tensor) -> LayerFigures:
-    samples = first.shape[0]
+def _figures_of_hint(hint: LayerHint, first_input: Tensor) -> LayerFigures:
+    samples = first_input.shape[0]
     return LayerFigures(
         hint.forward_flops * samples,
         (2.0 * hint.forward_flops if hint.backward_flops is None else hint.backward_flops) * samples,
         hint.saved_bytes * samples,
-        float(first.numel()),
+        float(first_input.numel()),
         hint.output_bytes * samples,
     )
 

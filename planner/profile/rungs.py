@@ -73,20 +73,20 @@ class RungProfile(NamedTuple):
     min_samples: int
 
 
-def profile_by_rungs(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: int) -> RungProfile:
+def profile_by_rungs(build: Callable[[], Any], hints: Mapping[str, LayerHint], flop_formulas: int) -> RungProfile:
     """Return the profile by the first rung that works.
 
     Args:
         build: The user's function.
         hints: Of the user.
-        formulas: FLOP formulas that the user's file has registered.
+        flop_formulas: FLOP formulas that the user's file has registered.
 
     Raises:
         BuildError: If what the function returns cannot be used on any device, or if no rung works; the message then
             has the reason of each.
     """
     try:
-        return _profile_without_weights(build, hints, formulas)
+        return _profile_without_weights(build, hints, flop_formulas)
     except Exception as error:  # a user's model may raise anything
         first, first_at = _error_reason(error), user_line(error)
         if isinstance(error, BuildError):
@@ -104,7 +104,9 @@ def profile_by_rungs(build: Callable[[], Any], hints: Mapping[str, LayerHint], f
         raise BuildError(f"without weights: {one}, on the CPU: {two}; {fix}") from error
 
 
-def _profile_without_weights(build: Callable[[], Any], hints: Mapping[str, LayerHint], formulas: int) -> RungProfile:
+def _profile_without_weights(
+    build: Callable[[], Any], hints: Mapping[str, LayerHint], flop_formulas: int
+) -> RungProfile:
     with _default_dtype(torch.bfloat16), torch.device("meta"):
         with _skip_weight_initialisation():
             made = call_build(build)
@@ -115,7 +117,7 @@ def _profile_without_weights(build: Callable[[], Any], hints: Mapping[str, Layer
     hinted = sum(call.hinted for call in calls)
     parts = [META]
     parts += [f"{hinted} layers by profile_hint"] if hinted else []
-    parts += [f"{formulas} FLOP formulas of yours"] if formulas else []
+    parts += [f"{flop_formulas} FLOP formulas of yours"] if flop_formulas else []
     layers = layer_profiles(calls, made.samples)
     return RungProfile(", ".join(parts), made.tokens_per_sample, layers, (), least)
 
@@ -134,7 +136,7 @@ def _min_samples(made: BuiltModel) -> int:
     return made.samples
 
 
-def _profile_on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], first: str) -> RungProfile:
+def _profile_on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], first_problem: str) -> RungProfile:
     _register_cpu_attention_flops()
     made = call_build(build)
     widths = element_bytes_by_name(made.model)
@@ -152,7 +154,7 @@ def _profile_on_cpu(build: Callable[[], Any], hints: Mapping[str, LayerHint], fi
         except Exception as error:  # a user's model may raise anything
             problems[samples] = error
             continue
-        note = f"it does not run without weights: {first}"[:300]
+        note = f"it does not run without weights: {first_problem}"[:300]
         return RungProfile(CPU.format(samples, 2 * samples), made.tokens_per_sample, layers, (note,), samples)
     raise problems[made.samples]  # of the unchanged example
 
@@ -163,11 +165,11 @@ def _error_reason(error: BaseException) -> str:
     return str(error) if isinstance(error, LayerError | BuildError) else type_and_first_line(error)
 
 
-def _mistake_key(reason: str, at: str) -> list[str]:
+def _mistake_key(reason: str, at_line: str) -> list[str]:
     """Return a key that is equal for two errors of one mistake, which devices report in other words."""
     if reason.startswith("layer "):
         return reason.split(": ")[:2]
-    return reason.split(": ")[:1] if at else [reason]
+    return reason.split(": ")[:1] if at_line else [reason]
 
 
 @contextmanager

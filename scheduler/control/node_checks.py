@@ -304,7 +304,7 @@ class NodeChecks:
             return
         if fence != self._fence:
             self._reset_for_lease(fence)
-        for name, ended in self._rounds.ended().items():
+        for name, ended in self._rounds.abort_late_and_get_ended().items():
             begun = self._begun.get(name)
             if begun is not None:
                 found = (

@@ -131,13 +131,13 @@ def with_frozen(profile: ModelProfile, share: float) -> ModelProfile:
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_what_is_not_trained_takes_two_bytes_and_no_gradient_or_optimizer(saving: MemorySaving, share: float) -> None:
     data, profile = 4, gpt(layers=2)
-    found = memory_costs(layer_arrays(with_frozen(profile, share)), saving, data, 1, 1, copies=False)
+    found = memory_costs(layer_arrays(with_frozen(profile, share)), saving, data, 1, 1, has_tied_copies=False)
     every = sum(it.parameters for it in profile.layers)
     frozen = 2.0 * every * share / (data if saving.zero == 3 else 1)
     assert found.state_bytes.sum() == pytest.approx(
         every * (1.0 - share) * state_bytes_per_parameter(saving, data) + frozen
     )
-    trained = memory_costs(layer_arrays(profile), saving, data, 1, 1, copies=False)
+    trained = memory_costs(layer_arrays(profile), saving, data, 1, 1, has_tied_copies=False)
     assert np.allclose(found.optimizer_bytes, trained.optimizer_bytes * (1.0 - share))
 
 

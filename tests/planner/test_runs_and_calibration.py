@@ -8,7 +8,7 @@ import pytest
 from longshore.cluster.files.errors import InputError
 from longshore.planner.calibration import (
     MIN_RUNS,
-    accuracy,
+    accuracy_of_ratios,
     calibrate,
     fit_constants,
     predicted_over_measured,
@@ -58,8 +58,8 @@ def test_a_bound_covers_its_share_of_other_runs() -> None:
 def test_a_bound_is_the_right_one_of_the_ratios() -> None:
     """Of nine runs the longest is the bound: a tenth is longer with probability 1 / 10."""
     left_out = 1.0 / np.arange(1.0, 10.0)
-    assert accuracy(left_out).bound_factor == 9.0
-    assert accuracy(1.0 / np.arange(1.0, 20.0)).bound_factor == 18.0
+    assert accuracy_of_ratios(left_out).bound_factor == 9.0
+    assert accuracy_of_ratios(1.0 / np.arange(1.0, 20.0)).bound_factor == 18.0
 
 
 def test_too_few_runs_are_refused_with_how_many_it_takes() -> None:

@@ -11,7 +11,7 @@ from longshore.planner.model import DEFAULT
 from longshore.planner.plan import FoundPlan, Misfit
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.request import GpuType, PlanRequest, Pool, chains, make_request
-from longshore.planner.search import best_by_degrees, find_plan, may_fit, min_step_s
+from longshore.planner.search import best_by_degrees, find_plan, may_fit_mask, min_step_s
 from tests.planner.models import a100, any_model, gpt, v100
 from tests.support.budgets import examples
 
@@ -75,7 +75,7 @@ def test_what_is_passed_over_is_no_better_than_its_bound(seed: int, pool: Pool) 
         rows, _ = search.layouts_and_bounds(it, chain)
         if not rows.data.size:
             continue
-        least_s, may = min_step_s(it, chain, rows), may_fit(it, chain, rows)
+        least_s, may = min_step_s(it, chain, rows), may_fit_mask(it, chain, rows)
         for row in range(rows.data.size):
             plan = evaluate(it, chain, rows.layout(row))
             if isinstance(plan, FoundPlan):

@@ -15,7 +15,7 @@ from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, OFFLO
 from longshore.planner.plan import FoundPlan, Misfit, PlanLayout
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.request import GpuType, PlanRequest, make_request
-from longshore.planner.search import may_fit, min_step_s
+from longshore.planner.search import may_fit_mask, min_step_s
 from tests.planner.models import a100, any_model, layer
 from tests.support.budgets import examples
 
@@ -125,7 +125,7 @@ def test_no_layout_is_worse_off_and_bounds_hold(seed: int, gpus: int, memory_byt
     it = a100(gpus, memory_bytes)._replace(host_bytes_per_s=link)
     with_it = request(any_model(np.random.default_rng(seed)), it)
     rows, _ = search.layouts_and_bounds(with_it, (it,))
-    least_s, may = min_step_s(with_it, (it,), rows), may_fit(with_it, (it,), rows)
+    least_s, may = min_step_s(with_it, (it,), rows), may_fit_mask(with_it, (it,), rows)
     for row in range(rows.data.size):
         layout = rows.layout(row)
         without = evaluate(replace(with_it, offload=False), (it,), layout)

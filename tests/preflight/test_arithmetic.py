@@ -20,7 +20,7 @@ from longshore.preflight.arithmetic import (
     bits_of,
     error_limits,
     factor_matrices,
-    furthest_off,
+    furthest_beyond_limit,
     open_product,
     splitmix64,
 )
@@ -101,7 +101,7 @@ def test_any_bit_from_10_up_is_found_by_the_tolerance_in_fp32(
     fresh = open_product(tmp_path_factory.getbasetemp() / "own", "fp32", "n", 384)
     output = fresh.multiply("cpu")
     output.view(torch.int32)[row, column] ^= -(1 << 31) if bit == 31 else 1 << bit
-    wrong = furthest_off(output.double().numpy(), fresh.exact, fresh.limit)
+    wrong = furthest_beyond_limit(output.double().numpy(), fresh.exact, fresh.limit)
     assert wrong is not None
     assert (wrong.row, wrong.column, wrong.elements) == (row, column, 1)
 
@@ -112,7 +112,7 @@ def test_what_is_no_number_is_wrong(value: float, dtype: str) -> None:
     exact = np.ones((4, 4))
     got = exact.copy()
     got[2, 1] = value
-    wrong = furthest_off(got, exact, error_limits(dtype, exact, exact))
+    wrong = furthest_beyond_limit(got, exact, error_limits(dtype, exact, exact))
     assert wrong is not None
     assert (wrong.row, wrong.column) == (2, 1)
 

@@ -35,13 +35,13 @@ def test_a_check_that_ends_in_any_way_frees_its_node(rounds: BackgroundRounds, e
     for number in range(2 * MAX_ROUNDS):
         name = str(number)
         assert rounds.begin(name, ["a"], raising(error))
-        until(lambda name=name: name in rounds.ended())  # type: ignore[misc]
-        ended = rounds.ended()[name]
+        until(lambda name=name: name in rounds.abort_late_and_get_ended())  # type: ignore[misc]
+        ended = rounds.abort_late_and_get_ended()[name]
         assert ended.report is None
         assert type(error).__name__ in ended.problem
     assert rounds.begin("well", ["a"], lambda _: REPORT)
-    until(lambda: "well" in rounds.ended())
-    assert rounds.ended()["well"].report == REPORT
+    until(lambda: "well" in rounds.abort_late_and_get_ended())
+    assert rounds.abort_late_and_get_ended()["well"].report == REPORT
 
 
 def test_a_round_for_which_no_thread_can_be_had_has_ended(
@@ -53,9 +53,9 @@ def test_a_round_for_which_no_thread_can_be_had_has_ended(
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuses)
         assert rounds.begin("first", ["a"], lambda _: REPORT)
-    assert rounds.ended()["first"].report is None
+    assert rounds.abort_late_and_get_ended()["first"].report is None
     assert rounds.begin("second", ["a"], lambda _: REPORT)
-    until(lambda: "second" in rounds.ended())
+    until(lambda: "second" in rounds.abort_late_and_get_ended())
     assert sys.exc_info() == (None, None, None)
 
 
@@ -80,7 +80,7 @@ def test_a_round_that_outlasts_its_limit_is_aborted(tmp_path: Path, limit_s: flo
         return REPORT
 
     assert rounds.begin("long", ["a"], work, limit_s)
-    assert rounds.ended() == {}
+    assert rounds.abort_late_and_get_ended() == {}
     assert nodes.killed.is_set() is is_killed
     may_end.set()
-    until(lambda: "long" in rounds.ended())
+    until(lambda: "long" in rounds.abort_late_and_get_ended())
