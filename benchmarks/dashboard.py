@@ -42,7 +42,7 @@ def full_service(folder: Path) -> Service:
     service = Service(ServeOptions(SchedulerSettings(folder=folder, open=True)))
     fence = service.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "benchmark", now_s=time.time(), ttl_s=3600.0))
     assert fence is not None
-    for place in (service.layout.place(gpu) for gpu in range(NODES * GPUS_PER_NODE)):
+    for place in (service.layout.node_and_index(gpu) for gpu in range(NODES * GPUS_PER_NODE)):
         service.store.write(partial(_run_one, fence, place))
     for _ in range(WAITING):
         service.store.write(_submit)

@@ -34,9 +34,9 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.comparison import run_all
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin, check_decision
-from longshore.scheduler.mirror.cluster_mirror import expected as expected_of
+from longshore.scheduler.mirror.cluster_mirror import expected_start as expected_of
 from longshore.scheduler.model.job_spec import JobFile, stored_job
-from longshore.scheduler.policy_host.messages import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_of
+from longshore.scheduler.policy_host.messages import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_record_of
 from longshore.scheduler.service.service import site_of
 from longshore.scheduler.settings import SchedulerSettings
 from tests.cluster.traces import small_traces
@@ -83,10 +83,10 @@ def feed_job(data: bytes, folder: Path) -> bool:
             JobRequest("job", job.gpus, job.estimate_s, 0.0, compute_s=job.compute_s,
             parameter_bytes=job.parameter_bytes)
         )  # fmt: skip
-        mirror.due()
-        expected = expected_of(mirror, "job", range(job.gpus))
-        if not (0.0 < expected.slowdown < np.inf and 0.0 < expected.end_s < np.inf):
-            raise AssertionError(f"a job is expected to end at {expected}")
+        mirror.find_due_job()
+        expected_start = expected_of(mirror, "job", range(job.gpus))
+        if not (0.0 < expected_start.slowdown < np.inf and 0.0 < expected_start.end_s < np.inf):
+            raise AssertionError(f"a job is expected to end at {expected_start}")
     return True
 
 
@@ -233,10 +233,10 @@ def feed_answer(data: bytes, _: Path) -> bool:
     if not isinstance(message, PolicyAnswer):
         return True
     if message.record is not None:
-        stored_of(message.record)
+        stored_record_of(message.record)
     mirror = ClusterMirror(_SITE, MirrorOrigin(0.0))
     mirror.submit(JobRequest("job", 2, 60.0, 0.0))
-    mirror.due()
+    mirror.find_due_job()
     check_decision(mirror, message.job, message.gpus)
     if message.gpus:
         mirror.carry_out(message.job, message.gpus)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from longshore.scheduler.control.seat_choice import MAX_MEASURED_CANDIDATES, neighbour_links
-from longshore.scheduler.health.link_probes import ROUND_S, LinkState, LinkTable, ProbePlace, Prober, probe
+from longshore.scheduler.health.link_probes import ROUND_S, LinkState, LinkTable, ProbePlace, Prober, probe_link
 from tests.support import processes
 
 from .harness import ROOT, Row, progress
@@ -87,10 +87,10 @@ def candidates(places: Sequence[ProbePlace]) -> tuple[float, float]:
     table = LinkTable(lambda: dict(zip(names, places, strict=True)))
     wanted = neighbour_links(names, (0, 1), range(2, len(places)))
     began_s = time.monotonic()
-    while table.request(wanted, began_s + ROUND_S, lambda: None):
+    while table.request_probes(wanted, began_s + ROUND_S, lambda: None):
         time.sleep(0.001)
     took_s = time.monotonic() - began_s
-    measured = {pair for pair, it in table.known().items() if it.state is LinkState.MEASURED}
+    measured = {pair for pair, it in table.fresh_outcomes().items() if it.state is LinkState.MEASURED}
     return took_s, len(measured) / len(wanted)
 
 
@@ -103,7 +103,7 @@ def main(runs: int) -> None:
         places = [stack.enter_context(agent_on(network, node)) for node in range(2 + MAX_MEASURED_CANDIDATES)]
         found = {
             f"{rate} Mb/s": [
-                probe(places[node], places[1 - node]).bytes_per_s / (bytes_per_s * PAYLOAD) for _ in range(runs)
+                probe_link(places[node], places[1 - node]).bytes_per_s / (bytes_per_s * PAYLOAD) for _ in range(runs)
             ]
             for node, (rate, bytes_per_s) in enumerate(RATES.items())
         }

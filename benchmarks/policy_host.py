@@ -52,7 +52,7 @@ class Load:
         for _ in range(QUEUED):
             self.submit()
         self.placer = Placer(HEURISTICS["patient"], policy, deadline_s)
-        self.placer.begin(self.mirror)
+        self.placer.follow_mirror(self.mirror)
         self.placer.wait_until_ready(LOADED_S)
 
     def submit(self) -> None:
@@ -65,7 +65,7 @@ class Load:
         """Yield decisions and how long each took; after each moment's, three jobs end and three come."""
         made = 0
         while made < count:
-            while self.mirror.due() is not None and made < count:
+            while self.mirror.find_due_job() is not None and made < count:
                 began = time.perf_counter()
                 decision = self.placer.decide(self.mirror)
                 yield decision, time.perf_counter() - began

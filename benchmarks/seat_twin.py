@@ -29,7 +29,7 @@ from longshore.cluster.switching import FORMULAS
 from longshore.ring.wire import EmptySeat, SeatRequest
 from longshore.scheduler.control.seat_choice import RingJob, ring_gap_of
 from longshore.scheduler.mirror.cluster_mirror import OF_JOBS, ClusterMirror, ClusterSite, MirrorSnapshot
-from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
+from longshore.scheduler.mirror.vacant_seats import choose_seat_gpu, free_gpus_for, gpus_making_ring_faster
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job_spec import stored_job
 from longshore.scheduler.store.nodes import ComputeRecord
@@ -91,11 +91,11 @@ def live_choice(mirror: ClusterMirror, sim: Simulation, job: int, place: int, no
         }
     )
     want, seats, records = _want_of(sim, job, place, noted[0]), _seats(sim, job, place), _records_of(sim, job, noted[1])
-    free = free_for(mirror, name)
+    free = free_gpus_for(mirror, name)
     ring = ring_gap_of(RingJob(mirror, layout, kinds, name, spec), want, want.empty[0], seats, records)
     if place == sim.cluster.gpu_node.size:
-        free = with_which_faster(sim.cluster, ring, free)
-    return choose_for(sim.cluster, ring, free, sim.rules.replacement).gpu
+        free = gpus_making_ring_faster(sim.cluster, ring, free)
+    return choose_seat_gpu(sim.cluster, ring, free, sim.rules.replacement).gpu
 
 
 def _layout_of(sim: Simulation) -> Layout:
@@ -108,7 +108,7 @@ def _kinds_of(sim: Simulation) -> dict[str, str]:
 
 def mirror_of(sim: Simulation) -> ClusterMirror:
     """Return what a live scheduler knows of a cluster in the state of a simulation."""
-    return ClusterMirror.of(snapshot_of(sim))
+    return ClusterMirror.from_snapshot(snapshot_of(sim))
 
 
 def snapshot_of(sim: Simulation) -> MirrorSnapshot:

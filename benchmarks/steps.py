@@ -81,9 +81,9 @@ def false_hangs(step_s: float, seed: int) -> int:
         if step % 1000 == 999:
             parts.append((StepKind.EVALUATE, rng.uniform(15.0, 30.0)))
         for kind, part_s in parts:
-            watch.take([[Begun(kind, step, at_s, None)]], at_s)
+            watch.add_steps([[Begun(kind, step, at_s, None)]], at_s)
             at_s += part_s
-            hangs += watch.hang(at_s) is not None
+            hangs += watch.find_hang(at_s) is not None
     return hangs
 
 
@@ -91,12 +91,12 @@ def hang_delay_s(step_s: float) -> float:
     """Return how long after its begin a step that never ends is taken for a hang, with a check each 4 s."""
     watch, now_s = StepWatch(1, None, None, 0.0), 0.0
     for step in range(500):
-        watch.take([[Begun(StepKind.TRAIN, step, now_s, None)]], now_s)
+        watch.add_steps([[Begun(StepKind.TRAIN, step, now_s, None)]], now_s)
         now_s += step_s
     began_s = now_s - step_s
-    while watch.hang(now_s) is None:
+    while watch.find_hang(now_s) is None:
         now_s += STEPS_POLL_S
-        watch.take([[]], now_s)
+        watch.add_steps([[]], now_s)
     return now_s - began_s
 
 

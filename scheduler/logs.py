@@ -20,7 +20,7 @@ class Repeats:
     def __init__(self) -> None:
         self._words, self._logged_s, self._more = "", float("-inf"), 0
 
-    def message(self, words: str, now_s: float) -> str:
+    def message_to_log(self, words: str, now_s: float) -> str:
         """Return what is to be logged of a message now, "" for nothing: other words at once, the same once a minute.
 
         Args:
@@ -34,7 +34,7 @@ class Repeats:
         self._words, self._logged_s, self._more = words, now_s, 0
         return words + again
 
-    def end(self) -> None:
+    def forget(self) -> None:
         """Note that the condition is over: the next message is logged at once."""
         self._words, self._logged_s, self._more = "", float("-inf"), 0
 
@@ -44,7 +44,7 @@ Read = Callable[[int, int], tuple[bytes, int]]  # offset and most bytes to bytes
 BLOCK_BYTES = 64 << 10
 
 
-def near_end(read: Read) -> int:
+def offset_near_end(read: Read) -> int:
     """Return an offset at most `BLOCK_BYTES` before the end of an output."""
     low, high = 0, BLOCK_BYTES
     while read(high, 1)[0]:
@@ -64,8 +64,8 @@ def tail_offset(read: Read, lines: int, most_bytes: int) -> int:
         most_bytes: How long they are at most.
     """
     if lines == 0:
-        return _end(read)
-    end, size = _end(read), BLOCK_BYTES
+        return _end_offset(read)
+    end, size = _end_offset(read), BLOCK_BYTES
     while True:
         size = min(size, most_bytes)
         data, after = read(max(0, end - size), min(size, end))
@@ -78,8 +78,8 @@ def tail_offset(read: Read, lines: int, most_bytes: int) -> int:
         size *= 4
 
 
-def _end(read: Read) -> int:
-    offset = near_end(read)
+def _end_offset(read: Read) -> int:
+    offset = offset_near_end(read)
     while (part := read(offset, 4 * BLOCK_BYTES))[0]:
         offset = part[1]
     return offset
@@ -125,7 +125,7 @@ class RepeatFilter(logging.Filter):
         key = (record.name, record.levelno, text)
         line = self._lines.pop(key, None)
         if line is None:
-            self._lines[key] = _Line(now_s, _clock(record))
+            self._lines[key] = _Line(now_s, _local_time(record))
             if len(self._lines) > MAX_REMEMBERED_LINES:
                 self._lines.popitem(last=False)
             return True
@@ -135,11 +135,11 @@ class RepeatFilter(logging.Filter):
             return False
         record.msg, record.args = f"{text} ({line.again} times since {line.since})", ()
         record.exc_info = record.exc_text = None  # it was written the first time
-        line.at_s, line.since, line.again = now_s, _clock(record), 0
+        line.at_s, line.since, line.again = now_s, _local_time(record), 0
         return True
 
 
-def _clock(record: logging.LogRecord) -> str:
+def _local_time(record: logging.LogRecord) -> str:
     return f"{datetime.fromtimestamp(record.created).astimezone():%H:%M}"
 
 
@@ -167,7 +167,7 @@ def log_as_json() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def count_repeats() -> None:
+def add_repeat_filters() -> None:
     """Let lines of this process' log that repeat be counted instead of written again and again."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter())

@@ -20,7 +20,7 @@ from ..cluster.files.disk_space import DiskSpace
 from .control.job_errors import ERROR_EVENT
 from .health.step_monitor import HEALTH, SlowWord, StepFigures
 from .model.gpu_index import Layout
-from .model.job_spec import stored_or_usual
+from .model.job_spec import stored_job_or_default
 from .model.states import JobState
 from .policy_host.process import Miss
 from .store.attempts import (
@@ -96,7 +96,7 @@ class Following:
         for miss in Miss:
             self._misses.labels(miss.value)
 
-    def follow(self) -> None:
+    def count_new(self) -> None:
         """Count what is new.
 
         Raises:
@@ -180,25 +180,25 @@ class StoreCollector(Collector):
         try:
             with self._store.read() as tx:
                 found = [
-                    self._jobs(tx),
-                    self._gpus(tx),
-                    *self._attempts(tx),
-                    self._oldest(tx),
-                    self._leases(tx),
-                    self._nodes(tx),
+                    self._jobs_gauge(tx),
+                    self._gpus_gauge(tx),
+                    *self._attempt_gauges(tx),
+                    self._oldest_wait_gauge(tx),
+                    self._lease_counter(tx),
+                    self._nodes_gauge(tx),
                 ]
         except StoreUnreachableError:
             found = []
         yield GaugeMetricFamily("longshore_store_up", "1 if the store answers.", value=float(bool(found)))
         yield from found
 
-    def _jobs(self, tx: Connection) -> Metric:
+    def _jobs_gauge(self, tx: Connection) -> Metric:
         jobs = GaugeMetricFamily("longshore_jobs", "Jobs by state.", labels=["state"])
         for state, count in count_jobs(tx).items():
             jobs.add_metric([state.value], count)
         return jobs
 
-    def _gpus(self, tx: Connection) -> Metric:
+    def _gpus_gauge(self, tx: Connection) -> Metric:
         counts = collections.Counter({(state, kind): 0 for state in GpuState for kind in set(self._types.values())})
         states = {(gpu.node, gpu.gpu): gpu.state for gpu in occupied_gpus(tx)}
         states.update(dict.fromkeys(faulty_gpus(tx), GpuState.OUT))
@@ -213,7 +213,7 @@ class StoreCollector(Collector):
             family.add_metric([state.value.replace(" ", "_"), kind], count)
         return family
 
-    def _nodes(self, tx: Connection) -> Metric:
+    def _nodes_gauge(self, tx: Connection) -> Metric:
         counts = collections.Counter(dict.fromkeys((*map(str, Liveness), "out_of_service"), 0))
         rows = {row.name: row for row in list_nodes(tx)}
         for row in (rows[name] for name in self._layout.nodes if name in rows):
@@ -223,25 +223,25 @@ class StoreCollector(Collector):
             family.add_metric([state], count)
         return family
 
-    def _attempts(self, tx: Connection) -> Iterable[Metric]:
+    def _attempt_gauges(self, tx: Connection) -> Iterable[Metric]:
         now_s = self._now_s()
         leaking = sum(
             drain.gpus
             for drain in drains(tx)
-            if now_s - drain.since_s > stored_or_usual(drain.spec).grace_s + LEAKS_AFTER_S
+            if now_s - drain.since_s > stored_job_or_default(drain.spec).grace_s + LEAKS_AFTER_S
         )
         text = "GPUs of attempts that were to be gone, by their grace and a minute more."
         yield GaugeMetricFamily("longshore_gpus_leaking", text, value=leaking)
         text = "Open attempts that cannot be reached."
         yield GaugeMetricFamily("longshore_contact_unknown", text, value=count_unknown(tx))
 
-    def _oldest(self, tx: Connection) -> Metric:
+    def _oldest_wait_gauge(self, tx: Connection) -> Metric:
         since_s = waits_since(tx)
         oldest_s = 0.0 if since_s is None else max(0.0, self._now_s() - since_s)
         text = "Time that the job has waited that came into the queue first; 0 if none waits."
         return GaugeMetricFamily("longshore_queue_oldest_seconds", text, value=oldest_s)
 
-    def _leases(self, tx: Connection) -> Metric:
+    def _lease_counter(self, tx: Connection) -> Metric:
         text = "How often each lease was taken, over the life of the store."
         family = CounterMetricFamily("longshore_lease_takeovers", text, labels=["name"])
         for name, token in lease_tokens(tx).items():
@@ -316,7 +316,7 @@ class SchedulerMetrics:
             "longshore_disk_free_bytes", "Room left where the scheduler writes, without its reserve.",
             registry=self.registry,
         )  # fmt: skip
-        free.set_function(lambda: _free_bytes(room))
+        free.set_function(lambda: _free_bytes_or_nan(room))
         least = Gauge(
             "longshore_disk_least_free_bytes", "With less room no job is admitted and none starts.",
             registry=self.registry,
@@ -340,11 +340,11 @@ class SchedulerMetrics:
     def scrape(self) -> bytes:
         """Return all metrics in Prometheus' text format; without a store, those that need none."""
         with suppress(StoreUnreachableError):  # longshore_store_up shows it
-            self._following.follow()
+            self._following.count_new()
         return generate_latest(self.registry)
 
 
-def _free_bytes(room: DiskSpace) -> float:
+def _free_bytes_or_nan(room: DiskSpace) -> float:
     """Return the room that is left, nan where nothing can be seen."""
     try:
         return float(room.free_bytes())

@@ -36,7 +36,7 @@ class PolicyChoice(_SettingsSection):
     sample_temperature: Annotated[float | None, Field(gt=0.0, le=100.0)] = None  # of its network; None: the best
 
     @model_validator(mode="after")
-    def _somebody_is_sampled(self) -> Self:
+    def _check_sampled_policy(self) -> Self:
         if self.sample_temperature is not None and self.name is None:
             raise ValueError("sample_temperature is that of a policy; name one")
         return self
@@ -97,7 +97,7 @@ class SchedulerSettings(_SettingsSection):
     @property
     def store_url(self) -> str:
         """URL of the store."""
-        return self.store or store_url_of(self.folder)
+        return self.store or default_store_url(self.folder)
 
     @property
     def is_loopback(self) -> bool:
@@ -105,7 +105,7 @@ class SchedulerSettings(_SettingsSection):
         return is_loopback(self.host)
 
 
-def check_open(settings: SchedulerSettings) -> None:
+def check_open_is_local(settings: SchedulerSettings) -> None:
     """Refuse a scheduler that others can ask and that asks for no token.
 
     Raises:
@@ -132,10 +132,10 @@ def read_settings(path: Path) -> ServeOptions:
         InputError: If it cannot be read or used, naming the line.
     """
     file = read_yaml(path, SETTINGS_PAGE)
-    return ServeOptions(located(validated(file, SchedulerSettings, file.data), file), file)
+    return ServeOptions(with_absolute_paths(validated(file, SchedulerSettings, file.data), file), file)
 
 
-def located(found: SchedulerSettings, file: YamlFile) -> SchedulerSettings:
+def with_absolute_paths(found: SchedulerSettings, file: YamlFile) -> SchedulerSettings:
     """Return settings whose paths start from the folder of the file that they come from."""
     home = file.path.absolute().parent
     cluster, asked = _from(home, found.cluster), found.preflight
@@ -149,11 +149,11 @@ def _from(home: Path, path: Path | None) -> Path | None:
     return None if path is None else home / path
 
 
-def cluster_of(folder: Path) -> Path:
+def default_cluster_file(folder: Path) -> Path:
     """Return the cluster file of a scheduler that names none."""
     return folder / "cluster.yaml"
 
 
-def store_url_of(folder: Path) -> str:
+def default_store_url(folder: Path) -> str:
     """Return the URL of the store that is a file in a scheduler's folder."""
     return f"sqlite:///{folder / 'longshore.db'}"

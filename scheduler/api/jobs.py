@@ -17,9 +17,9 @@ from ...cluster.model.placement import Placement
 from ..access.tokens import Caller, Role
 from ..control.adoption import UnknownAttempt
 from ..model.job import JobRow, is_job_id
-from ..model.job_spec import Priority, StoredJob, UnreadableSpecError, is_external, is_switching, stored_job
+from ..model.job_spec import Priority, StoredJob, UnreadableSpecError, is_external, is_ring_job, stored_job
 from ..model.states import FINAL, Desired, JobState
-from ..rules.attempts import rank_to_look_at
+from ..rules.attempts import failed_rank_end
 from ..rules.jobs import RetryStep, retry_step
 from ..service.queue_now import PENDING_STATES, Queue, Waiting, why_jobs_wait
 from ..service.service import Service
@@ -181,7 +181,7 @@ def attempt_page(row: AttemptRow, held: Mapping[int, Placement]) -> AttemptPage:
 
 
 def _crash_page(row: AttemptRow) -> CrashPage | None:
-    end, places = rank_to_look_at(row.ends, row.outcome), places_of(row)
+    end, places = failed_rank_end(row.ends, row.outcome), places_of(row)
     if end is None or end.rank >= len(places):  # a job can forge how it ended
         return None
     node, gpu = places[end.rank]
@@ -439,7 +439,7 @@ def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
         waits = row.state in PENDING_STATES
         waiting = why_jobs_wait(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
         attempts = attempts_of(tx, row.id)
-        held = held_by_rings(tx, row.id, attempts) if is_switching(row.spec) else {}
+        held = held_by_rings(tx, row.id, attempts) if is_ring_job(row.spec) else {}
         page = job_detail_page(row, attempts, waiting.get(row.id), held)
     body = page.model_dump_json().encode()
     etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'
@@ -481,7 +481,7 @@ def attempts(row: FoundJob, service: ServiceDep) -> list[AttemptPage]:
     """List all attempts of a job."""
     with service.store.read() as tx:
         found = attempts_of(tx, row.id)
-        held = held_by_rings(tx, row.id, found) if is_switching(row.spec) else {}
+        held = held_by_rings(tx, row.id, found) if is_ring_job(row.spec) else {}
         return [attempt_page(attempt, held) for attempt in found]
 
 

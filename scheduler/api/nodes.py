@@ -21,8 +21,8 @@ from ..access.tokens import Caller, Role
 from ..control.steps import SLOW_NODE
 from ..health.evidence import GpuReport, NodeReport, PortState
 from ..health.fault_report import FaultReport
-from ..health.monitor import state_of
-from ..health.quarantining import CheckOrder, QuarantineOutcome, by_hand
+from ..health.monitor import node_state_of
+from ..health.quarantining import CheckOrder, QuarantineOutcome, operator_finding
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
@@ -148,7 +148,7 @@ def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
 
     def page(name: str, gpus: int) -> NodePage:
         row, report = rows.get(name, _unseen(service, name)), reports.get(name)
-        state = state_of(row, broken, is_fenced=name in fenced, now_s=now_s)
+        state = node_state_of(row, broken, is_fenced=name in fenced, now_s=now_s)
         return NodePage(
             name=name, kind=row.kind, gpus=tuple(held.get((name, gpu)) for gpu in range(gpus)), slots=row.slots,
             state=state.state, evidence=state.evidence, liveness=row.liveness, verdict=row.verdict,
@@ -226,8 +226,8 @@ def report(node: Node, body: NodeReport, service: ServiceDep, caller: Reporter, 
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     _check_own(node, service, caller)
     granted = service.control.take_report(node, body, request.client.host if request.client else "")
-    orders = service.checks.orders.fetch(node, able=body.checks)
-    port_probes = service.control.monitor.witnesses.fetch(node) if body.agent_port else ()
+    orders = service.checks.orders.fetch_orders(node, able=body.checks)
+    port_probes = service.control.monitor.witnesses.orders_for(node) if body.agent_port else ()
     return LeasePage(
         **granted._asdict(), checks=orders,
         port_probes=tuple(PortProbePage(id=each.id, **each.probe._asdict()) for each in port_probes),
@@ -363,7 +363,7 @@ def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> dict[str, Q
     if caller.role is Role.AGENT and found.check == BY_HAND:
         raise ProblemError("forbidden", f"an agent names the check that found it, and not {BY_HAND!r}")
     now_s = service.now_s()
-    finding = by_hand(found.place, found.cause, found.action, now_s)
+    finding = operator_finding(found.place, found.cause, found.action, now_s)
     if found.check != BY_HAND:
         at_s = now_s if found.at_s is None else min(found.at_s, now_s)
         finding = QuarantineFinding(

@@ -16,7 +16,7 @@ from ...ring.wire import Recovery, RingReport, from_json
 from ..backends.protocol import MemberPlace, call_backend
 from ..health.step_monitor import StepFigures
 from ..model.job import JobRow
-from ..model.job_spec import stored_or_usual
+from ..model.job_spec import stored_job_or_default
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, held_gpus
 from ..store.nodes import records_of
@@ -294,7 +294,7 @@ def sub_tasks(row: FoundJob, service: ServiceDep) -> SubTasksPage | None:
 
 def planned_job(row: JobRow, attempts: list[AttemptRow], service: Service) -> SubTasksPage | None:
     """Return the sub-tasks of a job, None for one without a plan."""
-    spec = stored_or_usual(row.spec)
+    spec = stored_job_or_default(row.spec)
     if spec.plan is None:
         return None
     figures = service.control.step_figures().get(row.id)
@@ -398,7 +398,7 @@ def training(row: FoundJob, service: ServiceDep) -> TrainingPage:
     """Show what is known of a job's iterations; of the steps of one that runs the leading scheduler knows."""
     with service.store.read() as tx:
         records, attempts = records_of(tx, row.id), attempts_of(tx, row.id)
-    spec, figures = stored_or_usual(row.spec), service.control.step_figures().get(row.id)
+    spec, figures = stored_job_or_default(row.spec), service.control.step_figures().get(row.id)
     average = None if figures is None else figures.average
     ring = places_of(attempts[-1]) if attempts else []
     return TrainingPage(

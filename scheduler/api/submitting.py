@@ -195,10 +195,10 @@ def check_needs(spec: JobFile, service: Service) -> None:
     """
     if spec.needs is None:
         return
-    here = service.layout.gpus_for(spec.wants)
+    here = service.layout.gpus_for(spec.node_needs)
     gpus = spec.all_gpus
     if gpus > here:
-        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.wants.words}{_parts(gpus, spec.spares)}"
+        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.node_needs.words}{_parts(gpus, spec.spares)}"
         raise ProblemError("too-large", f"the job asks for {asks}, and the cluster has {here or 'none'} of these")
 
 
@@ -211,7 +211,7 @@ def check_shape(spec: JobFile, service: Service) -> None:
     shape = spec.shape
     if shape is None:
         return
-    able = sum(gpus >= shape.gpus_per_node for gpus in service.layout.nodes_for(spec.wants).values())
+    able = sum(gpus >= shape.gpus_per_node for gpus in service.layout.nodes_for(spec.node_needs).values())
     if able < shape.nodes:
         have = "1 node" if able == 1 else f"{able} nodes"
         which = "that suits it has" if able == 1 else "that suit it have"
@@ -244,7 +244,7 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
 def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
     with service.store.read() as tx:
         spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
-        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.wants))
+        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.node_needs))
         ahead = service.queue.ahead_of_new(tx, owner, spec.priority, service.now_s())
     fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)

@@ -12,7 +12,7 @@ import typer
 from ...cluster.files.durations import duration_text
 from ...cluster.files.errors import InputError
 from ...cluster.files.output_file import in_one_line
-from ..model.job import estimate_words
+from ..model.job import estimate_source_words
 from ..model.states import JobState
 from ..rules.attempts import UNFIT
 from .options import (
@@ -280,7 +280,7 @@ def _training(training: dict[str, Any]) -> dict[str, str]:
 
 def estimate_text(found: dict[str, Any]) -> str:
     """Return how long a job is expected to run, and where that is from."""
-    words = estimate_words(found["estimate_from"], found["estimate_jobs"])
+    words = estimate_source_words(found["estimate_from"], found["estimate_jobs"])
     return f"{duration_text(found['estimate_s'])}, {words}"
 
 

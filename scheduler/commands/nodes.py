@@ -211,14 +211,14 @@ def agent(
 ) -> None:
     """Report this node's GPUs to the scheduler, until stopped."""
     from ..health.agent import Fencing, open_agent_port, report_forever
-    from ..health.guarding import lease_file
-    from ..health.link_probes import prober_at
+    from ..health.guarding import lease_path
+    from ..health.link_probes import open_prober
 
     client = client_of(url, ca)
     # A lease must outlast several lost reports.
-    fencing = Fencing(lease_file(node)) if fence else None
+    fencing = Fencing(lease_path(node)) if fence else None
     checking = _checking(client, node) if checks else None
-    agent_port, prober = None if port < 0 else open_agent_port(node, port), prober_at(probe) if probe else None
+    agent_port, prober = None if port < 0 else open_agent_port(node, port), open_prober(probe) if probe else None
     report_forever(client, node, min(every, 1.0) if fence else every, fencing, checking, agent_port, prober)
 
 

@@ -108,9 +108,9 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
     from ...cluster.model.placement import Share
     from ...cluster.presets.cluster_file import read_cluster
     from ..service.service import default_cluster, layout_of
-    from ..settings import cluster_of
+    from ..settings import default_cluster_file
 
-    if cluster is None and gpus and not exists(cluster_of(folder)):
+    if cluster is None and gpus and not exists(default_cluster_file(folder)):
         known = {os.uname().nodename: gpus}
     else:
         if cluster is None:

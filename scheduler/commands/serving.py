@@ -18,7 +18,7 @@ from ...cluster.files.errors import InputError, LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.files.paths import check_present_folder
 from ..access.token_file import FILE, link_token
-from ..logs import LogFormat, count_repeats, log_as_json
+from ..logs import LogFormat, add_repeat_filters, log_as_json
 from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def compile_first(*policies: str | None) -> None:
     """
     from ...cluster.kernels.ahead import compile_ahead, missing
     from ...cluster.kernels.kept import can_be_kept
-    from ..mirror.rehearsal import is_known, rehearsals_of
+    from ..mirror.rehearsal import needs_no_plugin, rehearsals_of
 
-    names = missing(rehearsals_of(*(name for name in policies if name is not None and is_known(name))))
+    names = missing(rehearsals_of(*(name for name in policies if name is not None and needs_no_plugin(name))))
     if not names or not can_be_kept():
         return
     with progress_lines(COMPILING) as show, suppress(PluginError):  # its first use reports why it cannot be compiled
@@ -91,7 +91,7 @@ def serve(
 
     if log_format is LogFormat.JSON:
         log_as_json()
-    count_repeats()
+    add_repeat_filters()
     chosen = ServeOptions() if config is None else read_settings(config)
     given = {"cluster": cluster, "folder": folder, "store": store, "host": host, "port": port}
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}

@@ -173,16 +173,16 @@ def decisions(
 ) -> None:  # fmt: skip
     """Write all decisions of a scheduler to a file, with what learning from them or replaying them needs."""
     from ...cluster.files.output_file import check_outputs, replacing
-    from ..placement.replay import export
-    from ..settings import store_url_of
+    from ..placement.replay import export_decisions
+    from ..settings import default_store_url
 
     check_outputs({"--out": out}, {})
-    with existing_store(store or store_url_of(folder)) as opened:
+    with existing_store(store or default_store_url(folder)) as opened:
         if every is None:
-            typer.echo(f"{_write(out, export(opened))} decisions in {out}")
+            typer.echo(f"{_write(out, export_decisions(opened))} decisions in {out}")
         while every is not None:
             with replacing(out) as part:  # a reader finds either file whole
-                count = _write(part, export(opened))
+                count = _write(part, export_decisions(opened))
             typer.echo(f"{count} decisions in {out}")
             time.sleep(every)
 
@@ -205,7 +205,7 @@ def replay(
     """Show what another policy would have decided in the same situations, decision by decision."""
     from ...agents.registry import find_policy
     from ...cluster.files.output_file import check_outputs
-    from ..placement.replay import as_line
+    from ..placement.replay import comparison_line
     from ..placement.replay import replay as replayed
 
     check_outputs({"--out": out}, {"FILE": file})
@@ -216,7 +216,7 @@ def replay(
         compared += decisions
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
-            written.writelines(as_line(each) + "\n" for each in compared)
+            written.writelines(comparison_line(each) + "\n" for each in compared)
     for line in _table(compared, policy):
         typer.echo(line)
     if omitted:

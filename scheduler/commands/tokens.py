@@ -123,9 +123,9 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
 
 
 def _store(folder: Path | None, url: str | None) -> AbstractContextManager["Store"]:
-    from ..settings import store_url_of
+    from ..settings import default_store_url
 
-    return existing_store(url or store_url_of(folder or Path(".longshore")))
+    return existing_store(url or default_store_url(folder or Path(".longshore")))
 
 
 def _row(token: dict[str, Any]) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ from typing import Unpack
 from ...cluster.files.errors import BackendError, error_line
 from ...cluster.kernels.structures import uniform
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError, call_backend
-from ..health.monitor import is_gone
+from ..health.monitor import is_attempt_gone
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
-from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_or_usual
+from ..model.job_spec import PLAN_VARIABLE, plan_text, stored_job, stored_job_or_default
 from ..model.states import AfterStop, AttemptState, Contact, Desired, EndedBy, JobState, Run, Status
 from ..rules.attempts import (
     AFTER_REQUEST,
@@ -35,13 +35,13 @@ from ..rules.attempts import (
     StopReason,
     attempt_outcome,
     attempt_progress,
-    class_of,
-    in_turns,
+    classify_end,
+    in_polling_order,
     is_over,
-    next_step,
-    poll_turn,
+    next_attempt_step,
+    poll_turn_of,
 )
-from ..rules.jobs import hold_step, release_step
+from ..rules.jobs import state_after_release, state_to_hold
 from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
 from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
@@ -83,7 +83,7 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
     stops = {} if jobs is not None else check_step_times(cache, names, statuses, cut_off, now_s)
     owned = {job: cache.table.jobs[job] for job in names if job in cache.table.jobs}
     # Those without an open job are only to be closed, and go last.
-    active = [*in_turns(owned.values(), cache.polled), *(job for job in names if job not in owned)]
+    active = [*in_polling_order(owned.values(), cache.polled), *(job for job in names if job not in owned)]
     reached = set[str]()
     while active:
         again = []
@@ -105,7 +105,7 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
         active = again
     if jobs is None:
         is_whole = reached | cache.polled.keys() >= names.keys()
-        now_polled = {job: poll_turn(row) for job, row in owned.items() if job in reached}
+        now_polled = {job: poll_turn_of(row) for job, row in owned.items() if job in reached}
         cache.polled = {} if is_whole else cache.polled | now_polled
 
 
@@ -160,7 +160,7 @@ def _try_step(
 
 def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -> MayStepAgain:
     """Take one step with an attempt."""
-    step = next_step(view, now_s)
+    step = next_attempt_step(view, now_s)
     if step.contact is not row.contact:
         cause = view.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
         cache.set_contact(row, step.contact, cause, now_s)
@@ -233,7 +233,7 @@ def status_by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
         return None
     reports, cancelled_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(row.name)
     was_cancelled = cancelled_s is not None and row.name in cache.cancelled
-    gone = was_cancelled and is_gone(row.name, held, cache.health.fenced, reports, cancelled_s or 0.0)
+    gone = was_cancelled and is_attempt_gone(row.name, held, cache.health.fenced, reports, cancelled_s or 0.0)
     if row.state is AttemptState.DRAINING and not gone:
         return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
     words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
@@ -338,7 +338,7 @@ def _release_attempt(cache: StateCache, row: AttemptRow, status: Status, now_s: 
     store_ring_end(cache, row, now_s)
     outcome = _decide_outcome(cache, job, row, status, progress, now_s)
     outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.retry_wait_s(row)))
-    now, desired, stays = release_step(job, outcome)
+    now, desired, stays = state_after_release(job, outcome)
     used = outcome.used
     columns = JobColumns(
         cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
@@ -367,11 +367,15 @@ def _release_attempt(cache: StateCache, row: AttemptRow, status: Status, now_s: 
 def _decide_outcome(
     cache: StateCache, job: JobRow, row: AttemptRow, status: Status, progress: AttemptProgress, now_s: float
 ) -> AttemptOutcome:
-    retry = stored_or_usual(job.spec).retry
+    retry = stored_job_or_default(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # A lost attempt may no longer report that it ran.
         status = replace(status, started_s=row.started_s)
-    used = used_tries_of(job) if _restarts_too_often(cache, row, now_s) else progress.left_of(used_tries_of(job))
+    used = (
+        used_tries_of(job)
+        if _restarts_too_often(cache, row, now_s)
+        else progress.tries_still_counted(used_tries_of(job))
+    )
     found = attempt_outcome(
         status, job.after_stop, retry.tries(), used, job.no_progress,
         progressed=progress.made_progress, wait_share=share, most_stuck=retry.no_progress,
@@ -450,7 +454,7 @@ def _hold_job(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
     row = cache.table.attempts.get(job.id)
     # A request of its owner remains; else it is held until its owner releases it.
     columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
-    state = hold_step(job, None if row is None else row.state)
+    state = state_to_hold(job, None if row is None else row.state)
     if state is JobState.HELD:
         cache.advance_mirror(now_s)
         cache.withdraw(job.id)
@@ -476,7 +480,7 @@ def _end_failing_attempt(cache: StateCache, row: AttemptRow, status: Status, now
     """
     if row.state is AttemptState.RUNNING:
         desired = cache.table.jobs[row.job_id].desired
-        cause = REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else class_of(status)[1]
+        cause = REQUEST_CAUSE[desired] if desired in AFTER_REQUEST else classify_end(status)[1]
         drain(cache, row, cause, now_s, AFTER_REQUEST.get(desired))
         return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:

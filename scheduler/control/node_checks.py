@@ -36,7 +36,7 @@ from ..health.monitor import ClusterHealth
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
-from ..model.job_spec import StoredJob, checked_job_of, stored_or_usual
+from ..model.job_spec import StoredJob, checked_job_of, stored_job_or_default
 from ..model.states import AttemptState, JobState, Run
 from ..rules.attempts import ENDED_RUNS, UNFIT, Checks
 from ..rules.quarantine import Fleet, closed_gpus
@@ -216,7 +216,9 @@ class NodeChecks:
         name = row.name
         if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
             return CheckStatus()
-        if not row.placement or not self.are_wanted(stored_or_usual(job.spec)):  # where a torn one lies is not known
+        if not row.placement or not self.are_wanted(
+            stored_job_or_default(job.spec)
+        ):  # where a torn one lies is not known
             return CheckStatus()
         ended = self._ended.get(name, CheckStatus(Checks.RUN))
         if row.state is AttemptState.RESERVED:
@@ -237,7 +239,7 @@ class NodeChecks:
         if is_start:
             self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
             self.jobs_being_checked |= {row.job_id}
-        of_job = frozenset({JOB_SAMPLE}) if stored_or_usual(job.spec).sample is not None else frozenset[str]()
+        of_job = frozenset({JOB_SAMPLE}) if stored_job_or_default(job.spec).sample is not None else frozenset[str]()
         begun = _BegunRound(
             row.job_id, row.number, name, CheckPhase.START if is_start else CheckPhase.END, row.placement, of_job
         )
@@ -268,7 +270,7 @@ class NodeChecks:
     def _begin_round(self, round_name: str, begun: _BegunRound, job: JobRow) -> None:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
-            nodes, spec = (share.node for share in begun.placement), stored_or_usual(job.spec)
+            nodes, spec = (share.node for share in begun.placement), stored_job_or_default(job.spec)
             limit_s = ROUND_LIMIT_S + (spec.sample.limit_s if JOB_SAMPLE in begun.of_job and spec.sample else 0.0)
             if self._rounds.begin(round_name, nodes, self._round_work(begun, spec), limit_s):
                 self._begun[round_name] = begun

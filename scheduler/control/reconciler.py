@@ -20,16 +20,16 @@ from sqlalchemy import Connection
 from ...cluster.files.processes import is_proven_dead
 from ...cluster.model.topology import Cluster
 from ..health.evidence import AgentReport, NodeReport, PortState
-from ..health.fault_report import FaultReport, fault_report, learned_from, read_fault_history
+from ..health.fault_report import FaultReport, fault_report, learn_beliefs, read_fault_history
 from ..health.monitor import NO_LEASE, Granted, Monitor
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..health.step_monitor import StepFigures
-from ..mirror.vacant_seats import fitted
+from ..mirror.vacant_seats import fit_to_shape
 from ..model.gpu_index import QuarantineFinding
-from ..model.job import JobRow, name_of
+from ..model.job import JobRow, attempt_name
 from ..model.states import JobState
 from ..placement.placer import Decision, Placer
-from ..policy_host.messages import StoredRecord, record_of
+from ..policy_host.messages import StoredRecord, decision_record_of
 from ..rules.attempts import ExitClass
 from ..rules.jobs import JobDo, JobStep, Quota, next_job_step
 from ..store.attempts import NewAttempt, NewDecision, held_gpus
@@ -191,11 +191,11 @@ class Reconciler:
         parts.checks.retry_unfit_jobs(parts.store, cache.table.jobs, health, cache.fence, now_s)
         unfit = [parts.layout.number(*place) for place in parts.checks.resting_gpus(parts.layout.nodes, now_s)]
         self.unknown_attempts.resolve(cache.fence, now_s)
-        cache.set_health(health.without((*self.unknown_attempts.blocked_gpus(), *unfit)), now_s)
+        cache.set_health(health.with_closed((*self.unknown_attempts.blocked_gpus(), *unfit)), now_s)
 
     def _are_jobs_due(self, cache: StateCache, now_s: float) -> bool:
         """Return whether anything happened that could let a job start."""
-        if cache.mirror.ages_by(now_s) or self._gpus_freed:
+        if cache.mirror.has_job_aged(now_s) or self._gpus_freed:
             cache.advance_mirror(now_s)
         return cache.has_mirror_advanced(now_s) or self.is_behind or bool(self.why_held_back)
 
@@ -208,7 +208,7 @@ class Reconciler:
         4. The batch is persisted in one transaction.
         5. The new attempts are launched.
         """
-        started, until, due = [], self._timing.passed_s() + self._timing.place_s, cache.mirror.due()
+        started, until, due = [], self._timing.passed_s() + self._timing.place_s, cache.mirror.find_due_job()
         while due is not None:
             with cache.isolated(due, now_s, spoils=True, action="placing", step="decision"):
                 decision = self.parts.placer.decide(cache.mirror, cache.shape_of)
@@ -219,7 +219,7 @@ class Reconciler:
                 cache.errors.note_step(decision.job, "placing", step, now_s)
                 cache.errors.note_success(decision.job)
             started += [decision.job] if decision.started else []
-            due = cache.mirror.due()
+            due = cache.mirror.find_due_job()
             if due == decision.job and not decision.started:
                 due = None  # no job may overtake it, and it cannot start before something happens
             if self._timing.passed_s() >= until:
@@ -243,7 +243,7 @@ class Reconciler:
     def _fits_nowhere(self, cache: StateCache, job: str) -> bool:
         """Return whether no GPUs in service could hold a job, though there are as many as it requests."""
         shape = cache.shape_of(job)
-        return shape is not None and not fitted(cache.mirror, job, (), shape, in_service=True)
+        return shape is not None and not fit_to_shape(cache.mirror, job, (), shape, in_service=True)
 
     def _open_attempt(self, cache: StateCache, decision: Decision, now_s: float) -> int:
         progress = cache.mirror.progress(decision.job)
@@ -337,14 +337,14 @@ class Reconciler:
             "proposal_placement": None if proposal is None or not proposal.gpus
             else [asdict(share) for share in layout.placement(proposal.gpus)],
             "proposal_expected": None if decision.proposal_expected is None else asdict(decision.proposal_expected),
-            "agrees": None if proposal is None else proposal.agrees(decision.fallback_proposal),
+            "agrees": None if proposal is None else proposal.agrees_with(decision.fallback_proposal),
             "expected": None if decision.expected is None else asdict(decision.expected),
             "fallback_expected": None if decision.fallback_expected is None else asdict(decision.fallback_expected),
             "actions": None if record is None else record.actions, **_probability_fields(record),
             **_behaviour_fields(decision, placer.policy, placer.sample_temperature),
         }  # fmt: skip
         return NewDecision(
-            decision.job, attempt_number, now_s, placer.decides, decision.version, placer.mode,
+            decision.job, attempt_number, now_s, placer.decider, decision.version, placer.mode,
             layout.placement(decision.gpus) if decision.gpus else None,
             layout.placement(decision.fallback_proposal.gpus) if decision.fallback_proposal.gpus else None, explanation,
             None if record is None else record.observation, None if record is None else record.mask,
@@ -367,7 +367,7 @@ def _probability_fields(record: StoredRecord | None) -> dict[str, object]:
     """Return the probability that a network gave its choice, and the number of its first actions."""
     if record is None:
         return {"probability": None, "options": None}
-    whole = record_of(record)
+    whole = decision_record_of(record)
     logs = whole.log_probabilities[np.arange(whole.actions.size), whole.actions]
     return {"probability": float(np.exp(logs.sum())), "options": int(whole.masks[0].sum())}
 
@@ -429,7 +429,7 @@ def _admissible_after_changes(cache: StateCache, now_s: float) -> list[JobRow]:
             step = _next_step_of(cache, row, now_s)
             if step.do is JobDo.CHANGE:
                 _change_job(cache, row, step, now_s, now_s - RELEASE_SPACING_S * (len(outside) - place))
-            elif step.do is JobDo.ENTER and quota.take(row):
+            elif step.do is JobDo.ENTER and quota.take_if_within(row):
                 admitted.append(row)
     return admitted
 
@@ -528,7 +528,7 @@ class RunningScheduler:
     def take_report(self, node: str, report: NodeReport, address: str = "") -> Granted:
         """Take the report of a node's agent, with where it came from, and return what it is answered."""
         monitor, reconciler = self._reconciler.parts.monitor, self._reconciler
-        monitor.reports.take(node, report, self.now_s(), address, time.monotonic())
+        monitor.reports.add(node, report, self.now_s(), address, time.monotonic())
         if monitor.leases is None or report.attempts is None:
             return NO_LEASE
         token = reconciler.valid_lease_token
@@ -541,7 +541,7 @@ class RunningScheduler:
 
     def successful_probers(self) -> Mapping[str, Sequence[str]]:
         """Return who reached the agent of each node: nodes, and "" for this scheduler."""
-        return self._reconciler.parts.monitor.witnesses.reached_by()
+        return self._reconciler.parts.monitor.witnesses.successful_probers()
 
     def record_port_probes(self, node: str, results: Mapping[str, PortState]) -> None:
         """Take the results of an agent's probes, by the id of each order."""
@@ -551,7 +551,7 @@ class RunningScheduler:
     def _attempts_without_gpus(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
         """Return those of some attempts that hold no GPU of a node."""
         with self._reconciler.parts.store.read() as tx:
-            held = {name_of(gpu.job_id, gpu.number) for gpu in held_gpus(tx) if gpu.node == node}
+            held = {attempt_name(gpu.job_id, gpu.number) for gpu in held_gpus(tx) if gpu.node == node}
         return tuple(name for name in attempts if name not in held)
 
     def fenced_nodes(self) -> frozenset[str]:
@@ -572,7 +572,7 @@ class RunningScheduler:
         parts = self._reconciler.parts
         with parts.store.read() as tx:
             past = read_fault_history(tx, self.now_s())
-        beliefs = learned_from(parts.site, parts.layout, past)
+        beliefs = learn_beliefs(parts.site, parts.layout, past)
         return fault_report(past, beliefs, parts.layout, parts.monitor.fleet.types)
 
     def cluster(self) -> Cluster:

@@ -22,19 +22,19 @@ from ..health.link_probes import LINK_AGAIN_S, ROUND_S, LinkOutcome, LinkState, 
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.vacant_seats import (
     Considered,
-    Free,
+    FreeGpus,
     RingGap,
     SeatChoice,
-    best_of,
-    choose_for,
-    free_for,
-    neighbours,
-    with_which_faster,
-    without,
+    best_seat_gpus,
+    choose_seat_gpu,
+    free_gpus_for,
+    gpus_making_ring_faster,
+    neighbour_nodes,
+    without_gpus,
 )
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
-from ..model.job_spec import StoredJob, stored_or_usual
+from ..model.job_spec import StoredJob, stored_job_or_default
 from ..store.attempts import AttemptRow
 from ..store.nodes import ComputeRecord, list_gpus, records_of
 from ..store.rings import ReplacementRow
@@ -98,16 +98,16 @@ def choose_gpu_for_seat(
         candidates are measured.
     """
     job = cache.table.jobs[ring.row.job_id]
-    spec = stored_or_usual(job.spec)
+    spec = stored_job_or_default(job.spec)
     if why := _why_no_gpu_now(parts, ring, spec.seats, now_s):
         return why
     with parts.store.read() as tx:
         records, gpus = records_of(tx, job.id), list_gpus(tx)
     well_s = {(gpu.node, gpu.gpu): gpu.since_s for gpu in gpus if gpu.healthy}
     left = _suspect_left_gpus(parts.layout, ring, places, well_s)
-    free = free_for(cache.mirror, job.id, [*left, *excluded])
+    free = free_gpus_for(cache.mirror, job.id, [*left, *excluded])
     if not free.gpus.size:
-        free = free_for(cache.mirror, job.id, excluded)
+        free = free_gpus_for(cache.mirror, job.id, excluded)
     ring_job = RingJob(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
     inside = ring_gap_of(ring_job, *seat, records)
     if not free.gpus.size or not inside.nodes:
@@ -117,7 +117,7 @@ def choose_gpu_for_seat(
         ring.probing, seat[0].generation, seat[1], choosing.links_to_measure, grows=grows
     )
     # Links that matter may still become known in time.
-    if time.monotonic() < ring.probing.until_s and parts.monitor.links.request(
+    if time.monotonic() < ring.probing.until_s and parts.monitor.links.request_probes(
         ring.probing.pairs, ring.probing.until_s, parts.wake
     ):
         return None
@@ -172,7 +172,7 @@ class _PendingChoice:
         grows: Whether the ring goes on without.
     """
 
-    def __init__(self, parts: Parts, mirror: ClusterMirror, ring: RingGap, free: Free, *, grows: bool) -> None:
+    def __init__(self, parts: Parts, mirror: ClusterMirror, ring: RingGap, free: FreeGpus, *, grows: bool) -> None:
         self._cluster, self._formula = mirror.site.cluster, mirror.site.rules.replacement
         self._parts, self._ring, self._free, self._grows = parts, ring, free, grows
 
@@ -181,7 +181,7 @@ class _PendingChoice:
         if not self._parts.monitor.reports.probe_places():
             return ()
         links, cluster = self._known_links(), self._cluster
-        best = best_of(
+        best = best_seat_gpus(
             cluster, self._ring, self._candidates(links), self._formula, MAX_MEASURED_CANDIDATES, links.measured
         )
         return neighbour_links(links.nodes, links.around, [int(cluster.gpu_node[gpu]) for gpu in best])
@@ -194,18 +194,18 @@ class _PendingChoice:
         fit = self._candidates(links)
         if not fit.gpus.size:
             return "it would be faster with no free GPU"
-        choice = choose_for(self._cluster, self._ring, fit, self._formula, links.measured)
+        choice = choose_seat_gpu(self._cluster, self._ring, fit, self._formula, links.measured)
         return (choice, links) if choice.gpu >= 0 else "no free GPU suits it"
 
     def _known_links(self) -> "LinksAround":
-        known, nodes = self._parts.monitor.links.known(), list(self._parts.layout.nodes)
-        links = links_around(known, nodes, self._cluster.gpu_node, neighbours(self._ring), time.monotonic())
+        known, nodes = self._parts.monitor.links.fresh_outcomes(), list(self._parts.layout.nodes)
+        links = links_around(known, nodes, self._cluster.gpu_node, neighbour_nodes(self._ring), time.monotonic())
         return links.with_cut_off_among(self._free.gpus.tolist()) if links.broken else links
 
-    def _candidates(self, links: "LinksAround") -> Free:
+    def _candidates(self, links: "LinksAround") -> FreeGpus:
         """Return the candidates: those that can exchange with the neighbours, and with which the ring is faster."""
-        free = without(self._free, links.cut_off)
-        return with_which_faster(self._cluster, self._ring, free, links.measured) if self._grows else free
+        free = without_gpus(self._free, links.cut_off)
+        return gpus_making_ring_faster(self._cluster, self._ring, free, links.measured) if self._grows else free
 
 
 class RingJob(NamedTuple):
@@ -242,7 +242,7 @@ def ring_gap_of(
     }
     recorded = _recorded_compute_s(ring_job, records)
     if -1 in nodes:  # a member that reports another node
-        held = sorted(ring_job.mirror.picks(ring_job.job))
+        held = sorted(ring_job.mirror.gpus_of_job(ring_job.job))
         nodes, gap = [int(site.cluster.gpu_node[gpu]) for gpu in held], len(held)
     elif not recorded:
         times_s: dict[int, list[float]] = {}
@@ -454,7 +454,7 @@ def _choice_reason(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
 
 
 def _stored_candidate(row: Considered, links: LinksOf, layout: Layout) -> dict[str, object]:
-    node, gpu = layout.place(row.gpu)
+    node, gpu = layout.node_and_index(row.gpu)
     times = {"source_s": row.source_s, "ring_s": row.ring_s, "compute_s": row.compute_s}
     return {
         "node": node,
@@ -469,7 +469,7 @@ def _stored_candidate(row: Considered, links: LinksOf, layout: Layout) -> dict[s
 
 def _stored_cut_off(links: LinksAround, layout: Layout) -> list[dict[str, object]]:
     """Return those that are no candidates, as they cannot exchange with the neighbours of the seat."""
-    found = [(layout.place(gpu), each.words) for gpu, each in links.cut_off.items()]
+    found = [(layout.node_and_index(gpu), each.words) for gpu, each in links.cut_off.items()]
     nothing = dict.fromkeys(("source_s", "ring_s", "compute_s", *BANDWIDTHS))
     return [
         {"node": node, "gpu": gpu, **nothing, "links": words} for (node, gpu), words in found[:MAX_STORED_CANDIDATES]
@@ -513,7 +513,7 @@ def choose_backup(
     job, began_s = cache.table.jobs[ring.row.job_id], time.monotonic()
     left, seat = request_without_slow(want, slow, slow_index)
     busy = gpus_unfit_for_backup(want, parts.layout, parts.monitor.reports.last(), now_s)
-    seats = left, seat, stored_or_usual(job.spec).seats
+    seats = left, seat, stored_job_or_default(job.spec).seats
     found = choose_gpu_for_seat(parts, cache, ring, places, seats, now_s, grows=False, excluded=busy)
     if found is None or isinstance(found, str):
         return found
@@ -575,7 +575,7 @@ def _why_over_quota(cache: StateCache, row: JobRow) -> str:
     if most is None:
         return ""
     inside = (job for job in cache.table.jobs.values() if job.owner == row.owner and job.id not in cache.table.outside)
-    has = sum(max(job.gpus, len(cache.mirror.picks(job.id)) if cache.mirror.has(job.id) else 0) for job in inside)
+    has = sum(max(job.gpus, len(cache.mirror.gpus_of_job(job.id)) if cache.mirror.has(job.id) else 0) for job in inside)
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 

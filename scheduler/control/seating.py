@@ -22,7 +22,7 @@ from ...ring.wire import MemberOffer, NoMemberOffer, SeatRequest, as_json
 from ..backends.protocol import MemberPlace, call_backend
 from ..mirror.vacant_seats import warm_up
 from ..model.job import SCHEDULER_WRITER, NewEvent, ReservationRow
-from ..model.job_spec import StoredJob, is_switching, stored_or_usual
+from ..model.job_spec import StoredJob, is_ring_job, stored_job_or_default
 from ..model.states import AttemptState
 from ..rules.attempts import Checks
 from ..store.attempts import AttemptRow
@@ -191,11 +191,11 @@ class Seating:
     def _free_left_gpus(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
         """Give GPUs to others where no process of a ring is left, and none will be."""
         job, layout = ring.row.job_id, self._parts.layout
-        held = cache.mirror.picks(job)
+        held = cache.mirror.gpus_of_job(job)
         # The ring may be given a GPU again that it left before: of its ranks there the last one counts.
         is_left = {(place.node, place.gpu): place.is_left for place in places}
         is_left |= {(row.node, row.gpu): False for row in self._unseen_members(ring, places)}
-        is_left |= {layout.place(gpu): False for gpu in ring.checked}
+        is_left |= {layout.node_and_index(gpu): False for gpu in ring.checked}
         gone = [
             place
             for place in sorted(is_left)
@@ -206,7 +206,7 @@ class Seating:
             event = self._seat_event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
             self._free_gpus(cache, ring, gone, event, now_s)
         for gpu in held:  # what another scheduler had reserved to be checked
-            if layout.place(gpu) not in is_left:
+            if layout.node_and_index(gpu) not in is_left:
                 self._strike_off_gpu(cache, ring, gpu, CHECKS_UNFINISHED, now_s)
 
     def _free_gpus(
@@ -222,7 +222,7 @@ class Seating:
 
     def _strike_off_gpu(self, cache: StateCache, ring: LiveRing, gpu: int, why: str, now_s: float) -> None:
         """Give up a GPU that was to be the ring's: no process of it ever was there."""
-        place = self._parts.layout.place(gpu)
+        place = self._parts.layout.node_and_index(gpu)
         cause = f"GPU {place[1]} of {place[0]} takes no seat: {why}"
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
         self._free_gpus(cache, ring, [place], self._seat_event(cache, ring, REJECTED, cause, now_s), now_s)
@@ -235,8 +235,8 @@ class Seating:
         What a ring reports comes from its job. So it gets no more than a ring can have, and none for a rank that the
         store knows to be elsewhere.
         """
-        layout, held = self._parts.layout, cache.mirror.picks(ring.row.job_id)
-        spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
+        layout, held = self._parts.layout, cache.mirror.gpus_of_job(ring.row.job_id)
+        spec = stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
         left = spec.all_gpus + max(spec.seats, MIN_GPUS_PER_HOUR) - len(held)
         known = {row.rank for row in ring.given or ()}
         for rank, place in enumerate(places):
@@ -261,14 +261,14 @@ class Seating:
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], gpu: int, now_s: float
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
-        job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.place(gpu)
+        job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.node_and_index(gpu)
         found = self._parts.checks.check_seat(ring.row, job, Share(node, (index,)))
         if found.checks is Checks.RUN:
             return
         chosen, why = ring.checked.pop(gpu), found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
-        spec, want = stored_or_usual(job.spec), ring.connection.want
+        spec, want = stored_job_or_default(job.spec), ring.connection.want
         lacking = self._missing_gpus(ring, want, spec, places) + len(members_to_back_up(want, spec))
         if lacking <= len(ring.checked):
             why = why or "the seat is filled"
@@ -303,7 +303,7 @@ class Seating:
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
-        spec = stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
+        spec = stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
         missing = self._missing_gpus(ring, want, spec, places) - len(ring.checked)
         missing = min(max(missing, 0), len(want.empty))
         ring.short = min(ring.short, missing)
@@ -335,7 +335,7 @@ class Seating:
 
     def _add_backup(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
-        want, spec = ring.connection.want, stored_or_usual(cache.table.jobs[ring.row.job_id].spec)
+        want, spec = ring.connection.want, stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
         slow = members_to_back_up(want, spec)
         if why_blocked or want is None or want.empty or not slow or ring.given is None:
             return
@@ -361,14 +361,14 @@ class Seating:
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,
         now_s: float,
     ) -> None:  # fmt: skip
-        if self._parts.checks.are_wanted(stored_or_usual(cache.table.jobs[ring.row.job_id].spec)):
+        if self._parts.checks.are_wanted(stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)):
             self._reserve_for_checks(cache, ring, chosen, now_s)
         else:
             self._assign_gpu(cache, ring, places, chosen, now_s)
 
     def _reserve_for_checks(self, cache: StateCache, ring: LiveRing, chosen: ChosenGpu, now_s: float) -> None:
         """Reserve a GPU that is to be checked before the ring gets it."""
-        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
+        job, (node, gpu) = ring.row.job_id, self._parts.layout.node_and_index(chosen.gpu)
         row = ReservationRow(node, gpu, job, ring.row.number, now_s)
         cause = f"GPU {gpu} of {node} is checked before it {_purpose_words(chosen)}"
         event = self._seat_event(cache, ring, CHECKED, cause, now_s)
@@ -385,7 +385,7 @@ class Seating:
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
         assert ring.given is not None
-        job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
+        job, (node, gpu) = ring.row.job_id, self._parts.layout.node_and_index(chosen.gpu)
         rank = len(places) + len(self._unseen_members(ring, places))
         row = ReplacementRow(job, ring.row.number, rank, node, gpu, now_s, chosen.choice)
         cause = f"GPU {gpu} of {node} {_purpose_words(chosen)}: {chosen.words}"
@@ -431,14 +431,14 @@ def _purpose_words(chosen: ChosenGpu) -> str:
 
 def held_placement(cache: StateCache, row: AttemptRow) -> Placement:
     """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
-    held = cache.mirror.picks(row.job_id) if cache.mirror.has(row.job_id) else ()
+    held = cache.mirror.gpus_of_job(row.job_id) if cache.mirror.has(row.job_id) else ()
     return cache.parts.layout.placement(held) or row.placement
 
 
 def _is_ring_attempt(cache: StateCache, row: AttemptRow) -> bool:
     """Return whether an attempt is a ring, and the backend runs rings."""
     job = cache.table.jobs.get(row.job_id)
-    return job is not None and is_switching(job.spec) and cache.parts.backend.capabilities.runs_rings
+    return job is not None and is_ring_job(job.spec) and cache.parts.backend.capabilities.runs_rings
 
 
 def nodes_of_joined_ranks(cache: StateCache, row: AttemptRow) -> tuple[str, ...]:
@@ -479,10 +479,10 @@ def retire_faulty_members(cache: StateCache, row: AttemptRow) -> bool:
     """Let the members on faulty GPUs leave the ring of an attempt; return whether it goes on without them, or may."""
     if row.state is not AttemptState.RUNNING or not _is_ring_attempt(cache, row):
         return False
-    if not stored_or_usual(cache.table.jobs[row.job_id].spec).seats:
+    if not stored_job_or_default(cache.table.jobs[row.job_id].spec).seats:
         return False
     faulty, layout = set(cache.health.faulty), cache.parts.layout
-    places = [layout.place(gpu) for gpu in layout.numbers(held_placement(cache, row)) if gpu in faulty]
+    places = [layout.node_and_index(gpu) for gpu in layout.numbers(held_placement(cache, row)) if gpu in faulty]
     try:
         return call_backend(cache.parts.backend.retire_members, row.name, places, FAULTY)
     except BackendError as error:

@@ -23,7 +23,7 @@ from ...cluster.files.errors import error_line
 from ...cluster.model.placement import Share
 from ...cluster.model.topology import ANYTHING, NodeNeeds
 from ..backends.protocol import Backend
-from ..health.fault_report import learned_from, read_fault_history
+from ..health.fault_report import learn_beliefs, read_fault_history
 from ..health.monitor import ClusterHealth, Monitor
 from ..mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRecord, JobRequest, MirrorOrigin, QueueTurn, Spread
 from ..mirror.vacant_seats import PlacementShape
@@ -33,10 +33,10 @@ from ..model.job_spec import (
     MIN_JOB_ESTIMATE_S,
     StoredJob,
     has_needs,
+    is_ring_job,
     is_shaped,
-    is_switching,
     stored_job,
-    stored_or_usual,
+    stored_job_or_default,
 )
 from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
@@ -301,7 +301,7 @@ class StateCache:
         table.outside = waiting - set(origin.queue)
         new = [estimate_of(row) for row in rows if row.id in table.outside and not row.attempt]  # not admitted yet
         estimates = (max(count - len(new), 0), max(sum_s - sum(new), 0.0))
-        beliefs = learned_from(parts.site, parts.layout, past)
+        beliefs = learn_beliefs(parts.site, parts.layout, past)
         self.mirror = ClusterMirror(parts.site, origin._replace(estimates=estimates, down=out, beliefs=beliefs))
         self.is_incomplete = False
         self.gpus_freed = False
@@ -311,7 +311,7 @@ class StateCache:
         self.close_after_s: dict[str, float] = {}
         self.polled: dict[str, PollTurn] = {}
         self._moment_s = now_s - 1.0
-        parts.placer.begin(self.mirror)
+        parts.placer.follow_mirror(self.mirror)
 
     def _gpus_held_outside_mirror(self, held: Iterable[ReservationRow], origin: MirrorOrigin) -> list[int]:
         """Return the reserved GPUs of jobs that the mirror does not have: no job gets them."""
@@ -388,7 +388,7 @@ class StateCache:
 
     def open_attempt(self, job: JobRow, attempt: NewAttempt, cause: str, now_s: float) -> int:
         """Start a job: reserve the GPUs of its next attempt, and return the number of that."""
-        turn = self.mirror.turn(job.id)
+        turn = self.mirror.queue_turn(job.id)
         user_turn = None if turn is None else UserTurn(job.owner, -turn.rank, *turn[2:])
         opened = Opened(job, attempt, cause, user_turn)
         row = opened_attempt(opened, now_s)
@@ -467,13 +467,13 @@ class StateCache:
         """
         rows, mirror = self.table.jobs, self.mirror
         key, rank = queue_key(rows[job]), queue_rank_of(rows[job])
-        before, after = beside = mirror.beside(job)
+        before, after = beside = mirror.queue_neighbours(job)
         if last is not None and before is not None and queue_key(rows[before]) > key:
-            before, after = last, mirror.beside(last)[1]
+            before, after = last, mirror.queue_neighbours(last)[1]
         while before is not None and queue_key(rows[before]) > key:
-            before, after = mirror.beside(before)[0], before
+            before, after = mirror.queue_neighbours(before)[0], before
         while after is not None and queue_key(rows[after]) < key:
-            after = mirror.beside(after)[1]
+            after = mirror.queue_neighbours(after)[1]
         if (rank, after) != (mirror.request(job).rank, beside[1]):
             mirror.give_place(job, rank, after)
 
@@ -492,8 +492,8 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
 
 def job_request_of(row: JobRow, layout: Layout) -> JobRequest:
     """Return what a job requests of a cluster."""
-    spec = stored_or_usual(row.spec)
-    submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.wants)
+    spec = stored_job_or_default(row.spec)
+    submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.node_needs)
     request = JobRequest(
         row.id, row.gpus, estimate_of(row), submitted_s, queue_rank_of(row), spec.compute_s, spec.parameter_bytes,
         types, user=row.owner,
@@ -526,7 +526,7 @@ def shape_of(row: JobRow) -> PlacementShape | None:
 
 def needs_of(row: JobRow) -> NodeNeeds:
     """Return what a job needs of the nodes that it runs on."""
-    return stored_or_usual(row.spec).wants if has_needs(row.spec) else ANYTHING
+    return stored_job_or_default(row.spec).node_needs if has_needs(row.spec) else ANYTHING
 
 
 def used_tries_of(row: JobRow) -> Tries:
@@ -596,7 +596,7 @@ def with_held_gpus(
         attempts: By job, with the GPUs that they began with.
         held: All GPUs that are reserved.
     """
-    rings = {row.id for row in jobs if is_switching(row.spec)} & attempts.keys()
+    rings = {row.id for row in jobs if is_ring_job(row.spec)} & attempts.keys()
     gpus: dict[str, dict[str, list[int]]] = {job: {} for job in rings}
     for gpu in held:  # by node and index
         if gpu.job_id in rings and gpu.number == attempts[gpu.job_id].number:
@@ -637,7 +637,7 @@ def mirror_origin_of(
             elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus_for(needs_of(row)):
                 records[row.id] = job_request_of(row, layout), waiting_progress(row)
                 waiting.append((queue_key(row), row))
-    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
+    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take_if_within(row)}
     inside = [record for job, record in records.items() if job in holding or job in queued]
     had = [QueueTurn(user, -priority, *turn[2:]) for (user, priority), turn in turns.items()]
     return MirrorOrigin(now_s, inside, list(queued), down, turns=had)

@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 
 from ..health.step_monitor import CHECKS, HEALTH, Findings, RunningAttempt, SlowWord, Straggler
 from ..health.step_watch import CHECK_S, NO_TIMES, Computed, Hang, SavedCheckpoint, Slowness
-from ..mirror.vacant_seats import GAIN, best_step_s
+from ..mirror.vacant_seats import GAIN, best_other_step_s
 from ..model.job import SCHEDULER_WRITER, NewEvent
-from ..model.job_spec import Watching, stored_or_usual
+from ..model.job_spec import Watching, stored_job_or_default
 from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
 from ..rules.attempts import LastReport, StopReason
 from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
@@ -96,14 +96,14 @@ def check_step_times(
         notes.events += [_straggler_event(cache.table.attempts[job], straggler, now_s) for straggler in stragglers]
     _judge_slow_jobs(cache, found, notes, verdicts, now_s)
     _write_notes(cache, notes, now_s)
-    steps.written()
+    steps.mark_written()
     return verdicts
 
 
 def _record_compute_times(cache: StateCache, now_s: float) -> None:
     """Record how long iterations computed on each type of node, once in a minute and at the end of an attempt."""
     steps = cache.parts.monitor.steps
-    news = steps.news(now_s)
+    news = steps.unrecorded_compute_times(now_s)
     if not news:
         return
 
@@ -116,7 +116,7 @@ def _record_compute_times(cache: StateCache, now_s: float) -> None:
             put_records(tx, job, {kind: known.get(kind, NO_TIMES).with_more(times) for kind, times in by_type.items()})
 
     cache.parts.store.write(put)
-    steps.recorded()
+    steps.mark_recorded()
 
 
 def read_last_report(cache: StateCache, row: AttemptRow, now_s: float) -> LastReport:
@@ -125,7 +125,7 @@ def read_last_report(cache: StateCache, row: AttemptRow, now_s: float) -> LastRe
     Raises:
         StoreError: If the store cannot be written.
     """
-    end = cache.parts.monitor.steps.end(_running_attempt(cache, row, frozenset()))
+    end = cache.parts.monitor.steps.read_end(_running_attempt(cache, row, frozenset()))
     _write_notes(cache, _Notes(saved=_checkpoint_rows(row, end.saved, now_s)), now_s)
     with cache.parts.store.read() as tx:
         kept = checkpoints_of(tx, row.job_id)
@@ -150,7 +150,7 @@ def _running_attempt(cache: StateCache, row: AttemptRow, ended: frozenset[int]) 
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:
-    return stored_or_usual(cache.table.jobs[job].spec).health.watching()
+    return stored_job_or_default(cache.table.jobs[job].spec).health.watching()
 
 
 def _checkpoint_rows(row: AttemptRow, saved: Sequence[SavedCheckpoint], now_s: float) -> list[CheckpointRow]:
@@ -219,7 +219,9 @@ def _why_no_gain(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: floa
     """Return why a slow job would not gain by other GPUs, "" if it would."""
     mirror, layout = cache.mirror, cache.parts.layout
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
-    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, slow.usual_s, cache.shape_of(row.job_id))
+    step_s = best_other_step_s(
+        mirror, layout.numbers(row.placement), slow_gpus, slow.usual_s, cache.shape_of(row.job_id)
+    )
     if step_s > GAIN * slow.present_s:
         return "no other GPUs would do better"
     with cache.parts.store.read() as tx:
@@ -263,7 +265,7 @@ def _write_notes(cache: StateCache, notes: _Notes, now_s: float) -> None:
         raise
     except Exception as error:
         cache.batch.write_by_job(notes.by_job(), put, error, now_s)
-        cache.parts.monitor.steps.written()
+        cache.parts.monitor.steps.mark_written()
         raise SpoiledError from error
 
 

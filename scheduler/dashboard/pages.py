@@ -145,7 +145,7 @@ def _add_job(router: APIRouter, service: Service) -> None:
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
         now_s, control = service.now_s(), service.control
-        times_s = control.monitor.steps.train_s(view.attempts[-1].name) if view.attempts else ()
+        times_s = control.monitor.steps.recent_train_steps_s(view.attempts[-1].name) if view.attempts else ()
         return {
             "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
             "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),

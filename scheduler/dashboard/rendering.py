@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from ..api.decisions import decision_page
 from ..api.problems import CODES
-from ..model.job import estimate_words
+from ..model.job import estimate_source_words
 from ..service.service import Service
 from .charts import blocks, cells
 from .views import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
@@ -130,7 +130,7 @@ def _environment() -> Environment:
         base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
         share=lambda number: f"{100 * number:.0f} %",
     )  # fmt: skip
-    environment.globals.update(static=static, elapsed=elapsed, pages=PAGES, estimate_words=estimate_words)
+    environment.globals.update(static=static, elapsed=elapsed, pages=PAGES, estimate_words=estimate_source_words)
     return environment
 
 

@@ -13,10 +13,10 @@ from markupsafe import Markup
 from sqlalchemy import Connection
 
 from ...cluster.model.placement import Placement
-from ..logs import BLOCK_BYTES, Read, near_end
+from ..logs import BLOCK_BYTES, Read, offset_near_end
 from ..model.gpu_index import Layout, QuarantineEntry
 from ..model.job import JobRow
-from ..model.job_spec import UnreadableSpecError, stored_job, stored_or_usual
+from ..model.job_spec import UnreadableSpecError, stored_job, stored_job_or_default
 from ..model.states import FINAL, AttemptState, JobState
 from ..policy_host.process import Miss
 from ..service.queue_now import PENDING_STATES, why_jobs_wait
@@ -307,7 +307,7 @@ def job_view(tx: Connection, row: JobRow, service: Service) -> JobView:
     return JobView(
         row,
         _command(row.spec),
-        stored_or_usual(row.spec).model,
+        stored_job_or_default(row.spec).model,
         attempts_of(tx, row.id),
         events,
         with_checkpoints(events, checkpoint_events(tx, row.id)),
@@ -479,7 +479,7 @@ def part_after(read: Read, offset: int, *, is_over: bool) -> OutputPart:
 
 def tail(read: Read, *, is_over: bool) -> OutputPart:
     """Return the last part of an output, from the beginning of a line on."""
-    begin = max(0, near_end(read) - SHOWN_OUTPUT_BYTES)
+    begin = max(0, offset_near_end(read) - SHOWN_OUTPUT_BYTES)
     data, after = read(begin, 4 * SHOWN_OUTPUT_BYTES)
     cut = begin > 0
     if cut:

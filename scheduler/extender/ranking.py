@@ -49,7 +49,7 @@ class Mirror:
         self._lost: dict[int, int] = {}
         self._taken = [0] * len(named_site.names)  # GPUs of each node that are held or lost
         self._hidden: set[int] = set()
-        placer.begin(self.cluster)
+        placer.follow_mirror(self.cluster)
 
     def free_gpus(self, node: int) -> int:
         """Return how many GPUs of a node are free."""
@@ -78,7 +78,7 @@ class Mirror:
     def _start_pod(self, uid: str, held: HeldGpus, now_s: float) -> None:
         node = self.number[held.node]
         self._submit_job(JobRequest(uid, held.gpus, held.remaining_s(now_s), now_s))
-        self.cluster.due()
+        self.cluster.find_due_job()
         self.cluster.carry_out(uid, self._free_gpu_indices(node)[: held.gpus])
         self._held[uid] = held
         self._taken[node] += held.gpus
@@ -137,7 +137,7 @@ class Mirror:
         self._submit_job(job)
         for tier in tiers:
             self._offer_only(tier - set(ranked.nodes))
-            while len(ranked.nodes) < max_nodes and self.cluster.due() is not None:
+            while len(ranked.nodes) < max_nodes and self.cluster.find_due_job() is not None:
                 ranked = self._add_next_choice(ranked)
         self.cluster.withdraw(job.job)
         return ranked

@@ -21,13 +21,13 @@ from ...preflight.context import NodeSetup
 from ...preflight.rounds import check_node
 from ..client import Client
 from .evidence import AgentPort, GpuReport, NodeReport, PortProbe, PortState, ProbeRounds
-from .guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
+from .guarding import Lease, kill_attempts, processes_by_attempt, since_start_s, start_guard, write_lease
 from .link_probes import Prober
 
 log = logging.getLogger(__name__)
 
 
-def _probe_others(client: Client, node: str, rounds: ProbeRounds, orders: Iterable[Mapping[str, Any]]) -> None:
+def _make_ordered_probes(client: Client, node: str, rounds: ProbeRounds, orders: Iterable[Mapping[str, Any]]) -> None:
     """Make the ordered probes, unless a round is under way; an order comes again until its result is reported."""
     probes = {
         str(order["id"]): PortProbe(str(order["node"]), str(order["address"]), int(order["port"])) for order in orders
@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 
 
 @cache
-def _nvml() -> ModuleType | None:
+def _load_nvml() -> ModuleType | None:
     """Return the library once it works; None on a machine without it, or without a driver."""
     try:
         import pynvml
@@ -71,17 +71,17 @@ def gpu_reports() -> tuple[GpuReport, ...]:
     Raises:
         BackendError: If the driver does not answer any more.
     """
-    nvml = _nvml()
+    nvml = _load_nvml()
     if nvml is None:
         return ()
     try:
         gpus = int(nvml.nvmlDeviceGetCount())
     except nvml.NVMLError as error:
         raise BackendError(f"the driver of the GPUs does not answer: {error}; restart the agent") from error
-    return tuple(_report(nvml, index) for index in range(gpus))
+    return tuple(_gpu_report(nvml, index) for index in range(gpus))
 
 
-def _report(nvml: ModuleType, index: int) -> GpuReport:
+def _gpu_report(nvml: ModuleType, index: int) -> GpuReport:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         free_bytes = _value_if_supported(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
@@ -100,7 +100,7 @@ def _report(nvml: ModuleType, index: int) -> GpuReport:
             nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
         ),
         ecc_errors=ecc_errors,
-        link_errors=_link_errors(nvml, gpu),
+        link_errors=_link_error_count(nvml, gpu),
     )
 
 
@@ -120,7 +120,7 @@ def _value_if_supported(nvml: ModuleType, read: Callable[[], Value]) -> Value | 
         return None
 
 
-def _link_errors(nvml: ModuleType, gpu: object) -> int | None:
+def _link_error_count(nvml: ModuleType, gpu: object) -> int | None:
     """Return how often the links of a GPU repeated what they sent, or had to be set up again."""
     found = [
         _value_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
@@ -155,15 +155,15 @@ class Checking:
         self._client, self._place = client, place
         self._running: threading.Thread | None = None
 
-    def take(self, orders: Iterable[Mapping[str, Any]]) -> None:
+    def begin_unless_busy(self, orders: Iterable[Mapping[str, Any]]) -> None:
         """Begin with the first order, unless one is under way; an order comes again until its outcome is reported."""
         first = next(iter(orders), None)
         if first is None or (self._running is not None and self._running.is_alive()):
             return
-        self._running = threading.Thread(target=self._run, args=(first,), name="checks", daemon=True)
+        self._running = threading.Thread(target=self._check_and_report, args=(first,), name="checks", daemon=True)
         self._running.start()
 
-    def _run(self, order: Mapping[str, Any]) -> None:
+    def _check_and_report(self, order: Mapping[str, Any]) -> None:
         try:
             passed, evidence = check_node(self._place, tuple(order["gpus"]), int(order["level"]))
         except Exception as error:  # a check may fail in any way
@@ -196,11 +196,11 @@ class Fencing:
         self._until_s = since_start_s()  # no lease yet: what runs here survives only if the first report is answered
         self._guard: subprocess.Popen[bytes] | None = None
 
-    def attempts(self) -> tuple[str, ...]:
+    def processes_by_attempt(self) -> tuple[str, ...]:
         """Return the attempts that have processes here."""
-        return tuple(sorted(attempts_here()))
+        return tuple(sorted(processes_by_attempt()))
 
-    def take(self, answer: dict[str, Any] | None, sent_s: float) -> None:
+    def apply_answer(self, answer: dict[str, Any] | None, sent_s: float) -> None:
         """Take the answer to a report.
 
         Args:
@@ -212,9 +212,9 @@ class Fencing:
             self._token, self._until_s = token, sent_s + float(answer["lease_s"])
             if answer["kill"]:
                 kill_attempts(frozenset(answer["kill"]))
-        self._renew()
+        self._renew_or_kill()
 
-    def _renew(self) -> None:
+    def _renew_or_kill(self) -> None:
         """Write the lease, and keep its guard running."""
         try:
             if self._guard is None or self._guard.poll() is not None:
@@ -256,7 +256,7 @@ def read_report(
     fencing: Fencing | None = None, prober: Prober | None = None, *, checks: bool = False, agent_port: int = 0
 ) -> NodeReport:
     """Return the report of this node."""
-    attempts, probes = None if fencing is None else fencing.attempts(), None if prober is None else prober.place
+    attempts, probes = None if fencing is None else fencing.attempts_here(), None if prober is None else prober.place
     return NodeReport(
         gpus=gpu_reports(), boot_id=known_boot_id(), version=version("longshore"), attempts=attempts, checks=checks,
         agent_port=agent_port, probes=probes,
@@ -299,9 +299,9 @@ def report_forever(
                 log.warning("the scheduler answers again")
             reached = True
         if fencing is not None:
-            fencing.take(answer, sent_s)
+            fencing.apply_answer(answer, sent_s)
         if checking is not None and answer is not None:
-            checking.take(answer.get("checks", ()))
+            checking.begin_unless_busy(answer.get("checks", ()))
         if answer is not None:
-            _probe_others(client, node, rounds, answer.get("port_probes", ()))
+            _make_ordered_probes(client, node, rounds, answer.get("port_probes", ()))
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))

@@ -74,10 +74,10 @@ class AgentPort:
 
     def __init__(self, node: str, boot_id: str, port: int = 0) -> None:
         self._line = json.dumps({"node": node, "boot_id": boot_id}).encode() + b"\n"
-        self._socket = _listening(port)
+        self._socket = _listening_socket(port)
         self.port = int(self._socket.getsockname()[1])
         self._closed = False
-        threading.Thread(target=self._serve, name="agent port", daemon=True).start()
+        threading.Thread(target=self._answer_connections, name="agent port", daemon=True).start()
 
     def close(self) -> None:
         """Close the port."""
@@ -86,7 +86,7 @@ class AgentPort:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
 
-    def _serve(self) -> None:
+    def _answer_connections(self) -> None:
         while not self._closed:
             try:
                 connection, _ = self._socket.accept()
@@ -98,7 +98,7 @@ class AgentPort:
                 connection.send(self._line)
 
 
-def _listening(port: int) -> socket.socket:
+def _listening_socket(port: int) -> socket.socket:
     # The longest backlog: a process that hangs accepts no connection.
     backlog = socket.SOMAXCONN
     if socket.has_dualstack_ipv6():
@@ -143,10 +143,10 @@ async def _probe_port(probe: PortProbe, within_s: float) -> PortState:
         return PortState.OTHER
     finally:
         writer.close()
-    return PortState.ANSWERED if _node_of(line) == probe.node else PortState.OTHER
+    return PortState.ANSWERED if _node_in_line(line) == probe.node else PortState.OTHER
 
 
-def _node_of(line: bytes) -> object:
+def _node_in_line(line: bytes) -> object:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
@@ -184,21 +184,21 @@ def verdict_of(evidence: Evidence) -> ProbeVerdict:
         return ProbeVerdict.REACHED
     if PortState.ACCEPTED in results:
         return ProbeVerdict.STUCK
-    if own is None or not _fails(own):
+    if own is None or not _is_failure_evidence(own):
         return ProbeVerdict.NONE
     if other is None:
         # There is no second prober. A refusal alone proves that the agent is gone; silence may be a fault of the link.
         return ProbeVerdict.GONE if own.result is PortState.REFUSED and not evidence.has_others else ProbeVerdict.NONE
-    if not _fails(other):
+    if not _is_failure_evidence(other):
         return ProbeVerdict.NONE
     return ProbeVerdict.GONE if {own.result, other.result} == {PortState.REFUSED} else ProbeVerdict.SILENT
 
 
-def _fails(found: PortWitness) -> bool:
+def _is_failure_evidence(found: PortWitness) -> bool:
     return found.result in UNREACHED and found.reached_before
 
 
-def words_of(evidence: Evidence) -> str:
+def evidence_words(evidence: Evidence) -> str:
     """Return the evidence in words, "" without any."""
     own, other = evidence.own, evidence.other
     if other is not None and other.result is PortState.ANSWERED:
@@ -206,7 +206,7 @@ def words_of(evidence: Evidence) -> str:
         return _NO_REPORTS if own_too else f"{other.node} reaches it: the link between it and the scheduler is broken"
     if own is not None and own.result is PortState.ANSWERED:
         return _NO_REPORTS
-    found = [_words_of_witness(witness) for witness in (own, other) if witness is not None]
+    found = [_witness_words(witness) for witness in (own, other) if witness is not None]
     if not evidence.has_others:
         found.append("no other agent can probe it")
     if verdict_of(evidence) is ProbeVerdict.STUCK:
@@ -217,7 +217,7 @@ def words_of(evidence: Evidence) -> str:
 _NO_REPORTS = "its agent answers probes, but its reports do not come: see its log"
 
 
-def _words_of_witness(found: PortWitness) -> str:
+def _witness_words(found: PortWitness) -> str:
     prober = found.node or "the scheduler"
     words = {
         PortState.ACCEPTED: f"{prober} is connected and gets nothing",
@@ -269,7 +269,7 @@ class NodeReport(ExactTypes):
 
     @field_validator("gpus")
     @classmethod
-    def _each_once(cls, gpus: tuple[GpuReport, ...]) -> tuple[GpuReport, ...]:
+    def _check_each_gpu_once(cls, gpus: tuple[GpuReport, ...]) -> tuple[GpuReport, ...]:
         if twice := [index for index, times in Counter(gpu.index for gpu in gpus).items() if times > 1]:
             raise ValueError(f"GPU {twice[0]} is in it twice")
         return gpus
@@ -284,16 +284,18 @@ class AgentReport(NamedTuple):
     address: str = ""  # that it came from
     came_s: float = 0.0  # when it came, by the monotonic clock
 
-    def accuses(self, gpu: int, *, slots: bool) -> bool:
+    def calls_faulty(self, gpu: int, *, slots: bool) -> bool:
         """Return whether a GPU is faulty by this report alone."""
-        return accuses(self.content, gpu, slots=slots)
+        return calls_gpu_faulty(self.content, gpu, slots=slots)
 
-    def is_faulty(self, gpu: int, *, slots: bool) -> bool:
+    def calls_faulty_twice(self, gpu: int, *, slots: bool) -> bool:
         """Return whether a GPU is faulty by two reports in a row."""
-        return self.before is not None and all(accuses(each, gpu, slots=slots) for each in (self.content, self.before))
+        return self.before is not None and all(
+            calls_gpu_faulty(each, gpu, slots=slots) for each in (self.content, self.before)
+        )
 
 
-def accuses(report: NodeReport, gpu: int, *, slots: bool) -> bool:
+def calls_gpu_faulty(report: NodeReport, gpu: int, *, slots: bool) -> bool:
     """Return whether a report calls a GPU faulty; one that is missing among others is, unless it is a slot."""
     found = next((each for each in report.gpus if each.index == gpu), None)
     return bool(report.gpus) and not slots if found is None else not found.healthy
@@ -307,7 +309,7 @@ class Reports:
         self._dismissed = set[str]()
         self._lock = threading.Lock()
 
-    def take(self, node: str, report: NodeReport, at_s: float, address: str = "", came_s: float = 0.0) -> None:
+    def add(self, node: str, report: NodeReport, at_s: float, address: str = "", came_s: float = 0.0) -> None:
         """Store a report, with its address and its time by the monotonic clock."""
         with self._lock:
             last = self._last.get(node)
@@ -348,11 +350,11 @@ class ProbeRounds:
         """Whether a round has not ended yet."""
         return self._running is not None and self._running.is_alive()
 
-    def begin(self, probes: Sequence[PortProbe], take: Callable[[list[PortState]], object]) -> None:
+    def begin(self, probes: Sequence[PortProbe], on_results: Callable[[list[PortState]], object]) -> None:
         """Probe ports, and pass the results to a function."""
 
         def run() -> None:
-            take(probe_ports(probes))
+            on_results(probe_ports(probes))
 
         self._running = threading.Thread(target=run, name="probes", daemon=True)
         self._running.start()
@@ -393,7 +395,7 @@ class _Agent:
     def is_silent(self) -> bool:
         return self.silent_s is not None
 
-    def is_due(self, prober: str, now_s: float) -> bool:
+    def is_probe_due(self, prober: str, now_s: float) -> bool:
         """Return whether a prober should probe again."""
         tried_s = self.tried_s.get(prober)
         if tried_s is None:
@@ -401,10 +403,10 @@ class _Agent:
         if self.silent_s is None:
             return prober not in self.reached_by and now_s - tried_s >= VERIFY_S
         # A result from before it fell silent is no evidence.
-        return tried_s < self.silent_s or now_s - tried_s >= _again_s(now_s - self.silent_s)
+        return tried_s < self.silent_s or now_s - tried_s >= _probe_interval_s(now_s - self.silent_s)
 
 
-def _again_s(silence_s: float) -> float:
+def _probe_interval_s(silence_s: float) -> float:
     return min(max(PROBE_AGAIN_S, SHARE * silence_s), MAX_AGAIN_S)
 
 
@@ -427,15 +429,15 @@ class Witnesses:
         """
         with self._lock:
             for node in self._agents.keys() - reports.keys():
-                self._withdraw(self._agents.pop(node))
+                self._withdraw_order(self._agents.pop(node))
             for node, report in reports.items():
-                self._take_report(node, report, now_s, polls=polls)
+                self._update_agent(node, report, now_s, polls=polls)
             living = [node for node, agent in self._agents.items() if not agent.is_silent and agent.probe is not None]
-            self._ask(living, now_s)
+            self._order_due_probes(living, now_s)
             silent = {node: agent for node, agent in self._agents.items() if agent.is_silent}
-            return {node: _evidence(agent, has_others=bool(living)) for node, agent in silent.items()}
+            return {node: _evidence_of(agent, has_others=bool(living)) for node, agent in silent.items()}
 
-    def probe(self) -> None:
+    def run_own_probes(self) -> None:
         """Make the scheduler's own probes that are due, unless a round is under way."""
         if self._rounds.is_under_way:
             return
@@ -445,14 +447,16 @@ class Witnesses:
             for probe, result in zip(probes, results, strict=True):
                 self.record_own_result(probe, result, began_s)
 
-        if probes := self.due(began_s):
+        if probes := self.take_due_probes(began_s):
             self._rounds.begin(probes, take)
 
-    def due(self, now_s: float) -> list[PortProbe]:
+    def take_due_probes(self, now_s: float) -> list[PortProbe]:
         """Return the ports that the scheduler is to probe now."""
         with self._lock:
             found = [
-                agent for agent in self._agents.values() if agent.probe is not None and agent.is_due(OWN_PROBE, now_s)
+                agent
+                for agent in self._agents.values()
+                if agent.probe is not None and agent.is_probe_due(OWN_PROBE, now_s)
             ]
             found.sort(key=lambda agent: not agent.is_silent)
             for agent in found[:MAX_PROBES_AT_ONCE]:
@@ -464,14 +468,14 @@ class Witnesses:
         with self._lock:
             agent = self._agents.get(probe.node)
             if agent is not None and agent.probe == probe:
-                self._take(agent, OWN_PROBE, result, began_s)
+                self._note_result(agent, OWN_PROBE, result, began_s)
 
-    def reached_by(self) -> dict[str, tuple[str, ...]]:
+    def successful_probers(self) -> dict[str, tuple[str, ...]]:
         """Return the probers that reached the port of each agent; the scheduler comes first, if it did."""
         with self._lock:
             return {node: tuple(sorted(agent.reached_by)) for node, agent in self._agents.items()}
 
-    def fetch(self, prober: str) -> tuple[PortProbeOrder, ...]:
+    def orders_for(self, prober: str) -> tuple[PortProbeOrder, ...]:
         """Return the ports that the agent of a node is to probe."""
         with self._lock:
             orders = [self._agents[node].order for node in self._orders.get(prober, {}).values()]
@@ -485,17 +489,17 @@ class Witnesses:
             if agent is None or agent.order is None:
                 return False
             began_s = agent.order.at_s
-            self._withdraw(agent)
-            self._take(agent, prober, result, began_s)
+            self._withdraw_order(agent)
+            self._note_result(agent, prober, result, began_s)
             return True
 
-    def _take_report(self, node: str, report: AgentReport, now_s: float, *, polls: bool) -> None:
+    def _update_agent(self, node: str, report: AgentReport, now_s: float, *, polls: bool) -> None:
         last_report, agent = (report.at_s, report.came_s), self._agents.get(node)
         port = report.content.agent_port
         probe = PortProbe(node, report.address, port) if port and report.address else None
         if agent is None or agent.probe != probe:
             if agent is not None:
-                self._withdraw(agent)
+                self._withdraw_order(agent)
             self._agents[node] = _Agent(last_report, probe)
         elif agent.last_report != last_report:
             agent.last_report, agent.misses, agent.silent_s, agent.own, agent.other = last_report, 0, None, None, None
@@ -503,9 +507,9 @@ class Witnesses:
             agent.misses += 1
             if agent.misses >= SILENT_MISSES and agent.silent_s is None:
                 agent.silent_s = now_s
-                self._withdraw(agent)
+                self._withdraw_order(agent)
 
-    def _ask(self, living: list[str], now_s: float) -> None:
+    def _order_due_probes(self, living: list[str], now_s: float) -> None:
         """Let agents that live probe where that is due; at silent nodes first."""
         begun, alive = 0, set(living)
         for node, agent in sorted(self._agents.items(), key=lambda pair: not pair[1].is_silent):
@@ -514,15 +518,15 @@ class Witnesses:
             if agent.order is not None and (
                 agent.order.prober not in alive or now_s - agent.order.at_s > PORT_PROBE_ORDER_S
             ):
-                self._withdraw(agent)
-            if agent.probe is None or agent.order is not None or not _wants_other(agent, alive, now_s):
+                self._withdraw_order(agent)
+            if agent.probe is None or agent.order is not None or not _needs_other_prober(agent, alive, now_s):
                 continue
-            others = [prober for prober in living if prober != node and agent.is_due(prober, now_s)]
+            others = [prober for prober in living if prober != node and agent.is_probe_due(prober, now_s)]
             if others:
-                self._order(agent, min(others, key=lambda prober: self._rank(agent, prober)), now_s)
+                self._order_probe(agent, min(others, key=lambda prober: self._prober_sort_key(agent, prober)), now_s)
                 begun += 1
 
-    def _rank(self, agent: _Agent, prober: str) -> tuple[bool, float, int, str]:
+    def _prober_sort_key(self, agent: _Agent, prober: str) -> tuple[bool, float, int, str]:
         """Return the sort key of probers: those that reached it before, then by last order and load."""
         return (
             prober not in agent.reached_by,
@@ -531,19 +535,19 @@ class Witnesses:
             prober,
         )
 
-    def _order(self, agent: _Agent, prober: str, now_s: float) -> None:
+    def _order_probe(self, agent: _Agent, prober: str, now_s: float) -> None:
         assert agent.probe is not None
         agent.order = PortProbeOrder(secrets.token_hex(8), agent.probe, prober, now_s)
         agent.tried_s[prober] = now_s
         self._orders.setdefault(prober, {})[agent.order.id] = agent.probe.node
 
-    def _withdraw(self, agent: _Agent) -> None:
+    def _withdraw_order(self, agent: _Agent) -> None:
         if agent.order is not None:
             self._orders[agent.order.prober].pop(agent.order.id, None)
             agent.order = None
 
     @staticmethod
-    def _take(agent: _Agent, prober: str, result: PortState, began_s: float) -> None:
+    def _note_result(agent: _Agent, prober: str, result: PortState, began_s: float) -> None:
         if result is PortState.ANSWERED:
             agent.reached_by.add(prober)
         if agent.silent_s is None or began_s < agent.silent_s:
@@ -554,15 +558,15 @@ class Witnesses:
             agent.other = (prober, result)
 
 
-def _wants_other(agent: _Agent, alive: Iterable[str], now_s: float) -> bool:
+def _needs_other_prober(agent: _Agent, alive: Iterable[str], now_s: float) -> bool:
     others = {prober: tried_s for prober, tried_s in agent.tried_s.items() if prober != OWN_PROBE}
     if agent.silent_s is None:
         return len(agent.reached_by.intersection(alive)) < WITNESSES
     last_s = max(others.values(), default=-1.0)
-    return last_s < agent.silent_s or now_s - last_s >= _again_s(now_s - agent.silent_s)
+    return last_s < agent.silent_s or now_s - last_s >= _probe_interval_s(now_s - agent.silent_s)
 
 
-def _evidence(agent: _Agent, *, has_others: bool) -> Evidence:
+def _evidence_of(agent: _Agent, *, has_others: bool) -> Evidence:
     own = None if agent.own is None else PortWitness(OWN_PROBE, agent.own, OWN_PROBE in agent.reached_by)
     other = None if agent.other is None else PortWitness(*agent.other, agent.other[0] in agent.reached_by)
     return Evidence(own, other, has_others)
@@ -595,7 +599,7 @@ class Usage:
         with self._lock:
             return not self._samples or not 0.0 <= now_s - self._samples[-1].at_s < SAMPLE_EVERY_S
 
-    def take(self, sample: UseSample) -> None:
+    def add(self, sample: UseSample) -> None:
         """Store a sample; drop those from before a clock was set back, as they would be out of order."""
         with self._lock:
             while self._samples and self._samples[-1].at_s >= sample.at_s:
@@ -609,16 +613,21 @@ class Usage:
             return list(self._samples)
 
 
-def sample_of(
+def use_sample_of(
     held: Iterable[tuple[str, int]], nodes: Mapping[str, int], reports: Mapping[str, AgentReport], now_s: float
 ) -> UseSample:  # fmt: skip
     """Return the use of a cluster, by the node and index of GPUs that jobs hold, and the last reports of agents."""
     gpus = sum(nodes.values())
-    busy = [each.utilisation for name in nodes if name in reports for each in _fresh(reports[name], nodes[name], now_s)]
+    busy = [
+        each.utilisation
+        for name in nodes
+        if name in reports
+        for each in _fresh_gpu_reports(reports[name], nodes[name], now_s)
+    ]
     taken = sum(1 for node, gpu in held if gpu < nodes.get(node, 0))
     return UseSample(now_s, taken / gpus if gpus else 0.0, sum(busy) / len(busy) if busy else None)
 
 
-def _fresh(report: AgentReport, gpus: int, now_s: float) -> list[GpuReport]:
+def _fresh_gpu_reports(report: AgentReport, gpus: int, now_s: float) -> list[GpuReport]:
     """Return a report's entries of GPUs that the cluster has, none if it is old."""
     return [gpu for gpu in report.content.gpus if gpu.index < gpus] if now_s - report.at_s <= FRESH_REPORT_S else []

@@ -39,7 +39,7 @@ def read_fault_history(tx: Connection, now_s: float) -> FaultHistory:
     return FaultHistory(min(since_s, now_s), events, now_s)
 
 
-def learned_from(site: ClusterSite, layout: Layout, past: FaultHistory) -> Beliefs | None:
+def learn_beliefs(site: ClusterSite, layout: Layout, past: FaultHistory) -> Beliefs | None:
     """Return what a scheduler learns from these events, None where nothing is learned."""
     if not site.rules.estimated_hazards:
         return None
@@ -67,15 +67,19 @@ class _Replay:
         if event.now in (FAULTY, HEALTHY):
             gpu = (event.data or {}).get("gpu")
             if isinstance(gpu, int) and 0 <= gpu < self._layout.nodes[node]:
-                self._turn(self._layout.number(node, gpu), is_faulty=event.now == FAULTY)
+                self._set_gpu_faulty(self._layout.number(node, gpu), is_faulty=event.now == FAULTY)
         elif event.now in (OUT_OF_SERVICE, IN_SERVICE):
-            self._close(node, self._silent, self._put(self._out, node, is_in=event.now == OUT_OF_SERVICE))
+            self._close_or_open_gpus(
+                node, self._silent, self._update_membership(self._out, node, is_in=event.now == OUT_OF_SERVICE)
+            )
         elif event.now in set(Liveness):
-            self._close(node, self._out, self._put(self._silent, node, is_in=event.now != Liveness.UP))
+            self._close_or_open_gpus(
+                node, self._out, self._update_membership(self._silent, node, is_in=event.now != Liveness.UP)
+            )
             if event.now == Liveness.DOWN and node not in self._out:
-                self._mirror.fail(self._gpus(node))
+                self._mirror.fail(self._gpus_of_node(node))
 
-    def _turn(self, gpu: int, *, is_faulty: bool) -> None:
+    def _set_gpu_faulty(self, gpu: int, *, is_faulty: bool) -> None:
         if is_faulty and gpu not in self._faulty:
             self._faulty.add(gpu)
             self._mirror.take_out(gpu)
@@ -84,19 +88,19 @@ class _Replay:
             self._faulty.remove(gpu)
             self._mirror.bring_back(gpu)
 
-    def _put(self, nodes: set[str], node: str, *, is_in: bool) -> int:
+    def _update_membership(self, nodes: set[str], node: str, *, is_in: bool) -> int:
         """Put a node into a set or take it out; return by how much its count there changes."""
         before = node in nodes
         (nodes.add if is_in else nodes.discard)(node)
         return int(is_in) - int(before)
 
-    def _close(self, node: str, others: Iterable[str], change: int) -> None:
+    def _close_or_open_gpus(self, node: str, others: Iterable[str], change: int) -> None:
         """Close a node's GPUs or open them again, unless it stays closed for another reason."""
         if change and node not in others:
-            for gpu in self._gpus(node):
+            for gpu in self._gpus_of_node(node):
                 (self._mirror.take_out if change > 0 else self._mirror.bring_back)(gpu)
 
-    def _gpus(self, node: str) -> list[int]:
+    def _gpus_of_node(self, node: str) -> list[int]:
         return [self._layout.number(node, gpu) for gpu in range(self._layout.nodes[node])]
 
 
@@ -147,39 +151,41 @@ def fault_report(past: FaultHistory, beliefs: Beliefs | None, layout: Layout, ty
     """Return the faults of the past, with what policies have learned from them, None where nothing is learned."""
     days = max(past.now_s - past.since_s, 0.0) / DAY_S
     by_node: dict[str, list[_Fault]] = {node: [] for node in layout.nodes}
-    for fault in _faults(past.events, layout):
+    for fault in _faults_in_events(past.events, layout):
         by_node[fault.node].append(fault)
     nodes = [
         NodeFaults(
-            node, types.get(node, ""), len(faults), _rate(len(faults), days), _repair_s(faults),
+            node, types.get(node, ""), len(faults), _faults_per_day(len(faults), days), _mean_repair_s(faults),
             None if beliefs is None else beliefs.node_hazard_per_s[at],
             is_lemon=beliefs is not None and bool(beliefs.lemon[at]),
         )
         for at, (node, faults) in enumerate(by_node.items())
     ]  # fmt: skip
     nodes.sort(key=lambda it: (not it.is_lemon, -it.per_day, -(it.hazard_per_s or 0.0), it.node))
-    return FaultReport(past.since_s, nodes, _by_type(by_node, types, days))
+    return FaultReport(past.since_s, nodes, _faults_by_type(by_node, types, days))
 
 
-def _by_type(by_node: Mapping[str, Sequence[_Fault]], types: Mapping[str, str], days: float) -> list[TypeFaults]:
+def _faults_by_type(by_node: Mapping[str, Sequence[_Fault]], types: Mapping[str, str], days: float) -> list[TypeFaults]:
     found = []
     for kind in sorted({types.get(node, "") for node in by_node}):
         own = [faults for node, faults in by_node.items() if types.get(node, "") == kind]
         every = [fault for faults in own for fault in faults]
-        found.append(TypeFaults(kind, len(own), len(every), _rate(len(every), days * len(own)), _repair_s(every)))
+        found.append(
+            TypeFaults(kind, len(own), len(every), _faults_per_day(len(every), days * len(own)), _mean_repair_s(every))
+        )
     return found
 
 
-def _rate(faults: int, days: float) -> float:
+def _faults_per_day(faults: int, days: float) -> float:
     return faults / days if days > 0.0 else 0.0
 
 
-def _repair_s(faults: Sequence[_Fault]) -> float | None:
+def _mean_repair_s(faults: Sequence[_Fault]) -> float | None:
     ended = [max(fault.ended_s - fault.began_s, 0.0) for fault in faults if fault.ended_s is not None]
     return fmean(ended) if ended else None
 
 
-def _faults(events: Sequence[EventRow], layout: Layout) -> Iterator[_Fault]:
+def _faults_in_events(events: Sequence[EventRow], layout: Layout) -> Iterator[_Fault]:
     """Yield the faults in events: GPUs that turned faulty, and nodes that went down while in service."""
     since_s: dict[tuple[str, int], float] = {}
     out = set[str]()
@@ -191,14 +197,14 @@ def _faults(events: Sequence[EventRow], layout: Layout) -> Iterator[_Fault]:
         if event.now in (OUT_OF_SERVICE, IN_SERVICE):
             (out.add if event.now == OUT_OF_SERVICE else out.discard)(node)
         elif event.now in (FAULTY, HEALTHY) and isinstance(gpu, int) and layout.has(node, gpu):
-            yield from _turn(since_s, (node, gpu), event.at_s, is_faulty=event.now == FAULTY)
+            yield from _begin_or_end_fault(since_s, (node, gpu), event.at_s, is_faulty=event.now == FAULTY)
         elif event.now in (Liveness.DOWN, Liveness.UP) and (event.now == Liveness.UP or node not in out):
-            yield from _turn(since_s, (node, GPU_DOWN), event.at_s, is_faulty=event.now == Liveness.DOWN)
+            yield from _begin_or_end_fault(since_s, (node, GPU_DOWN), event.at_s, is_faulty=event.now == Liveness.DOWN)
     for (node, _), began_s in since_s.items():
         yield _Fault(node, began_s, None)
 
 
-def _turn(
+def _begin_or_end_fault(
     since_s: dict[tuple[str, int], float], place: tuple[str, int], at_s: float, *, is_faulty: bool
 ) -> Iterator[_Fault]:
     if is_faulty:

@@ -36,7 +36,7 @@ def since_start_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def is_valid(lease: Lease | None, boot: str, now_s: float) -> bool:
+def is_lease_valid(lease: Lease | None, boot: str, now_s: float) -> bool:
     """Return whether a lease lets processes live.
 
     Args:
@@ -67,7 +67,7 @@ def write_lease(file: Path, lease: Lease) -> None:
     draft.replace(file)
 
 
-def attempts_here() -> dict[str, list[Process]]:
+def processes_by_attempt() -> dict[str, list[Process]]:
     """Return the living processes of each attempt on this machine: by their environment, and all they started."""
     processes = living()
     owner = {process.pid: attempt for process in processes if (attempt := _attempt_of(process))}
@@ -93,13 +93,13 @@ def _attempt_of(process: Process) -> str:
 
 def kill_attempts(names: frozenset[str] | None = None) -> int:
     """Kill all processes of some attempts, or of all, and return how many there were."""
-    found = [each for name, them in attempts_here().items() if names is None or name in names for each in them]
+    found = [each for name, them in processes_by_attempt().items() if names is None or name in names for each in them]
     for process in found:
         kill(process)
     return len(found)
 
 
-def guard(file: Path, agent: int) -> None:
+def guard_lease(file: Path, agent: int) -> None:
     """Guard the lease of a file until another guard does, or until the agent is gone and nothing is left to kill.
 
     Args:
@@ -111,7 +111,7 @@ def guard(file: Path, agent: int) -> None:
         lease = read_lease(file)
         if lease is not None and lease.guard not in (0, os.getpid()):
             return
-        if not is_valid(lease, boot, since_start_s()):
+        if not is_lease_valid(lease, boot, since_start_s()):
             left = kill_attempts()
             if not left and os.getppid() != agent:
                 return
@@ -128,7 +128,7 @@ def start_guard(file: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def lease_file(node: str) -> Path:
+def lease_path(node: str) -> Path:
     """Return the file of a node's lease, in a folder that only root writes to.
 
     Raises:
@@ -140,4 +140,4 @@ def lease_file(node: str) -> Path:
 
 if __name__ == "__main__":
     with suppress(KeyboardInterrupt):
-        guard(Path(sys.argv[1]), int(sys.argv[2]))
+        guard_lease(Path(sys.argv[1]), int(sys.argv[2]))

@@ -49,12 +49,12 @@ Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$", description=ID_WORDS)]
 Limit = Annotated[float, Field(gt=0.0, le=10.0)]
 
 
-def _an_address(text: str) -> str:
+def _checked_address(text: str) -> str:
     """Refuse what is no IP address: to resolve a name may take long."""
     return str(ip_address(text))
 
 
-Address = Annotated[str, Field(max_length=45, description=ADDRESS_WORDS), AfterValidator(_an_address)]
+Address = Annotated[str, Field(max_length=45, description=ADDRESS_WORDS), AfterValidator(_checked_address)]
 
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
@@ -106,18 +106,18 @@ class UnprovenError(ValueError):
     """Raised when a message is not signed by the right key, or makes no sense."""
 
 
-def new_id() -> str:
+def new_probe_id() -> str:
     """Return the id of a probe."""
     return secrets.token_hex(16)
 
 
-def sealed(key: str, message: ProbeOrder | ProbeMeasurement) -> str:
+def signed_line(key: str, message: ProbeOrder | ProbeMeasurement) -> str:
     """Return a message as a line."""
     text = message.model_dump_json()
     return f"{_signature(key, type(message).__name__, text)} {text}"
 
 
-def opened(kind: type[MessageT], key: str, line: str) -> MessageT:
+def verified_message(kind: type[MessageT], key: str, line: str) -> MessageT:
     """Return the message of a kind in a line.
 
     Raises:
@@ -132,7 +132,7 @@ def opened(kind: type[MessageT], key: str, line: str) -> MessageT:
         raise UnprovenError(f"that is no {kind.__name__.lower()}") from error
 
 
-def proof_of(key: str, order: str) -> str:
+def order_proof(key: str, order: str) -> str:
     """Return the proof of an agent that an order is for it."""
     return _signature(key, "proof", order)
 
@@ -140,7 +140,10 @@ def proof_of(key: str, order: str) -> str:
 def sender_at(place: ProbePlace, order: ProbeOrder) -> Sender:
     """Return the description of an agent that lets another one receive from it, once."""
     return Sender(
-        address=place.address, port=place.port, ticket=sealed(place.key, order), proof=proof_of(place.key, order.id)
+        address=place.address,
+        port=place.port,
+        ticket=signed_line(place.key, order),
+        proof=order_proof(place.key, order.id),
     )
 
 
@@ -189,13 +192,13 @@ STAMP = struct.Struct("@ll")  # seconds and nanoseconds
 Came = list[tuple[int, float]]  # bytes so far, and when
 
 
-def enable_stamps(connection: socket.socket) -> None:
+def enable_time_stamps(connection: socket.socket) -> None:
     """Turn on the kernel's time stamps of packets, where it has them; they exist only while a socket has them on."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, STAMPS, 1)
 
 
-def send(connection: socket.socket, limit_s: float) -> None:
+def send_probe_bytes(connection: socket.socket, limit_s: float) -> None:
     """Send until the receiver has enough and closes, or until the limit."""
     until_s, left, block = time.monotonic() + limit_s, MAX_PROBE_BYTES, memoryview(bytes(BLOCK))
     with suppress(OSError):
@@ -204,7 +207,7 @@ def send(connection: socket.socket, limit_s: float) -> None:
             left -= connection.send(block[:left])
 
 
-def receive(connection: socket.socket, limit_s: float) -> tuple[int, float] | None:
+def measure_received(connection: socket.socket, limit_s: float) -> tuple[int, float] | None:
     """Receive until the bandwidth is known; return the bytes that count, and their seconds; None if too little comes.
 
     Raises:
@@ -213,7 +216,7 @@ def receive(connection: socket.socket, limit_s: float) -> tuple[int, float] | No
     until_s, block, total, first = time.monotonic() + limit_s, bytearray(BLOCK), 0, 0
     read: Came = []
     stamped: Came = []
-    enable_stamps(connection)
+    enable_time_stamps(connection)
     while (wait_s := until_s - time.monotonic()) > 0.0:
         connection.settimeout(wait_s)
         try:
@@ -224,33 +227,33 @@ def receive(connection: socket.socket, limit_s: float) -> tuple[int, float] | No
             break
         total += got
         read.append((total, time.monotonic()))
-        stamped += [(total, _stamp(each)) for _, kind, each in control if kind == STAMPS and len(each) == STAMP.size]
+        stamped += [(total, _stamp_s(each)) for _, kind, each in control if kind == STAMPS and len(each) == STAMP.size]
         while read[first][0] * PROBE_PARTS < total * SKIPPED_PARTS:  # skip the first bytes
             first += 1
         if total >= MAX_PROBE_BYTES or (total >= MIN_PROBE_BYTES and read[-1][1] - read[first][1] >= PROBE_S):
             break
     if not read or time.monotonic() - read[-1][1] > TRANSFER_STALLED_S:
         return None
-    return _figure((stamped if len(stamped) == len(read) else read)[first:])
+    return _counted_bytes_and_seconds((stamped if len(stamped) == len(read) else read)[first:])
 
 
-def _stamp(data: bytes) -> float:
+def _stamp_s(data: bytes) -> float:
     seconds, nanoseconds = STAMP.unpack(data)
     return float(seconds + nanoseconds * 1e-9)
 
 
-def _figure(came: Came) -> tuple[int, float] | None:
+def _counted_bytes_and_seconds(came: Came) -> tuple[int, float] | None:
     """Return the bytes and seconds that count of received bytes; None of too few."""
     if len(came) < 2:
         return None
     counted, seconds = came[-1][0] - came[0][0], came[-1][1] - came[0][1]
     if not seconds > 0.0:
         return None
-    median = statistics.median(_rates(came, counted / (PROBE_PARTS - SKIPPED_PARTS)))
+    median = statistics.median(_part_rates(came, counted / (PROBE_PARTS - SKIPPED_PARTS)))
     return counted, min(seconds, counted / median) if median > 0.0 else seconds
 
 
-def _rates(came: Came, part: float) -> list[float]:
+def _part_rates(came: Came, part: float) -> list[float]:
     """Return the bandwidth of each part of that many bytes."""
     found, (sent, since_s) = [], came[0]
     for total, at_s in came[1:]:
@@ -275,7 +278,7 @@ class BrokenError(Exception):
     """Raised when a node cannot be reached over the network."""
 
 
-def connect(sender: Sender, until_s: float) -> socket.socket:
+def connect_to_sender(sender: Sender, until_s: float) -> socket.socket:
     """Return a connection over which another agent sends, until a time by `time.monotonic`.
 
     Raises:
@@ -324,11 +327,11 @@ class Prober:
             ) from error
         port = int(self._listening.getsockname()[1])
         self.place = ProbePlace(address=address, port=port, key=secrets.token_hex(32))
-        enable_stamps(self._listening)  # from now on: else the first packets after the first call would have none
+        enable_time_stamps(self._listening)  # from now on: else the first packets after the first call would have none
         self._room = threading.Semaphore(MAX_CONNECTIONS)
         self._done: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
-        threading.Thread(target=self._listen, name="probes", daemon=True).start()
+        threading.Thread(target=self._accept_connections, name="probes", daemon=True).start()
 
     def close(self) -> None:
         """Stop to listen."""
@@ -336,7 +339,7 @@ class Prober:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 
-    def _listen(self) -> None:
+    def _accept_connections(self) -> None:
         while True:
             try:
                 connection, _ = self._listening.accept()
@@ -349,32 +352,34 @@ class Prober:
             if not self._room.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="probe", daemon=True).start()
+            threading.Thread(target=self._serve_connection, args=(connection,), name="probe", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve_connection(self, connection: socket.socket) -> None:
         with suppress(OSError):  # training may use all processors; only root may raise priorities
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PROBE_NICENESS)
         try:
             with connection:
-                self._carry_out(connection)
+                self._carry_out_order(connection)
         except (OSError, UnprovenError) as error:
             log.debug("a probe broke off: %s", error)
         finally:
             self._room.release()
 
-    def _carry_out(self, connection: socket.socket) -> None:
+    def _carry_out_order(self, connection: socket.socket) -> None:
         """Carry out an order; one that is not signed, or was carried out before, gets no answer."""
         key, until_s = self.place.key, time.monotonic() + PROBE_ORDER_S
-        order = opened(ProbeOrder, key, read_line(connection, until_s))
-        if not self._is_new(order.id):
+        order = verified_message(ProbeOrder, key, read_line(connection, until_s))
+        if not self._note_if_new(order.id):
             raise UnprovenError(f"order {order.id} was carried out before")
         if order.sender is None:
-            write_line(connection, proof_of(key, order.id), until_s)
-            send(connection, order.limit_s)
+            write_line(connection, order_proof(key, order.id), until_s)
+            send_probe_bytes(connection, order.limit_s)
         else:
-            write_line(connection, sealed(key, _measured(order, order.sender)), time.monotonic() + PROBE_ORDER_S)
+            write_line(
+                connection, signed_line(key, _measure_link(order, order.sender)), time.monotonic() + PROBE_ORDER_S
+            )
 
-    def _is_new(self, order: str) -> bool:
+    def _note_if_new(self, order: str) -> bool:
         with self._lock:
             if order in self._done:
                 return False
@@ -384,7 +389,7 @@ class Prober:
             return True
 
 
-def prober_at(text: str) -> Prober:
+def open_prober(text: str) -> Prober:
     """Return a prober that listens at ADDRESS or ADDRESS:PORT; an address of IPv6 with a port stands in brackets.
 
     Raises:
@@ -398,12 +403,12 @@ def prober_at(text: str) -> Prober:
     return Prober(address.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _measured(order: ProbeOrder, sender: Sender) -> ProbeMeasurement:
+def _measure_link(order: ProbeOrder, sender: Sender) -> ProbeMeasurement:
     """Return what is measured of a link, or why nothing is."""
     until_s = time.monotonic() + order.limit_s
     try:
-        with connect(sender, until_s) as connection:
-            figure = receive(connection, until_s - time.monotonic())
+        with connect_to_sender(sender, until_s) as connection:
+            figure = measure_received(connection, until_s - time.monotonic())
     except BrokenError as error:
         return ProbeMeasurement(id=order.id, broken=str(error)[:200])
     except (OSError, UnprovenError) as error:
@@ -434,28 +439,28 @@ class LinkOutcome(NamedTuple):
     at_s: float = 0.0  # when the probe ended, by `time.monotonic`
 
 
-def probe(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE_S) -> LinkOutcome:
+def probe_link(sender: ProbePlace, receiver: ProbePlace, limit_s: float = WHOLE_PROBE_S) -> LinkOutcome:
     """Let one agent send to another, and return the outcome for the link."""
     began_s = time.monotonic()
-    until_s, order = began_s + limit_s, new_id()
+    until_s, order = began_s + limit_s, new_probe_id()
     order_to_receive = ProbeOrder(
         id=order, limit_s=TRANSFER_LIMIT_S, sender=sender_at(sender, ProbeOrder(id=order, limit_s=TRANSFER_LIMIT_S))
     )
     try:
         with socket.create_connection((receiver.address, receiver.port), REACH_AGENT_S) as connection:
-            write_line(connection, sealed(receiver.key, order_to_receive), until_s)
-            result = opened(ProbeMeasurement, receiver.key, read_line(connection, until_s))
+            write_line(connection, signed_line(receiver.key, order_to_receive), until_s)
+            result = verified_message(ProbeMeasurement, receiver.key, read_line(connection, until_s))
     except (OSError, UnprovenError) as error:
         return LinkOutcome(LinkState.UNKNOWN, why=f"the agent that should receive does not answer: {error}")
     took_s = time.monotonic() - began_s
     if result.id != order:
         return LinkOutcome(LinkState.UNKNOWN, why="the agent that should receive answers with another probe")
-    if result.broken and not _answers(sender, until_s):
+    if result.broken and not _agent_answers(sender, until_s):
         return LinkOutcome(LinkState.UNKNOWN, why=f"the agent that should send does not answer: {result.broken}")
-    return _judged(result, took_s)
+    return _outcome_of(result, took_s)
 
 
-def _judged(result: ProbeMeasurement, took_s: float) -> LinkOutcome:
+def _outcome_of(result: ProbeMeasurement, took_s: float) -> LinkOutcome:
     """Return the outcome of an agent's result of a probe that took a while; an impossible one counts as unknown."""
     if result.broken or result.failed:
         return LinkOutcome(LinkState.BROKEN if result.broken else LinkState.UNKNOWN, why=result.broken or result.failed)
@@ -465,11 +470,11 @@ def _judged(result: ProbeMeasurement, took_s: float) -> LinkOutcome:
     return LinkOutcome(LinkState.MEASURED, result.counted_bytes / result.seconds)
 
 
-def _answers(place: ProbePlace, until_s: float) -> bool:
+def _agent_answers(place: ProbePlace, until_s: float) -> bool:
     """Return whether an agent answers the scheduler; without an answer nothing is known of the links of its node."""
-    order = ProbeOrder(id=new_id(), limit_s=TRANSFER_LIMIT_S)
+    order = ProbeOrder(id=new_probe_id(), limit_s=TRANSFER_LIMIT_S)
     try:
-        connect(sender_at(place, order), until_s).close()
+        connect_to_sender(sender_at(place, order), until_s).close()
     except (BrokenError, OSError, UnprovenError):
         return False
     return True
@@ -483,7 +488,7 @@ Pair = tuple[str, str]  # nodes: who sends, and who receives
 Places = Callable[[], Mapping[str, ProbePlace]]
 
 
-def startable(waiting: Sequence[Pair], running: Collection[Pair]) -> list[Pair]:
+def startable_pairs(waiting: Sequence[Pair], running: Collection[Pair]) -> list[Pair]:
     """Return the pairs that can be probed now, beside the running probes: none shares a node with another."""
     busy, found = {node for pair in running for node in pair}, []
     for pair in waiting:
@@ -504,7 +509,7 @@ class LinkTable:
 
     def __init__(
         self, places: Places, passed_s: Callable[[], float] = time.monotonic,
-        probed: Callable[[ProbePlace, ProbePlace], LinkOutcome] = probe,
+        probed: Callable[[ProbePlace, ProbePlace], LinkOutcome] = probe_link,
     ) -> None:  # fmt: skip
         self._places, self._passed_s, self._probed = places, passed_s, probed
         self._links: dict[Pair, LinkOutcome] = {}
@@ -513,14 +518,14 @@ class LinkTable:
         self._wake: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
-    def known(self) -> dict[Pair, LinkOutcome]:
+    def fresh_outcomes(self) -> dict[Pair, LinkOutcome]:
         """Return what is known of links and is not too old."""
         now_s = self._passed_s()
         with self._lock:
-            self._links = {pair: link for pair, link in self._links.items() if now_s - link.at_s <= _kept_s(link)}
+            self._links = {pair: link for pair, link in self._links.items() if now_s - link.at_s <= _kept_for_s(link)}
             return self._links.copy()
 
-    def request(self, pairs: Iterable[Pair], until_s: float, wake: Callable[[], object]) -> bool:
+    def request_probes(self, pairs: Iterable[Pair], until_s: float, wake: Callable[[], object]) -> bool:
         """Probe the links that are not known; return whether any of them may still become so in time.
 
         Args:
@@ -528,7 +533,7 @@ class LinkTable:
             until_s: When all is to have ended, by the clock.
             wake: Called when a probe has ended, from a thread of its own.
         """
-        places, known = self._places(), self.known()
+        places, known = self._places(), self.fresh_outcomes()
         new = [
             pair
             for pair in pairs
@@ -537,23 +542,23 @@ class LinkTable:
         with self._lock:
             self._wake = wake
             self._waiting |= {pair: until_s for pair in new if pair not in self._running and pair not in self._waiting}
-        self._begin()
+        self._begin_probes()
         with self._lock:
             return any(pair in self._waiting or pair in self._running for pair in new)
 
-    def _begin(self) -> None:
+    def _begin_probes(self) -> None:
         """Begin the probes that can begin, and drop those that would not end in time."""
         with self._lock:
             last_s = self._passed_s() + WHOLE_PROBE_S
             self._waiting = {each: until_s for each, until_s in self._waiting.items() if last_s <= until_s}
-            begun = startable(list(self._waiting), self._running)
+            begun = startable_pairs(list(self._waiting), self._running)
             for pair in begun:
                 del self._waiting[pair]
             self._running.update(begun)
         for pair in begun:
-            threading.Thread(target=self._run, args=(pair,), name="probe of a link", daemon=True).start()
+            threading.Thread(target=self._probe_pair, args=(pair,), name="probe of a link", daemon=True).start()
 
-    def _run(self, pair: Pair) -> None:
+    def _probe_pair(self, pair: Pair) -> None:
         places, outcome = self._places(), LinkOutcome(LinkState.UNKNOWN, why="the probe itself failed")
         try:
             if pair[0] in places and pair[1] in places:  # else an agent has ended since
@@ -562,9 +567,9 @@ class LinkTable:
             with self._lock:
                 self._running.discard(pair)
                 self._links[pair] = outcome._replace(at_s=self._passed_s())
-            self._begin()
+            self._begin_probes()
             self._wake()
 
 
-def _kept_s(link: LinkOutcome) -> float:
+def _kept_for_s(link: LinkOutcome) -> float:
     return LINK_KEPT_S if link.state is LinkState.MEASURED else LINK_AGAIN_S

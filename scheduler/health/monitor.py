@@ -1,7 +1,7 @@
 """The monitor: reads the state of all nodes, and decides which GPUs jobs may get and which they must leave.
 
-Several unanswered polls are needed before anything is concluded of a node (`judge`), and what is concluded is a fact
-about the node, never about its jobs.
+Several unanswered polls are needed before anything is concluded of a node (`judge_nodes`), and what is concluded is a
+fact about the node, never about its jobs.
 
 `Leases` of nodes prove by time that nothing of the scheduler's jobs runs on a node that does not answer. An agent that
 guards its node kills the processes of all attempts there once it has had no answer for `LEASE_S` by its own clock. It
@@ -37,7 +37,7 @@ from ...cluster.model.placement import Placement
 from ..backends.protocol import Backend, NodeView
 from ..logs import Repeats
 from ..model.gpu_index import HardwarePlace, Layout, QuarantineEntry
-from ..model.job import NewEvent, name_of
+from ..model.job import NewEvent, attempt_name
 from ..model.states import ProbeVerdict
 from ..rules.quarantine import Fleet
 from ..store.attempts import held_gpus
@@ -65,9 +65,9 @@ from .evidence import (
     Evidence,
     Reports,
     Witnesses,
-    accuses,
+    calls_gpu_faulty,
+    evidence_words,
     verdict_of,
-    words_of,
 )
 from .link_probes import LinkTable
 from .step_monitor import StepMonitor
@@ -75,7 +75,7 @@ from .step_monitor import StepMonitor
 SUSPECT_MISSES, DOWN_MISSES = 3, 6  # polls without an answer, in a row
 
 
-def judge(
+def judge_nodes(
     nodes: Sequence[NodeRow], answered_s: Mapping[str, float], now_s: float, *, polls: bool,
     found: Mapping[str, Evidence] = MappingProxyType({}),
 ) -> tuple[list[NodeRow], frozenset[str]]:  # fmt: skip
@@ -89,19 +89,19 @@ def judge(
             has missed one poll, however long that took.
         found: Evidence about agents that are silent.
     """
-    polled = [_with_answer(row, answered_s.get(row.name, 0.0), polls=polls) for row in nodes]
-    silent = at_once([(row.seen_s, row.name) for row in polled if row.misses >= SUSPECT_MISSES], len(polled))
-    return [_named(row, silent, found.get(row.name, NO_EVIDENCE), now_s) for row in polled], silent
+    polled = [_with_poll_counted(row, answered_s.get(row.name, 0.0), polls=polls) for row in nodes]
+    silent = troubled_together([(row.seen_s, row.name) for row in polled if row.misses >= SUSPECT_MISSES], len(polled))
+    return [_with_liveness(row, silent, found.get(row.name, NO_EVIDENCE), now_s) for row in polled], silent
 
 
-def _with_answer(row: NodeRow, answered_s: float, *, polls: bool) -> NodeRow:
+def _with_poll_counted(row: NodeRow, answered_s: float, *, polls: bool) -> NodeRow:
     # Any other time than the last one is an answer: clocks are set back.
     if answered_s > 0.0 and answered_s != row.seen_s:
         return row._replace(seen_s=answered_s, misses=0)
     return row._replace(misses=row.misses + 1) if polls else row
 
 
-def at_once(troubled: Iterable[tuple[float, str]], nodes: int) -> frozenset[str]:
+def troubled_together(troubled: Iterable[tuple[float, str]], nodes: int) -> frozenset[str]:
     """Return the nodes whose trouble began in the same minute as that of too many others for faults of their own.
 
     Args:
@@ -119,26 +119,26 @@ def at_once(troubled: Iterable[tuple[float, str]], nodes: int) -> frozenset[str]
     return frozenset(found)
 
 
-def _named(row: NodeRow, at_once: frozenset[str], found: Evidence, now_s: float) -> NodeRow:
+def _with_liveness(row: NodeRow, together: frozenset[str], found: Evidence, now_s: float) -> NodeRow:
     verdict = verdict_of(found)
-    liveness = _liveness(row, at_once, verdict)
+    liveness = _next_liveness(row, together, verdict)
     if liveness is Liveness.UP:
         row = row._replace(verdict=ProbeVerdict.NONE, found="")
     else:
-        row = row._replace(verdict=_verdict(row, liveness, verdict), found=words_of(found) or row.found)
+        row = row._replace(verdict=_next_verdict(row, liveness, verdict), found=evidence_words(found) or row.found)
     return row if liveness is row.liveness else row._replace(liveness=liveness, since_s=now_s)
 
 
-def _liveness(row: NodeRow, at_once: frozenset[str], verdict: ProbeVerdict) -> Liveness:
+def _next_liveness(row: NodeRow, together: frozenset[str], verdict: ProbeVerdict) -> Liveness:
     was_down = row.liveness is Liveness.DOWN
     if row.misses < SUSPECT_MISSES:
         return Liveness.UP
-    if row.name in at_once or (at_once and not was_down):
+    if row.name in together or (together and not was_down):
         return Liveness.SUSPECT
     return Liveness.DOWN if was_down or row.misses >= DOWN_MISSES or verdict is ProbeVerdict.GONE else Liveness.SUSPECT
 
 
-def _verdict(row: NodeRow, liveness: Liveness, verdict: ProbeVerdict) -> ProbeVerdict:
+def _next_verdict(row: NodeRow, liveness: Liveness, verdict: ProbeVerdict) -> ProbeVerdict:
     """Return the verdict of a node: while it is down, the last one stays until there is another."""
     if liveness is not Liveness.DOWN:
         return ProbeVerdict.NONE
@@ -175,7 +175,7 @@ class Leases:
         self._began_s = passed_s()
         self._granted_s: dict[str, float] = {}
 
-    def begin(self) -> None:
+    def begin_leading(self) -> None:
         """Begin to lead: another scheduler may have granted leases up to now."""
         with self._lock:
             self._began_s = self._passed_s()
@@ -201,7 +201,7 @@ class Leases:
             return self._passed_s() - last_s > LEASE_S + LEASE_MARGIN_S
 
 
-def is_gone(
+def is_attempt_gone(
     attempt: str, placement: Placement, fenced: Collection[str], reports: Mapping[str, AgentReport], since_s: float
 ) -> bool:  # fmt: skip
     """Return whether no process of an attempt that ran lives on any of its nodes, by leases and by what agents see.
@@ -213,10 +213,12 @@ def is_gone(
         reports: The last report of each agent.
         since_s: When the backend was asked to stop it, by the clock of the reports' arrival.
     """
-    return all(share.node in fenced or _does_not_see(reports.get(share.node), attempt, since_s) for share in placement)
+    return all(
+        share.node in fenced or _reports_attempt_gone(reports.get(share.node), attempt, since_s) for share in placement
+    )
 
 
-def _does_not_see(report: AgentReport | None, attempt: str, since_s: float) -> bool:
+def _reports_attempt_gone(report: AgentReport | None, attempt: str, since_s: float) -> bool:
     """Return whether an agent that sees all processes of its node does not see an attempt any more."""
     if report is None or report.content.attempts is None or report.came_s <= since_s:
         return False
@@ -241,14 +243,14 @@ class NodeState(NamedTuple):
     evidence: str
 
 
-def state_of(row: NodeRow, quarantines: Sequence[QuarantineEntry], *, is_fenced: bool, now_s: float) -> NodeState:
+def node_state_of(row: NodeRow, quarantines: Sequence[QuarantineEntry], *, is_fenced: bool, now_s: float) -> NodeState:
     """Return the state of a node, by the open quarantines of all nodes, and whether its lease has run out."""
     if row.liveness is Liveness.UP:
         whole = next((quarantine for quarantine in quarantines if quarantine.place == HardwarePlace(row.name)), None)
         if whole is not None:
             return NodeState(NodeWord.QUARANTINED, f"{whole.cause} ({whole.check}); {whole.action}")
-        return NodeState(NodeWord.ALIVE, _seen(row, now_s))
-    silence = f"{row.misses} answers missed in a row, {_seen(row, now_s)}"
+        return NodeState(NodeWord.ALIVE, _last_answer_words(row, now_s))
+    silence = f"{row.misses} answers missed in a row, {_last_answer_words(row, now_s)}"
     if row.found:
         silence += f"; {row.found}"
     if is_fenced:
@@ -261,7 +263,7 @@ def state_of(row: NodeRow, quarantines: Sequence[QuarantineEntry], *, is_fenced:
     return NodeState(NodeWord.UNREACHABLE, silence)
 
 
-def _seen(row: NodeRow, now_s: float) -> str:
+def _last_answer_words(row: NodeRow, now_s: float) -> str:
     return f"last answer {max(now_s - row.seen_s, 0.0):.0f} s ago" if row.seen_s else "no answer yet"
 
 
@@ -297,24 +299,26 @@ class Accusers:
         """
         reported = {name: (node, reports[name]) for name, node in seen.items() if name in reports}
         for name in self._known_s.keys() & reported.keys():
-            if not _repeats(*reported[name], is_known=True):
+            if not _repeats_accusation(*reported[name], is_known=True):
                 del self._known_s[name]
         known = self._repeated | self._known_s.keys()
-        repeated = {name for name, pair in reported.items() if _repeats(*pair, is_known=name in known)}
-        first = {name for name, pair in reported.items() if name not in repeated and _begins(*pair)}
-        self._doubt(first, repeated, reports, now_s)
+        repeated = {name for name, pair in reported.items() if _repeats_accusation(*pair, is_known=name in known)}
+        first = {name for name, pair in reported.items() if name not in repeated and _begins_to_accuse(*pair)}
+        self._doubt_unrepeated(first, repeated, reports, now_s)
         counted = repeated | {name for name in first if name not in self._doubted_s}
         began_s = self._since_s | self._known_s
         self._since_s = {name: began_s.get(name, reports[name].at_s) for name in counted}
         self._repeated = frozenset(repeated)
-        found = at_once([(began_s, name) for name, began_s in self._since_s.items()], nodes)
+        found = troubled_together([(began_s, name) for name, began_s in self._since_s.items()], nodes)
         if found:
             self._together, self._together_s = found, now_s
         elif not 0.0 <= now_s - self._together_s <= EASE_S:
             self._together = frozenset()
         return self._together
 
-    def _doubt(self, first: set[str], repeated: set[str], reports: Mapping[str, AgentReport], now_s: float) -> None:
+    def _doubt_unrepeated(
+        self, first: set[str], repeated: set[str], reports: Mapping[str, AgentReport], now_s: float
+    ) -> None:
         """Doubt the nodes that did not repeat their first report in time; forget old doubts."""
         self._doubted_s = {name: at_s for name, at_s in self._doubted_s.items() if 0.0 <= now_s - at_s <= DOUBT_S}
         for name in self._since_s.keys() - self._repeated - repeated:
@@ -324,16 +328,16 @@ class Accusers:
                 self._doubted_s[name] = now_s
 
 
-def _repeats(node: NodeView, report: AgentReport, *, is_known: bool) -> bool:
+def _repeats_accusation(node: NodeView, report: AgentReport, *, is_known: bool) -> bool:
     """Return whether a node calls a GPU faulty twice in a row, or once more if its fault is known."""
-    is_faulty = report.accuses if is_known else report.is_faulty
+    is_faulty = report.calls_faulty if is_known else report.calls_faulty_twice
     return any(is_faulty(gpu.index, slots=node.slots) for gpu in node.gpus)
 
 
-def _begins(node: NodeView, report: AgentReport) -> bool:
+def _begins_to_accuse(node: NodeView, report: AgentReport) -> bool:
     """Return whether a report is the first of a row that calls GPUs faulty."""
     now, before = (
-        any(each is not None and accuses(each, gpu.index, slots=node.slots) for gpu in node.gpus)
+        any(each is not None and calls_gpu_faulty(each, gpu.index, slots=node.slots) for gpu in node.gpus)
         for each in (report.content, report.before)
     )
     return now and not before
@@ -343,18 +347,18 @@ MONITOR_WRITER = "monitor"
 DEAD, UNREACHABLE, RESTARTED = "dead", "unreachable", "restarted"  # words of events
 
 
-def events_of(was: NodeRow, row: NodeRow, now_s: float) -> Iterator[NewEvent]:
+def node_events(was: NodeRow, row: NodeRow, now_s: float) -> Iterator[NewEvent]:
     """Yield the events of a node, compared with its row before."""
     if row.liveness is not was.liveness:
-        yield _turned(was, row, now_s)
+        yield _liveness_event(was, row, now_s)
     if row.verdict is not was.verdict and row.verdict is not ProbeVerdict.NONE:
-        yield _judged(row, now_s)
+        yield _verdict_event(row, now_s)
     if was.boot_id and row.boot_id and row.boot_id != was.boot_id:
         text = f"{row.name} was restarted: its boot id is another one, so nothing that ran there before runs there now"
         yield NewEvent(CHANGE, MONITOR_WRITER, now_s, now=RESTARTED, cause=text, data={"node": row.name})
 
 
-def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
+def _liveness_event(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
     missed = f"has not answered {row.misses} times" if row.misses else "answers again"
     if not row.misses and row.boot_id and row.boot_id == was.boot_id:
         missed += ", and was not restarted meanwhile"
@@ -364,23 +368,23 @@ def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
     )  # fmt: skip
 
 
-def _judged(row: NodeRow, now_s: float) -> NewEvent:
+def _verdict_event(row: NodeRow, now_s: float) -> NewEvent:
     now, state = (DEAD, f"dead ({row.verdict})") if row.verdict.is_dead else (UNREACHABLE, UNREACHABLE)
     data = {"node": row.name, "verdict": row.verdict.value, "found": row.found}
     return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=now, cause=f"{row.name} is {state}: {row.found}", data=data)
 
 
-def _alarm(text: str, nodes: frozenset[str], now_s: float) -> NewEvent:
+def _alarm_event(text: str, nodes: frozenset[str], now_s: float) -> NewEvent:
     return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(nodes)})
 
 
-def fenced(node: str, now_s: float) -> NewEvent:
+def fenced_event(node: str, now_s: float) -> NewEvent:
     """Return the event that the lease of a node has run out."""
     text = f"{node} is fenced: its lease has run out, so its agent has killed what ran there"
     return NewEvent(CHANGE, MONITOR_WRITER, now_s, now=FENCED, cause=text, data={"node": node})
 
 
-def gpu_turned(row: GpuRow) -> NewEvent:
+def gpu_event(row: GpuRow) -> NewEvent:
     """Return the event that a GPU turned faulty or healthy."""
     words = (FAULTY, HEALTHY) if row.healthy else (HEALTHY, FAULTY)
     return NewEvent(
@@ -404,7 +408,7 @@ class ClusterHealth(NamedTuple):
     fenced: frozenset[str] = frozenset()  # nodes that are down and whose leases have run out
     failed: tuple[int, ...] = ()  # lost by faults: the faulty ones, and those of nodes that are down though in service
 
-    def without(self, gpus: tuple[int, ...]) -> "ClusterHealth":
+    def with_closed(self, gpus: tuple[int, ...]) -> "ClusterHealth":
         """Return the same with more GPUs on which no job starts."""
         return self._replace(closed=tuple(sorted({*self.closed, *gpus}))) if gpus else self
 
@@ -451,19 +455,19 @@ class Monitor:
         with store.read() as tx:
             rows, gpus = list_nodes(tx), list_gpus(tx)
             out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
-        self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
+        self._rows = {row.name: _row_for_new_leader(row) for row in rows if row.name in self._layout.nodes}
         faulty = [gpu for gpu in gpus if not gpu.healthy and gpu.gpu < self._layout.nodes.get(gpu.node, 0)]
         self._faulty = frozenset((each.node, each.gpu) for each in faulty)
-        _, self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False)
+        _, self._at_once = judge_nodes(list(self._rows.values()), {}, now_s, polls=False)
         latest_first = sorted(faulty, key=lambda it: it.since_s, reverse=True)  # of several of a node the first counts
         self._accusers = Accusers({each.node: each.since_s for each in latest_first})
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
-        self.health = self._health(out, broken)
+        self.health = self._cluster_health(out, broken)
         self.steps = StepMonitor(self._backend, self._types)  # other schedulers may have retried jobs meanwhile
         self._fence = fence
         if self.leases is not None:
-            self.leases.begin()
+            self.leases.begin_leading()
 
     def poll(self, store: Store, now_s: float) -> ClusterHealth:
         """Poll all nodes, and write what has changed.
@@ -480,19 +484,19 @@ class Monitor:
         assert self._fence is not None
         with store.read() as tx:
             out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
-            held = self._held(tx)
+            held = self._attempts_on_down_nodes(tx)
         try:
             seen = {node.name: node for node in self._backend.observe()}
         except BackendError as error:
-            if message := self._repeats.message(str(error), time.monotonic()):
+            if message := self._repeats.message_to_log(str(error), time.monotonic()):
                 log.warning("nodes cannot be read: %s", message)
         else:
-            self._repeats.end()
-            self._take_in(store, seen, held, now_s)
-        self.health = self._health(out, broken)
+            self._repeats.forget()
+            self._process_answers(store, seen, held, now_s)
+        self.health = self._cluster_health(out, broken)
         return self.health
 
-    def _held(self, tx: Connection) -> Mapping[str, frozenset[str]]:
+    def _attempts_on_down_nodes(self, tx: Connection) -> Mapping[str, frozenset[str]]:
         """Return the attempts that may run on each guarded node that is down; it is up again once all others ended.
 
         So no job gets a GPU there while a process of an attempt that was given up lives.
@@ -503,42 +507,44 @@ class Monitor:
         found: dict[str, set[str]] = {name: set() for name in down}
         for held_gpu in held_gpus(tx):
             if held_gpu.node in down:
-                found[held_gpu.node].add(name_of(held_gpu.job_id, held_gpu.number))
+                found[held_gpu.node].add(attempt_name(held_gpu.job_id, held_gpu.number))
         return {node: frozenset(names) for node, names in found.items()}
 
-    def _take_in(
+    def _process_answers(
         self, store: Store, seen: Mapping[str, NodeView], held: Mapping[str, frozenset[str]], now_s: float
     ) -> None:  # fmt: skip
         dismissed, reports = self.reports.dismissed(), self.reports.last()
         polls = not 0.0 <= now_s - self._polled_s < self._poll_s  # or the clock was set back
-        before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
+        before = [
+            self._updated_row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen
+        ]
         before = [row._replace(agent_s=None, guarded=False) if row.name in dismissed else row for row in before]
         answered_s = {row.name: _answered_s(row, seen[row.name]) for row in before}
         answered_s |= {
             name: self._rows[name].seen_s for name, may in held.items() if leftover_attempts(reports.get(name), may)
         }
         found = self.witnesses.update(reports, time.monotonic(), polls=polls)
-        self.witnesses.probe()
-        rows, together = judge(before, answered_s, now_s, polls=polls, found=found)
-        alarms = self._accuse(seen, reports, now_s)
+        self.witnesses.run_own_probes()
+        rows, together = judge_nodes(before, answered_s, now_s, polls=polls, found=found)
+        alarms = self._update_accusers(seen, reports, now_s)
         if together and not self._at_once:
             text = (
                 f"{len(together)} of {len(self._layout.nodes)} nodes fell silent within a minute: none of them counts "
                 "as down; check the network, and the address that they report to"
             )
-            alarms.insert(0, _alarm(text, together, now_s))
-        run_out = self._fenced_of(rows)
-        alarms += [fenced(name, now_s) for name in sorted(run_out - self._fenced)]
+            alarms.insert(0, _alarm_event(text, together, now_s))
+        run_out = self._fenced_among(rows)
+        alarms += [fenced_event(name, now_s) for name in sorted(run_out - self._fenced)]
         faulty = frozenset(
-            place for row in rows for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
+            place for row in rows for place in self._faulty_gpus_of(row, seen[row.name], reports.get(row.name))
         )
-        self._write(store, rows, faulty, alarms, now_s)
+        self._write_changes(store, rows, faulty, alarms, now_s)
         self._rows, self._faulty, self._at_once = {row.name: row for row in rows}, faulty, together
         self._fenced = run_out
         self._polled_s = now_s if polls else self._polled_s
         self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
 
-    def _row(self, node: NodeView, report: AgentReport | None, now_s: float) -> NodeRow:
+    def _updated_row(self, node: NodeView, report: AgentReport | None, now_s: float) -> NodeRow:
         """Return the last row of a node, with the last report of its agent."""
         kind = self._types.get(node.name, "")
         new = NodeRow(node.name, self._name, kind, node.slots, Liveness.UP, now_s, node.seen_s, 0)
@@ -550,7 +556,7 @@ class Monitor:
             agent_version=report.content.version or row.agent_version, guarded=report.content.attempts is not None,
         )  # fmt: skip
 
-    def _faulty_of(self, row: NodeRow, node: NodeView, report: AgentReport | None) -> Iterable[tuple[str, int]]:
+    def _faulty_gpus_of(self, row: NodeRow, node: NodeView, report: AgentReport | None) -> Iterable[tuple[str, int]]:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
         for gpu in node.gpus:
             before = (row.name, gpu.index) in self._faulty
@@ -560,13 +566,15 @@ class Monitor:
                 is_faulty = not gpu.healthy or (before and row.agent_s is not None)  # until its agent reports
             else:
                 # No further one while too many nodes accuse theirs.
-                counts = report.accuses if before else report.is_faulty
+                counts = report.calls_faulty if before else report.calls_faulty_twice
                 is_accused = (before or not self._accused_at_once) and counts(gpu.index, slots=node.slots)
                 is_faulty = not gpu.healthy or is_accused
             if is_faulty:
                 yield (row.name, gpu.index)
 
-    def _accuse(self, seen: Mapping[str, NodeView], reports: Mapping[str, AgentReport], now_s: float) -> list[NewEvent]:
+    def _update_accusers(
+        self, seen: Mapping[str, NodeView], reports: Mapping[str, AgentReport], now_s: float
+    ) -> list[NewEvent]:
         """Record which nodes began together to report a faulty GPU; raise an alarm if they are too many."""
         was, nodes = self._accused_at_once, len(self._layout.nodes)
         self._accused_at_once = self._accusers.update(seen, reports, nodes, now_s)
@@ -576,19 +584,19 @@ class Monitor:
             f"agents of {len(self._accused_at_once)} of {nodes} nodes called GPUs faulty within a minute: no further "
             "GPU counts as faulty; check the agents and the driver, and drain what is broken"
         )
-        return [_alarm(text, self._accused_at_once, now_s)]
+        return [_alarm_event(text, self._accused_at_once, now_s)]
 
-    def _write(
+    def _write_changes(
         self, store: Store, rows: Sequence[NodeRow], faulty: frozenset[tuple[str, int]], alarms: Sequence[NewEvent],
         now_s: float,
     ) -> None:  # fmt: skip
         """Write what has changed; last answers only once a minute, and with every change."""
         known, fence = self._rows, self._fence
         keeps = not 0.0 <= now_s - self._kept_s < WRITE_ANSWERS_S
-        changed = [row for row in rows if keeps or _differs(known.get(row.name), row)]
+        changed = [row for row in rows if keeps or _has_row_changed(known.get(row.name), row)]
         gpus = [GpuRow(*place, place not in faulty, now_s) for place in sorted(faulty ^ self._faulty)]
-        turned = [event for row in changed if row.name in known for event in events_of(known[row.name], row, now_s)]
-        events = [*alarms, *turned, *map(gpu_turned, gpus)]
+        turned = [event for row in changed if row.name in known for event in node_events(known[row.name], row, now_s)]
+        events = [*alarms, *turned, *map(gpu_event, gpus)]
         if not (changed or gpus or events):
             return
         for event in events:
@@ -597,17 +605,17 @@ class Monitor:
         store.write(lambda tx: write_health(tx, fence, changed, gpus, events))
         self._kept_s = now_s if keeps else self._kept_s
 
-    def _health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> ClusterHealth:
+    def _cluster_health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> ClusterHealth:
         silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
         closed = out | self._full | {row.name for row in silent}
         down = {row.name for row in silent if row.liveness is Liveness.DOWN}
         faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
-        lost = self._gpus(down - out - self._full)
+        lost = self._gpus_of_nodes(down - out - self._full)
         failed = tuple(sorted({*faulty, *lost}))
-        kept = ClusterHealth(faulty, self._gpus(closed), self._gpus(down), self._fenced, failed)
-        return kept.without(tuple(self._layout.number(*place) for place in broken))
+        kept = ClusterHealth(faulty, self._gpus_of_nodes(closed), self._gpus_of_nodes(down), self._fenced, failed)
+        return kept.with_closed(tuple(self._layout.number(*place) for place in broken))
 
-    def _fenced_of(self, rows: Iterable[NodeRow]) -> frozenset[str]:
+    def _fenced_among(self, rows: Iterable[NodeRow]) -> frozenset[str]:
         """Return the nodes on which nothing runs any more, as their leases have run out."""
         leases = self.leases
         if leases is None:
@@ -620,19 +628,19 @@ class Monitor:
         row = self._rows.get(node)
         return row is not None and row.liveness is Liveness.DOWN
 
-    def _gpus(self, nodes: Collection[str]) -> tuple[int, ...]:
+    def _gpus_of_nodes(self, nodes: Collection[str]) -> tuple[int, ...]:
         sizes, number = self._layout.nodes, self._layout.number
         return tuple(number(name, gpu) for name in sizes if name in nodes for gpu in range(sizes[name]))
 
 
-def leftover_attempts(report: AgentReport | None, may: frozenset[str]) -> tuple[str, ...]:
+def leftover_attempts(report: AgentReport | None, allowed: frozenset[str]) -> tuple[str, ...]:
     """Return the attempts that live on a node though the store has given them up; `?` for a node without a report."""
     if report is None or report.content.attempts is None:
         return ("?",)
-    return tuple(name for name in report.content.attempts if name not in may)
+    return tuple(name for name in report.content.attempts if name not in allowed)
 
 
-def _afresh(row: NodeRow) -> NodeRow:
+def _row_for_new_leader(row: NodeRow) -> NodeRow:
     """Return the row of a node for a new leader, which has missed no answers itself."""
     limit = {Liveness.UP: 0, Liveness.SUSPECT: SUSPECT_MISSES}
     return row._replace(misses=min(row.misses, limit.get(row.liveness, row.misses)))
@@ -643,7 +651,7 @@ def _answered_s(row: NodeRow, node: NodeView) -> float:
     return node.seen_s if row.agent_s is None else min(node.seen_s, row.agent_s)
 
 
-def _differs(was: NodeRow | None, row: NodeRow) -> bool:
+def _has_row_changed(was: NodeRow | None, row: NodeRow) -> bool:
     """Return whether anything of a node has changed except the time of its last answer."""
     if was is None or (was.agent_s is None) != (row.agent_s is None):
         return True

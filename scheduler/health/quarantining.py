@@ -24,11 +24,11 @@ from ..rules.quarantine import (
     CLEARED_S,
     Fleet,
     back_off_s,
-    is_old,
+    has_other_faulty_gpu,
+    is_outdated,
     is_over_budget,
-    makes_it_the_node,
-    stricter,
-    tries_of,
+    quarantine_count,
+    strictest,
     who_clears,
 )
 from ..store.events import append, last_of_no_job
@@ -73,42 +73,42 @@ def quarantine(
     Raises:
         InputError: If the cluster has no such node or GPU.
     """
-    finding = finding._replace(place=finding.place.ordered())
-    _check_known(finding.place, fleet)
+    finding = finding._replace(place=finding.place.with_ends_ordered())
+    _check_place_exists(finding.place, fleet)
     place, entries = finding.place, entries_since(tx, now_s - CLEARED_S)
     known = next(
-        (entry for entry in entries if _stands(entry) and (entry.place, entry.cause) == (place, finding.cause)), None
+        (entry for entry in entries if _is_open(entry) and (entry.place, entry.cause) == (place, finding.cause)), None
     )
     if known is not None:
         note_symptom(tx, known, finding.evidence, finding.at_s)
         return QuarantineOutcome.KNOWN
     is_by_hand = finding.check == BY_HAND
-    if not is_by_hand and is_old(finding, entries, now_s):
+    if not is_by_hand and is_outdated(finding, entries, now_s):
         return QuarantineOutcome.OLD
     if not is_by_hand and is_over_budget(place, entries, fleet, now_s):
-        _refuse(tx, finding, fleet, now_s, writer)
+        _raise_budget_alarm(tx, finding, fleet, now_s, writer)
         return QuarantineOutcome.REFUSED
-    if not _set(tx, finding, entries, now_s, writer):
+    if not _add_quarantine(tx, finding, entries, now_s, writer):
         return QuarantineOutcome.KNOWN
-    if not is_by_hand and makes_it_the_node(place, entries, now_s):
-        _widen(tx, fleet, finding, entries, now_s, writer)
+    if not is_by_hand and has_other_faulty_gpu(place, entries, now_s):
+        _quarantine_node_too(tx, fleet, finding, entries, now_s, writer)
     return QuarantineOutcome.SET
 
 
-def _stands(entry: QuarantineEntry) -> bool:
+def _is_open(entry: QuarantineEntry) -> bool:
     return entry.cleared_s is None
 
 
-def _check_known(place: HardwarePlace, fleet: Fleet) -> None:
+def _check_place_exists(place: HardwarePlace, fleet: Fleet) -> None:
     for end in place.ends:
         if end.node not in fleet.sizes or not WHOLE_NODE <= end.gpu < fleet.sizes[end.node]:
             raise InputError(f"the cluster has no {end.words}", "`longshore node list` lists nodes and their GPUs")
 
 
-def _set(
+def _add_quarantine(
     tx: Connection, finding: QuarantineFinding, entries: Sequence[QuarantineEntry], now_s: float, writer: str
 ) -> bool:
-    place, tries = finding.place, tries_of(finding.place, finding.cause, entries, now_s)
+    place, tries = finding.place, quarantine_count(finding.place, finding.cause, entries, now_s)
     clears = who_clears(place, finding.cause, finding.clears, entries, now_s)
     entry = QuarantineEntry(
         0, place, now_s, max(finding.at_s, now_s), finding.check, finding.cause, finding.evidence, finding.action,
@@ -121,26 +121,26 @@ def _set(
     return True
 
 
-def _widen(
+def _quarantine_node_too(
     tx: Connection, fleet: Fleet, finding: QuarantineFinding, entries: Sequence[QuarantineEntry], now_s: float,
     writer: str
 ) -> None:  # fmt: skip
     """Put the node of a GPU into quarantine as well; checks end that only where they end all of its GPUs'."""
     node = HardwarePlace(finding.place.node)
-    others = [entry for entry in entries if _stands(entry) and entry.place.node == node.node]
+    others = [entry for entry in entries if _is_open(entry) and entry.place.node == node.node]
     found = finding._replace(
-        place=node, cause=TWO_GPUS, clears=stricter([finding.clears, *(other.clears for other in others)]),
+        place=node, cause=TWO_GPUS, clears=strictest([finding.clears, *(other.clears for other in others)]),
         evidence=f"{finding.place.words}: {finding.cause}",
     )  # fmt: skip
     if any(other.place == node for other in others):
         return
     if is_over_budget(node, entries, fleet, now_s):
-        _refuse(tx, found, fleet, now_s, writer)
+        _raise_budget_alarm(tx, found, fleet, now_s, writer)
     else:
-        _set(tx, found, entries, now_s, writer)
+        _add_quarantine(tx, found, entries, now_s, writer)
 
 
-def _refuse(tx: Connection, finding: QuarantineFinding, fleet: Fleet, now_s: float, writer: str) -> None:
+def _raise_budget_alarm(tx: Connection, finding: QuarantineFinding, fleet: Fleet, now_s: float, writer: str) -> None:
     """Raise an alarm, once an hour for each node type."""
     kind = fleet.types[finding.place.node]
     events = last_of_no_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
@@ -153,13 +153,13 @@ def _refuse(tx: Connection, finding: QuarantineFinding, fleet: Fleet, now_s: flo
     _append_event(tx, finding.place, REFUSED, text, now_s, writer, type=kind)
 
 
-def entries_for(entries: Sequence[QuarantineEntry], place: HardwarePlace) -> list[QuarantineEntry]:
+def entries_ended_by(entries: Sequence[QuarantineEntry], place: HardwarePlace) -> list[QuarantineEntry]:
     """Return those of some quarantines that end when a place is cleared: of a node, all of its GPUs and links.
 
     Raises:
         InputError: If there are none, or if the whole node of a GPU is in quarantine.
     """
-    place = place.ordered()
+    place = place.with_ends_ordered()
     if place.gpu != WHOLE_NODE and any(entry.place == HardwarePlace(place.node) for entry in entries):
         raise InputError(f"the whole node {place.node} is in quarantine", f"clear it: {place.node}")
     found = [entry for entry in entries if entry.place == place or place.covers(entry.place)]
@@ -168,16 +168,16 @@ def entries_for(entries: Sequence[QuarantineEntry], place: HardwarePlace) -> lis
     return found
 
 
-def clear(
+def clear_quarantine(
     tx: Connection, place: HardwarePlace, by: str, evidence: str, now_s: float, *, writer: str,
     is_ready: Callable[[QuarantineEntry], bool] = lambda _entry: True,
 ) -> int:  # fmt: skip
     """End the quarantine of a place, of a node also that of its GPUs and links, if it is ready; return how many.
 
     Raises:
-        InputError: As `entries_for`.
+        InputError: As `entries_ended_by`.
     """
-    found = [each for each in entries_for(open_entries(tx), place) if is_ready(each)]
+    found = [each for each in entries_ended_by(open_entries(tx), place) if is_ready(each)]
     ended = clear_entries(tx, found, by, evidence, now_s)
     if ended:
         text = f"{place.words} is out of quarantine, cleared by {by}: {evidence}"
@@ -185,15 +185,15 @@ def clear(
     return ended
 
 
-def keep(tx: Connection, place: HardwarePlace, evidence: str, now_s: float, *, writer: str) -> None:
+def record_failed_checks(tx: Connection, place: HardwarePlace, evidence: str, now_s: float, *, writer: str) -> None:
     """Record that checks of a place did not pass: the next scheduled run is later."""
-    for entry in entries_for(open_entries(tx), place):
+    for entry in entries_ended_by(open_entries(tx), place):
         tries = entry.tries + 1
         note_failed_checks(tx, entry, evidence, tries, now_s + back_off_s(tries))
     _append_event(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)
 
 
-def by_hand(place: HardwarePlace, reason: str, action: str, now_s: float) -> QuarantineFinding:
+def operator_finding(place: HardwarePlace, reason: str, action: str, now_s: float) -> QuarantineFinding:
     """Return the finding of an operator."""
     return QuarantineFinding(place, BY_HAND, reason, "set by an operator", action, Clears.OPERATOR, now_s)
 
@@ -223,7 +223,7 @@ class CheckOrder:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenOrder:
     order: CheckOrder
     has_come: threading.Event = field(default_factory=threading.Event)
     outcome: tuple[bool, str] | None = None  # whether the checks passed, and the evidence
@@ -238,17 +238,17 @@ class CheckOrders:
 
     def __init__(self, limit_s: float = CHECK_LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._open: dict[str, dict[str, _Open]] = {}  # by node and id
+        self._open: dict[str, dict[str, _OpenOrder]] = {}  # by node and id
         self._able: dict[str, bool] = {}  # nodes whose agents have reported, and whether they run checks
         self._lock = threading.Lock()
 
-    def run(self, node: str, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
+    def run_checks(self, node: str, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
         """Let the agent of a node check its GPUs, and wait for the outcome: whether they passed, and the evidence.
 
         Raises:
             InputError: If no agent there runs checks, or none reported an outcome in time.
         """
-        entry = _Open(CheckOrder(secrets.token_hex(8), gpus, level))
+        entry = _OpenOrder(CheckOrder(secrets.token_hex(8), gpus, level))
         with self._lock:
             if not self._able.get(node, False):
                 fix = f"start it by `longshore node agent --node {node} --checks`"
@@ -261,7 +261,7 @@ class CheckOrders:
                 raise InputError(f"the agent on {node} reported no outcome within {self._limit_s:.0f} s")
             return entry.outcome
 
-    def fetch(self, node: str, *, able: bool) -> tuple[CheckOrder, ...]:
+    def fetch_orders(self, node: str, *, able: bool) -> tuple[CheckOrder, ...]:
         """Return the orders of a node's agent; none if it is not able to run checks."""
         with self._lock:
             self._able[node] = able
@@ -277,12 +277,12 @@ class CheckOrders:
         found.has_come.set()
         return True
 
-    def can(self, node: str) -> bool:
+    def can_check(self, node: str) -> bool:
         """Return whether the agent of a node runs checks."""
         with self._lock:
             return self._able.get(node, False)
 
-    def stop(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake all callers that wait."""
         with self._lock:
             waiting = [each for of_node in self._open.values() for each in of_node.values()]

@@ -27,10 +27,10 @@ from .step_watch import (
     Slowness,
     StepKind,
     StepWatch,
-    average_of,
-    news_by_type,
-    saved_in,
-    steps_in,
+    average_iteration_of,
+    parse_checkpoints,
+    parse_steps,
+    unrecorded_by_type,
 )
 
 COMPARE_EVERY_S, COMPARISONS = 60.0, 3  # between two comparisons, and in a row, before that counts
@@ -45,7 +45,7 @@ class Straggler(NamedTuple):
     node: str = ""  # where it is
 
 
-def straggling(times: Sequence[RankStepTimes], going: Collection[int]) -> list[Straggler]:
+def find_stragglers(times: Sequence[RankStepTimes], going: Collection[int]) -> list[Straggler]:
     """Return the ranks that compute for far longer than the others.
 
     Args:
@@ -67,12 +67,12 @@ class Stragglers:
         self._compare_at_s = now_s + COMPARE_EVERY_S
         self._in_a_row: dict[int, int] = {}  # in a row, by rank
 
-    def compare(self, times: Sequence[RankStepTimes], going: Collection[int], now_s: float) -> list[Straggler]:
+    def newly_straggling(self, times: Sequence[RankStepTimes], going: Collection[int], now_s: float) -> list[Straggler]:
         """Return the ranks that have been stragglers for long enough now, at most once a minute."""
         if 0.0 < self._compare_at_s - now_s <= COMPARE_EVERY_S:  # else the clock was set back
             return []
         self._compare_at_s = now_s + COMPARE_EVERY_S
-        found = straggling(times, going)
+        found = find_stragglers(times, going)
         self._in_a_row = {one.rank: self._in_a_row.get(one.rank, 0) + 1 for one in found}
         return [one for one in found if self._in_a_row[one.rank] == COMPARISONS]
 
@@ -161,11 +161,11 @@ class _Followed:
         self.figures = StepFigures(0, None)
         self.slow: Slowness | None = None  # None while its steps are as they should be
 
-    def grow(self, nodes: list[str]) -> None:
+    def add_ranks(self, nodes: list[str]) -> None:
         """Follow the ranks that were added since the last read."""
         if len(nodes) > len(self.nodes):
             self.last += [StepLines()] * (len(nodes) - len(self.nodes))
-            self.watch.grow(len(nodes))
+            self.watch.grow_to(len(nodes))
             self.nodes = nodes
 
 
@@ -215,69 +215,71 @@ class StepMonitor:
         due = []
         for attempt in running:
             with about(attempt.job):
-                one = followed.get(attempt.name) or self._begin(attempt, watching(attempt.job), now_s, len(followed))
+                one = followed.get(attempt.name) or self._begin_following(
+                    attempt, watching(attempt.job), now_s, len(followed)
+                )
                 followed[attempt.name] = one
                 if not 0.0 < one.read_at_s - now_s <= SILENT_POLL_S:  # or the clock was set back
                     due.append((attempt, one))
         for name in self._followed.keys() - followed.keys():
-            self._keep_news(self._followed[name], self._left)
+            self._add_unrecorded(self._followed[name], self._left)
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
         for each, one in due:
             with about(each.job):
-                self._follow(each, one, found, now_s)
-        self._judge(found)
+                self._read_and_judge(each, one, found, now_s)
+        self._mark_shared_slowness(found)
         if has_changed:
             self.figures = {one.job: one.figures for one in followed.values() if one.watch.reports}
         return found
 
-    def train_s(self, name: str) -> Sequence[float]:
+    def recent_train_steps_s(self, name: str) -> Sequence[float]:
         """Return the times of the last training steps of an attempt that runs and reports; any thread may call this."""
         one = self._followed.get(name)
-        return () if one is None else one.watch.train_s()
+        return () if one is None else one.watch.recent_train_steps_s()
 
-    def end(self, attempt: RunningAttempt) -> AttemptEnd:
+    def read_end(self, attempt: RunningAttempt) -> AttemptEnd:
         """Read the lines of an attempt that has ended for the last time, and return what they report."""
         self._unwritten.pop(attempt.name, None)
         lines = self._read_lines(attempt, [StepLines()] * len(attempt.nodes))
-        saved = _last(saved_in(rank.saved) for rank in lines)
-        steps = {(each.kind, each.step) for rank in lines for each in steps_in(rank.steps)}
+        saved = _last_checkpoints(parse_checkpoints(rank.saved) for rank in lines)
+        steps = {(each.kind, each.step) for rank in lines for each in parse_steps(rank.steps)}
         # A kind may have numbers of its own, and an attempt that resumes from a checkpoint begins after the first.
         came_further = len(steps) > len({kind for kind, _ in steps})
         trained = [step for kind, step in steps if kind is StepKind.TRAIN]
         return AttemptEnd(saved, came_further, max(trained or [step for _, step in steps], default=None))
 
-    def news(self, now_s: float) -> Mapping[str, Mapping[str, Computed]]:
+    def unrecorded_compute_times(self, now_s: float) -> Mapping[str, Mapping[str, Computed]]:
         """Return the computing times that are to be recorded now, by job and node type; often none."""
         if not self._left and 0.0 <= now_s - self._recorded_s < RECORD_S:
             return {}
         self._recorded_s = now_s
         found = {job: dict(news) for job, news in self._left.items()}
         for one in self._followed.values():
-            self._keep_news(one, found)
+            self._add_unrecorded(one, found)
         return found
 
-    def recorded(self) -> None:
+    def mark_recorded(self) -> None:
         """Forget these: they are in the store."""
         self._left.clear()
         for one in self._followed.values():
             for rank in one.watch.times:
-                rank.recorded()
+                rank.mark_recorded()
 
-    def written(self) -> None:
+    def mark_written(self) -> None:
         """Forget the reported checkpoints: they are in the store."""
         self._unwritten.clear()
 
-    def _begin(self, attempt: RunningAttempt, watching: Watching, now_s: float, others: int) -> _Followed:
+    def _begin_following(self, attempt: RunningAttempt, watching: Watching, now_s: float, others: int) -> _Followed:
         detector = None if watching.slow == OFF else DETECTORS[watching.slow]()
         # Not all at the same moment, even if a scheduler starts with all of them at once.
         wait_s = STEPS_POLL_S * (others % 8) / 8.0
         watch = StepWatch(len(attempt.nodes), detector, watching.hang_s, now_s)
         return _Followed(attempt, watch, now_s, now_s + wait_s)
 
-    def _keep_news(self, one: _Followed, found: dict[str, dict[str, Computed]]) -> None:
+    def _add_unrecorded(self, one: _Followed, found: dict[str, dict[str, Computed]]) -> None:
         kinds = [self._types.get(node, "") for node in one.nodes]
-        for kind, news in news_by_type(one.watch.times, kinds).items():
+        for kind, news in unrecorded_by_type(one.watch.times, kinds).items():
             known = found.setdefault(one.job, {})
             known[kind] = known.get(kind, NO_TIMES).with_more(news)
 
@@ -295,50 +297,50 @@ class StepMonitor:
             return []
         return lines if len(lines) == len(before) else []
 
-    def _follow(self, attempt: RunningAttempt, one: _Followed, found: Findings, now_s: float) -> None:
+    def _read_and_judge(self, attempt: RunningAttempt, one: _Followed, found: Findings, now_s: float) -> None:
         one.read_at_s = now_s + STEPS_POLL_S
-        one.grow(attempt.nodes)
+        one.add_ranks(attempt.nodes)
         lines = self._read_lines(attempt, one.last)
         if not lines:
             return
         if not 0.0 <= now_s - one.read_s <= (POLL_GAP_S if one.watch.reports else POLL_GAP_S + SILENT_POLL_S):
-            one.watch.forgive(now_s)
+            one.watch.restart_current_steps(now_s)
         one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in lines]
-        one.watch.leave(attempt.ended)
-        one.watch.take([steps_in(each.steps) if each.steps else () for each in lines], now_s)
+        one.watch.mark_ended(attempt.ended)
+        one.watch.add_steps([parse_steps(each.steps) if each.steps else () for each in lines], now_s)
         one.read_s = now_s
-        one.figures = _figures(one)
+        one.figures = _step_figures(one)
         if not one.watch.reports:
             one.began_s = min(one.began_s, now_s)  # the clock may have been set back
             one.read_at_s = now_s + min(max(now_s - one.began_s, STEPS_POLL_S), SILENT_POLL_S)
         if any(each.saved for each in lines):
-            found.saved[attempt.name] = _last(
-                [found.saved.get(attempt.name, ()), *(saved_in(each.saved) for each in lines)]
+            found.saved[attempt.name] = _last_checkpoints(
+                [found.saved.get(attempt.name, ()), *(parse_checkpoints(each.saved) for each in lines)]
             )
-        hang = one.watch.hang(now_s)
+        hang = one.watch.find_hang(now_s)
         if hang is not None:
             found.hangs[attempt.job] = hang
-        stragglers = one.stragglers.compare(one.watch.times, one.watch.going, now_s)
+        stragglers = one.stragglers.newly_straggling(one.watch.times, one.watch.going_ranks, now_s)
         if stragglers:
             found.stragglers[attempt.job] = [each._replace(node=one.nodes[each.rank]) for each in stragglers]
-        slowness = one.watch.slowness(now_s)
+        slowness = one.watch.check_slowness(now_s)
         if slowness is not None:
-            going = {rank: one.nodes[rank] for rank in one.watch.going}
-            one.slow = slowness._replace(nodes=nodes_of(going, slowness.ranks))
+            going = {rank: one.nodes[rank] for rank in one.watch.going_ranks}
+            one.slow = slowness._replace(nodes=nodes_at_fault(going, slowness.ranks))
             if slowness.checks >= CHECKS:
                 found.slow[attempt.job] = one.slow
         elif one.slow is not None and not one.watch.is_slow:
             found.steady.extend([attempt.job] if one.slow.checks >= CHECKS else [])
             one.slow = None
 
-    def _judge(self, found: Findings) -> None:
+    def _mark_shared_slowness(self, found: Findings) -> None:
         """Mark the slow jobs that became so together with too many others."""
         if not found.slow:
             return
         ready = [one for one in self._followed.values() if one.watch.is_ready]
         all_slow = {one.job: one.slow for one in ready if one.slow is not None}
         for job, slow in found.slow.items():
-            others = together(slow, all_slow, len(ready))
+            others = jobs_slow_together(slow, all_slow, len(ready))
             since_s = slow.since_s
             if others and abs(since_s - self._shared_since_s) > 2.0 * AT_ONCE_S:
                 found.shared.extend(others)
@@ -346,21 +348,23 @@ class StepMonitor:
             found.slow[job] = slow._replace(is_shared=bool(others))
 
 
-def _figures(one: _Followed) -> StepFigures:
-    average = average_of(one.watch.times)
+def _step_figures(one: _Followed) -> StepFigures:
+    average = average_iteration_of(one.watch.times)
     slowest = "" if average is None else one.nodes[average.rank]
     computed_s = tuple(rank.compute_s for rank in one.watch.times)
     away_bytes = tuple(one.watch.away_bytes)
-    return StepFigures(one.watch.step, one.watch.present_s(), average, slowest, computed_s, one.watch.loss, away_bytes)
+    return StepFigures(
+        one.watch.step, one.watch.present_step_s(), average, slowest, computed_s, one.watch.loss, away_bytes
+    )
 
 
-def _last(saved: Iterable[Iterable[SavedCheckpoint]]) -> list[SavedCheckpoint]:
+def _last_checkpoints(saved: Iterable[Iterable[SavedCheckpoint]]) -> list[SavedCheckpoint]:
     """Return the last checkpoints that ranks reported, one for each step, in their order."""
     reported = sorted((each for rank in saved for each in rank), key=lambda each: each.at_s)
     return list({each.step: each for each in reported}.values())[-MAX_SAVED:]
 
 
-def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozenset[str]:
+def nodes_at_fault(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozenset[str]:
     """Return the nodes that slow ranks are on: none if they are on all of several, as then the job itself has changed.
 
     Args:
@@ -372,9 +376,9 @@ def nodes_of(nodes: Mapping[int, str], slow: tuple[int, ...] | None) -> frozense
     return found if len(several) == 1 or (slow is not None and len(found) < len(several)) else frozenset()
 
 
-def together(one: Slowness, slow: Mapping[str, Slowness], ready: int) -> list[str]:
+def jobs_slow_together(slowness: Slowness, slow: Mapping[str, Slowness], ready: int) -> list[str]:
     """Return the jobs that became slow together with one: none unless they are too many for a fault of one node."""
-    near = {job: slow_job for job, slow_job in slow.items() if abs(slow_job.since_s - one.since_s) <= AT_ONCE_S}
+    near = {job: slow_job for job, slow_job in slow.items() if abs(slow_job.since_s - slowness.since_s) <= AT_ONCE_S}
     # Those with the same slow node have one cause.
     causes = len({each.nodes for each in near.values() if each.nodes}) + sum(not each.nodes for each in near.values())
     return list(near) if causes >= MIN_AT_ONCE and len(near) > AT_ONCE_SHARE * ready else []

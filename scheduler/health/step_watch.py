@@ -41,7 +41,7 @@ class Detector(ABC):
     def update(self, step_s: float) -> bool:
         """Add the time of a step, above 0, and return whether steps are slow."""
 
-    def _count(self, *, over: bool, needed: int = 1) -> bool:
+    def _count_over_limit(self, *, over: bool, needed: int = 1) -> bool:
         """Count a step that was over the limit, or not, and return whether enough in a row were."""
         self.slow_steps = self.slow_steps + 1 if over else 0
         self.is_slow = self.slow_steps >= needed
@@ -75,29 +75,31 @@ class Cusum(Detector):
         if not self.is_ready:
             self._seen += 1
             if self._seen > WARM_UP:
-                self._remember(x, FIRST_REFERENCE)
+                self._add_to_reference(x, FIRST_REFERENCE)
             return False
         excess = min(max(x - self._median, -STEP_CLIP), STEP_CLIP) - DRIFT
         self._sum = min(max(0.0, self._sum + excess), 1.5 * self._threshold)
         self.slow_steps = self.slow_steps + 1 if self._sum > 0.0 else 0
         if self._sum < self._threshold / 2.0:
             self.is_slow = False
-            self._remember(x, RENEWED_AFTER)
+            self._add_to_reference(x, RENEWED_AFTER)
         elif self._sum > self._threshold:
             self.is_slow = True
         return self.is_slow
 
-    def _remember(self, x: float, renewed_after: int) -> None:
+    def _add_to_reference(self, x: float, renewed_after: int) -> None:
         self._calm.append(x)
         self._new += 1
         if self._new >= renewed_after:
             self._new = 0
             del self._calm[:-REFERENCE]
-            self._median, self._threshold = reference_of(np.frombuffer(self._calm, dtype=np.float32).astype(np.float64))
+            self._median, self._threshold = median_and_threshold(
+                np.frombuffer(self._calm, dtype=np.float32).astype(np.float64)
+            )
             self.is_ready = True
 
 
-def reference_of(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+def median_and_threshold(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
     """Return the median of logarithms of step times, and the threshold h that follows from their noise.
 
     h = max(1, 1.3 ln(10^6) s^2 (1 + rho) / (1 - rho) / (2 k)), s the standard deviation by the median absolute
@@ -132,7 +134,7 @@ class EwmaRule(Detector):
         self._variance = (1.0 - self.SMOOTHING) * (self._variance + self.SMOOTHING * off * off)
         self._seen += 1
         self.is_ready = self._seen >= self.FIRST_STEPS
-        return self._count(over=over)
+        return self._count_over_limit(over=over)
 
 
 class WindowRule(Detector):
@@ -160,14 +162,14 @@ class WindowRule(Detector):
         self._last.append(step_s)
         insort(self._ascending, step_s)
         self.is_ready = len(self._last) == self.SIZE
-        return self._count(over=over, needed=self._needed)
+        return self._count_over_limit(over=over, needed=self._needed)
 
 
 def mad_rule(needed: int) -> WindowRule:
     """Return a detector of steps that are three deviations longer than the median, by the median absolute deviation."""
 
     def is_over(before: Sequence[float], step_s: float) -> bool:
-        median = _median(before)
+        median = _median_of_even(before)
         return step_s - median > 3.0 * (1.4826 * statistics.median([abs(value - median) for value in before]))
 
     return WindowRule(needed, is_over)
@@ -175,10 +177,10 @@ def mad_rule(needed: int) -> WindowRule:
 
 def median_rule(factor: float, needed: int) -> WindowRule:
     """Return a detector of steps that are longer than the median, times a factor."""
-    return WindowRule(needed, lambda before, step_s: step_s > factor * _median(before))
+    return WindowRule(needed, lambda before, step_s: step_s > factor * _median_of_even(before))
 
 
-def _median(ascending: Sequence[float]) -> float:
+def _median_of_even(ascending: Sequence[float]) -> float:
     half = len(ascending) // 2
     return (ascending[half - 1] + ascending[half]) / 2.0  # of an even number of values
 
@@ -205,7 +207,7 @@ class PatentRule(Detector):
         self._seen += 1
         self._total_s += step_s
         self.is_ready = True
-        return self._count(over=over)
+        return self._count_over_limit(over=over)
 
 
 DETECTORS: Mapping[str, Callable[[], Detector]] = {
@@ -263,7 +265,7 @@ _SAVED_LINE = re.compile(
 _KINDS = {kind.value.encode(): kind for kind in StepKind}
 
 
-def steps_in(lines: bytes) -> list[Begun]:
+def parse_steps(lines: bytes) -> list[Begun]:
     """Return the steps in lines, in their order."""
     return [
         Begun(
@@ -271,21 +273,21 @@ def steps_in(lines: bytes) -> list[Begun]:
             int(step),
             float(at),
             float(computed) if computed else None,
-            _loss_of(loss),
+            _parse_loss(loss),
             int(away) if away else None,
         )
         for kind, step, at, computed, loss, away in _STEP.findall(lines)
     ]
 
 
-def _loss_of(text: bytes) -> float | None:
+def _parse_loss(text: bytes) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def saved_in(lines: bytes) -> list[SavedCheckpoint]:
+def parse_checkpoints(lines: bytes) -> list[SavedCheckpoint]:
     """Return the checkpoints in lines, in their order."""
     found = []
     for step, at, digest, path in _SAVED_LINE.findall(lines):
@@ -367,17 +369,17 @@ class RankStepTimes:
         """Number of these."""
         return len(self._took_s)
 
-    def news(self) -> Computed:
+    def unrecorded(self) -> Computed:
         """Return the computing times that are not recorded yet."""
         last = tuple(islice(reversed(self._computed_s), min(self._new, MEAN_STEPS)))[::-1]
         return Computed(self._new, self._sum_s / self._new, last) if self._new else NO_TIMES
 
-    def recorded(self) -> None:
+    def mark_recorded(self) -> None:
         """Mark these as recorded."""
         self._new, self._sum_s = 0, 0.0
 
 
-def average_of(ranks: Sequence[RankStepTimes]) -> Average | None:
+def average_iteration_of(ranks: Sequence[RankStepTimes]) -> Average | None:
     """Return the mean of the last step times of the slowest rank, None before there are any.
 
     Where no rank reports computing times, the slowest is the one whose steps take longest.
@@ -393,7 +395,7 @@ def average_of(ranks: Sequence[RankStepTimes]) -> Average | None:
     return Average(ranks[slowest].step_s or 0.0, slowest, ranks[slowest].steps)
 
 
-def news_by_type(ranks: Sequence[RankStepTimes], types: Sequence[str]) -> Mapping[str, Computed]:
+def unrecorded_by_type(ranks: Sequence[RankStepTimes], types: Sequence[str]) -> Mapping[str, Computed]:
     """Return the computing times that are not recorded yet, by node type.
 
     Args:
@@ -402,7 +404,7 @@ def news_by_type(ranks: Sequence[RankStepTimes], types: Sequence[str]) -> Mappin
     """
     found: dict[str, Computed] = {}
     for rank, kind in zip(ranks, types, strict=True):
-        news = rank.news()
+        news = rank.unrecorded()
         if news.iterations:
             found[kind] = found.get(kind, NO_TIMES).with_more(news)
     return found
@@ -454,7 +456,7 @@ class _Rank:
         self.away_bytes: int | None = None  # of its offloaded state, by its last report
 
     @property
-    def goes_on(self) -> bool:
+    def will_report(self) -> bool:
         """Whether it has reported steps and will report more."""
         return not self.has_ended and self.last is not None and self.last.kind is not StepKind.DONE
 
@@ -503,11 +505,11 @@ class StepWatch:
         """Whether steps are slow."""
         return self._detector is not None and self._detector.is_slow
 
-    def train_s(self) -> Sequence[float]:
+    def recent_train_steps_s(self) -> Sequence[float]:
         """Return the times of the last training steps; any thread may call this."""
         return self._took_s.get(StepKind.TRAIN, array("d"))[-RECENT:]
 
-    def present_s(self) -> float | None:
+    def present_step_s(self) -> float | None:
         """Return the present step time, None before the first steps have ended."""
         times_s = self._took_s.get(StepKind.TRAIN)
         return statistics.median(times_s[-PRESENT_STEPS:]) if times_s else None
@@ -529,28 +531,30 @@ class StepWatch:
         return [rank.away_bytes for rank in self._ranks]
 
     @property
-    def going(self) -> list[int]:
+    def going_ranks(self) -> list[int]:
         """Ranks that have reported steps and will report more."""
-        return [number for number, rank in enumerate(self._ranks) if rank.goes_on]
+        return [number for number, rank in enumerate(self._ranks) if rank.will_report]
 
-    def grow(self, ranks: int) -> None:
+    def grow_to(self, ranks: int) -> None:
         """Follow more ranks, which were added while the attempt runs."""
         self._ranks += [_Rank() for _ in range(ranks - len(self._ranks))]
 
-    def take(self, reported: Sequence[Sequence[Begun]], now_s: float) -> None:
+    def add_steps(self, reported: Sequence[Sequence[Begun]], now_s: float) -> None:
         """Process what was reported since the last call.
 
         Args:
             reported: By rank.
             now_s: The present.
         """
-        self._reporting = sum(bool(steps) or rank.goes_on for rank, steps in zip(self._ranks, reported, strict=True))
+        self._reporting = sum(
+            bool(steps) or rank.will_report for rank, steps in zip(self._ranks, reported, strict=True)
+        )
         self.reports = self.reports or self._reporting > 0
         self._reads += 1
         for rank, steps in zip(self._ranks, reported, strict=True):
             for begun in steps:
                 if rank.last is not None:
-                    self._end(rank, rank.last, begun)
+                    self._end_step(rank, rank.last, begun)
                 rank.last = begun
             if steps:
                 rank.read = self._reads
@@ -558,25 +562,25 @@ class StepWatch:
                 rank.began_s = max(self._read_s, min(steps[-1].at_s, now_s))
                 self.step = max(self.step, steps[-1].step)
         self._read_s = now_s
-        self._take_left()
+        self._complete_left_steps()
 
-    def leave(self, ended: Collection[int]) -> None:
+    def mark_ended(self, ended: Collection[int]) -> None:
         """Expect nothing more from ranks that have ended: like those that are done, they never hang."""
         for number in ended:
             self._ranks[number].has_ended = True
 
-    def forgive(self, now_s: float) -> None:
+    def restart_current_steps(self, now_s: float) -> None:
         """Let all steps begin now, after a while without reads."""
         self._read_s = now_s
         for rank in self._ranks:
             rank.began_s = now_s
 
-    def hang(self, now_s: float) -> Hang | None:
+    def find_hang(self, now_s: float) -> Hang | None:
         """Return the rank that is in one step for longest, if that is too long."""
         running = [
             (rank.began_s, number, rank.last)
             for number, rank in enumerate(self._ranks)
-            if rank.goes_on and rank.last is not None
+            if rank.will_report and rank.last is not None
         ]
         if not running:
             return None
@@ -584,12 +588,12 @@ class StepWatch:
         if now_s - began_s <= (MIN_HANG_S if self._hang_s is None else self._hang_s):
             return None
         # Others may wait for one that evaluates or saves.
-        limit_s = self._hang_s or max(self.limit_s(kind) for kind in {last.kind for _, _, last in running})
+        limit_s = self._hang_s or max(self.step_limit_s(kind) for kind in {last.kind for _, _, last in running})
         if now_s - began_s <= limit_s:
             return None
         return Hang(number, last.kind, last.step, began_s, limit_s)
 
-    def limit_s(self, kind: StepKind) -> float:
+    def step_limit_s(self, kind: StepKind) -> float:
         """Return how long a step of a kind may take, by the ones before."""
         times_s = self._took_s.get(kind, ())
         if kind is StepKind.OTHER or len(times_s) < MIN_STEPS:
@@ -597,7 +601,7 @@ class StepWatch:
         recent = times_s[-RECENT:]
         return max(MIN_HANG_S, MEDIANS * statistics.median(recent), LONGESTS * max(recent))
 
-    def slowness(self, now_s: float) -> Slowness | None:
+    def check_slowness(self, now_s: float) -> Slowness | None:
         """Return how much longer steps take, once in each minute in which they do."""
         if 0.0 < self._check_at_s - now_s <= CHECK_S:
             return None
@@ -606,12 +610,12 @@ class StepWatch:
             self._checks = 0
             return None
         self._checks += 1
-        going = [(number, self._ranks[number].compute) for number in self.going]
+        going = [(number, self._ranks[number].compute) for number in self.going_ranks]
         reporting = [(number, compute) for number, compute in going if compute is not None]
         slow = tuple(number for number, compute in reporting if compute.is_slow) if reporting else None
-        return Slowness(self._calm_s, self._usual_s, self.present_s() or 0.0, slow, self._checks)
+        return Slowness(self._calm_s, self._usual_s, self.present_step_s() or 0.0, slow, self._checks)
 
-    def _end(self, rank: _Rank, was: Begun, begun: Begun) -> None:
+    def _end_step(self, rank: _Rank, was: Begun, begun: Begun) -> None:
         """Process the end of a rank's step."""
         rank.away_bytes = begun.away_bytes
         if begun.loss is not None:
@@ -629,23 +633,23 @@ class StepWatch:
         before = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._reads)
         self._pending[key] = _Pending(before.ranks + 1, max(before.took_s, took_s), begun.at_s, before.read)
         if before.ranks + 1 >= self._reporting:
-            self._complete(key)
+            self._complete_step(key)
         elif len(self._pending) > MAX_PENDING:
-            self._complete(next(iter(self._pending)))
+            self._complete_step(next(iter(self._pending)))
 
-    def _take_left(self) -> None:
+    def _complete_left_steps(self) -> None:
         """Process the steps that no rank will report any more.
 
         All ranks report each training step, except those that are done or have ended. One rank alone may evaluate or
         save: once all others have reported something later, they will not report that.
         """
-        going = [rank.read for rank in self._ranks if rank.goes_on]
+        going = [rank.read for rank in self._ranks if rank.will_report]
         oldest = min(going, default=self._reads + 1)
         for key, each in list(self._pending.items()):
             if each.ranks >= len(going) or (key[0] is not StepKind.TRAIN and each.read < oldest):
-                self._complete(key)
+                self._complete_step(key)
 
-    def _complete(self, key: tuple[StepKind, int]) -> None:
+    def _complete_step(self, key: tuple[StepKind, int]) -> None:
         """Process how long a step took the slowest rank."""
         kind, done = key[0], self._pending.pop(key)
         times_s = self._took_s.setdefault(kind, array("d"))

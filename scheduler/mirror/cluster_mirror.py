@@ -54,7 +54,7 @@ class Spread(NamedTuple):
     edge_bytes: float  # between stages
     tensor_bytes: float  # that a GPU sends to others of its tensor-parallel group
 
-    def suits(self, gpus: int) -> bool:
+    def fits_gpus(self, gpus: int) -> bool:
         """Return whether a job of this number of GPUs can lie like this."""
         figures = self[2:]
         degrees = self.pipeline * self.tensor if min(self[:2]) > 0 else 0
@@ -158,7 +158,7 @@ class MirrorSnapshot(NamedTuple):
     state: dict[str, NDArray[np.generic]]
 
     @property
-    def room(self) -> int:
+    def job_slots(self) -> int:
         """Slots of jobs."""
         return int(self.scenarios["rank"].shape[1])
 
@@ -203,9 +203,9 @@ class ClusterMirror:
         self.origin = origin  # where it began
         self.changes = 0  # number of calls that changed it
         self.journal: list[MirrorCall] | None = None  # these, if recorded for another mirror or for replay
-        self._load(origin)
+        self._load_origin(origin)
 
-    def _load(self, origin: MirrorOrigin, also: JobRequest | None = None) -> None:
+    def _load_origin(self, origin: MirrorOrigin, also: JobRequest | None = None) -> None:
         requests = [request for request, _ in origin.jobs] + ([] if also is None else [also])
         self._types = list(dict.fromkeys([(), *(request.types for request in requests)]))  # of each class
         # The first class of needs takes every node.
@@ -244,7 +244,7 @@ class ClusterMirror:
         """Restore the turns of users, and let jobs that came back go before others."""
         state, lines = self.sim.state, self.sim.state.line_head.shape[1]
         for turn in origin.turns:
-            line = self._line_of(turn.user, turn.rank)
+            line = self._turn_line_of(turn.user, turn.rank)
             for rotation, at_s, number in ((LEADING, turn.led_s, turn.led), (PASSING, turn.started_s, turn.started)):
                 state.turn_s[ROW, rotation * lines + line] = at_s
                 state.turn_number[ROW, rotation * lines + line] = number
@@ -253,57 +253,57 @@ class ClusterMirror:
             state.came_back[ROW, self._slot[request.job]] = progress.came_back
         lay_lines(self.sim, ROW)
 
-    def _line_of(self, user: str, rank: int) -> int:
+    def _turn_line_of(self, user: str, rank: int) -> int:
         """Return the line of a user's jobs of a rank, 0 for all where users take no turns."""
         return self._lines.setdefault((user, rank), len(self._lines)) if self._takes_turns else 0
 
     def _lacks_line(self, user: str, rank: int) -> bool:
         """Return whether there is no line for a user's jobs of a rank, and no room for one."""
-        return self._takes_turns and len(self._lines) == self.room and (user, rank) not in self._lines
+        return self._takes_turns and len(self._lines) == self.job_slots and (user, rank) not in self._lines
 
     @property
-    def room(self) -> int:
+    def job_slots(self) -> int:
         """Slots of jobs."""
         return int(self.sim.scenarios.gpus.shape[1])
 
     @property
     def is_full(self) -> bool:
         """Whether the next job needs slots to be reclaimed, for which the mirror is rebuilt."""
-        return len(self._requests) == self.room
+        return len(self._requests) == self.job_slots
 
     @property
     def now_s(self) -> float:
         """The present."""
         return float(self.sim.state.now_s[ROW])
 
-    def _note(self, method: str, *arguments: object) -> None:
+    def _journal_call(self, method: str, *arguments: object) -> None:
         self.changes += 1
         if self.journal is not None:
             self.journal.append(MirrorCall(method, arguments))
 
     def begin(self, now_s: float) -> None:
         """Let time pass to a moment at which something happens."""
-        self._note("begin", now_s)
+        self._journal_call("begin", now_s)
         engine.move_clock(self.sim, ROW, now_s)
 
     def submit(self, request: JobRequest) -> None:
         """Put a job into the queue, behind all others of its rank."""
-        self._note("submit", request)
-        slot = self._write(request)
+        self._journal_call("submit", request)
+        slot = self._write_request(request)
         engine.submit(self.sim, ROW)
         count_stay_from(self.sim, ROW, slot, min(request.submitted_s, self.now_s))
         move_by_rank(self.sim, ROW, slot)
 
     def come_back(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a stopped job back into the queue, before all others of its rank."""
-        self._note("come_back", request, progress)
+        self._journal_call("come_back", request, progress)
         slot = self._load_job(request, progress, is_new=False)
         requeue_first(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
 
     def rejoin(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a job back into the queue, behind all others of its rank."""
-        self._note("rejoin", request, progress)
+        self._journal_call("rejoin", request, progress)
         slot = self._load_job(request, progress, is_new=False)
         requeue_last(self.sim, ROW, slot, progress.entered_s)
         move_by_rank(self.sim, ROW, slot)
@@ -313,19 +313,19 @@ class ClusterMirror:
         slot = self._slot[job]
         if after is not None and self.sim.state.run_place[ROW, self._slot[after]] >= 0:
             raise ValueError(f"job {after} does not wait")
-        self._note("give_place", job, rank, after)
+        self._journal_call("give_place", job, rank, after)
         if self._lacks_line(self._requests[slot].user, rank):
             self._make_room()
             slot = self._slot[job]
         self._requests[slot] = replace(self._requests[slot], rank=rank)
         if self._takes_turns:
-            move_to_line(self.sim, ROW, slot, self._line_of(self._requests[slot].user, rank), rank)
+            move_to_line(self.sim, ROW, slot, self._turn_line_of(self._requests[slot].user, rank), rank)
         self.sim.scenarios.rank[0, slot] = rank
         if self.sim.state.run_place[ROW, slot] < 0:
             put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
             place_in_line(self.sim, ROW, slot)
 
-    def beside(self, job: str) -> tuple[str | None, str | None]:
+    def queue_neighbours(self, job: str) -> tuple[str | None, str | None]:
         """Return the jobs right before and behind a waiting one in the queue, None where there is none."""
         state, slot = self.sim.state, self._slot[job]
         before, after = int(state.previous_job[ROW, slot]), int(state.next_job[ROW, slot])
@@ -333,7 +333,7 @@ class ClusterMirror:
 
     def finish(self, job: str) -> None:
         """End a running job."""
-        self._note("finish", job)
+        self._journal_call("finish", job)
         jobs.finish(self.sim, ROW, self._slot.pop(job))
 
     def stop(self, job: str, kept: float | None = None) -> None:
@@ -346,7 +346,7 @@ class ClusterMirror:
         """
         # A job may claim anything, and work without end would never be outlived by an estimate.
         kept = None if kept is None or not math.isfinite(kept) else kept
-        self._note("stop", job, kept)
+        self._journal_call("stop", job, kept)
         slot = self._slot[job]
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
         kept_s = jobs.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
@@ -355,7 +355,7 @@ class ClusterMirror:
 
     def withdraw(self, job: str) -> None:
         """Take a waiting job out of the queue for good."""
-        self._note("withdraw", job)
+        self._journal_call("withdraw", job)
         withdraw(self.sim, ROW, self._slot.pop(job))
 
     def claim(self, job: str, gpu: int) -> None:
@@ -369,7 +369,7 @@ class ClusterMirror:
             raise PluginError(f"job {job} does not run")
         if not 0 <= gpu < state.gpu_job.shape[1] or state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
             raise PluginError(f"GPU {gpu} is not free")
-        self._note("claim", job, gpu)
+        self._journal_call("claim", job, gpu)
         claim_gpu(self.sim, ROW, self._slot[job], gpu)
 
     def give_up(self, job: str, gpu: int) -> None:
@@ -378,27 +378,27 @@ class ClusterMirror:
         Raises:
             PluginError: If the job does not run on it.
         """
-        if not self.has(job) or gpu not in self.picks(job) or self.sim.state.run_place[ROW, self._slot[job]] < 0:
+        if not self.has(job) or gpu not in self.gpus_of_job(job) or self.sim.state.run_place[ROW, self._slot[job]] < 0:
             raise PluginError(f"job {job} does not run on GPU {gpu}")
-        self._note("give_up", job, gpu)
+        self._journal_call("give_up", job, gpu)
         give_up_gpu(self.sim, ROW, self._slot[job], gpu)
 
     def take_out(self, gpu: int) -> None:
         """Take a GPU out of service once more; a job on it goes on."""
-        self._note("take_out", gpu)
+        self._journal_call("take_out", gpu)
         state = self.sim.state
         faults.take_out(self.sim, ROW, gpu, gpu + 1)
         state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
 
     def fail(self, gpus: Sequence[int]) -> None:
         """Let policies learn that faults took these GPUs, which have just been taken out of service."""
-        self._note("fail", tuple(gpus))
+        self._journal_call("fail", tuple(gpus))
         for gpu in gpus:
             note_faults(self.sim, ROW, gpu, gpu + 1)
 
     def bring_back(self, gpu: int) -> None:
         """Undo one `take_out`."""
-        self._note("bring_back", gpu)
+        self._journal_call("bring_back", gpu)
         state = self.sim.state
         faults.bring_back(self.sim, ROW, gpu, gpu + 1)
         if state.gpu_down[ROW, gpu] == 0:
@@ -406,14 +406,14 @@ class ClusterMirror:
 
     def hide(self, nodes: Sequence[int]) -> None:
         """Let no job be placed on these nodes until they are shown again; jobs on them run on."""
-        self._note("hide", nodes)
+        self._journal_call("hide", nodes)
         first_gpu = self.site.cluster.first_gpu
         for node in nodes:
             faults.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
 
     def show(self, nodes: Sequence[int]) -> None:
         """Undo one `hide`."""
-        self._note("show", nodes)
+        self._journal_call("show", nodes)
         first_gpu, state = self.site.cluster.first_gpu, self.sim.state
         for node in nodes:
             first, after = first_gpu[node], first_gpu[node + 1]
@@ -421,36 +421,36 @@ class ClusterMirror:
             # A copy that was made while they were hidden knows them as out of service.
             state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 
-    def due(self) -> str | None:
+    def find_due_job(self) -> str | None:
         """Return the job of the decision that is due, None if there is none at this moment."""
-        return self.current if engine.find_due_job(self.sim, ROW) else None
+        return self.current_job if engine.find_due_job(self.sim, ROW) else None
 
-    def ages_by(self, now_s: float) -> bool:
+    def has_job_aged(self, now_s: float) -> bool:
         """Return whether a waiting job has reached the ageing bound since the last moment."""
         return bool(next_ageing_s(self.sim, ROW) <= now_s)
 
     @property
-    def current(self) -> str:
+    def current_job(self) -> str:
         """The job that is due; a policy may have turned to another one."""
         return self._requests[int(self.sim.state.current[ROW])].job
 
-    def start(self) -> bool:
+    def start_current_job(self) -> bool:
         """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
-        self._note("carry_out", self.current, self.picks(self.current))
+        self._journal_call("carry_out", self.current_job, self.gpus_of_job(self.current_job))
         return bool(engine.start(self.sim, ROW))
 
     def carry_out(self, job: str, gpus: Sequence[int]) -> bool:
-        """Start a job on given GPUs; as `start`.
+        """Start a job on given GPUs; as `start_current_job`.
 
         Raises:
             PluginError: If the job may not start at this moment, or cannot start on these GPUs; nothing has changed.
         """
         self.check_gpus(job, gpus)
-        if job != self.current and not turn_to(self.sim, ROW, self._slot[job]):
-            raise PluginError(f"job {job} may not start before job {self.current}")
+        if job != self.current_job and not turn_to(self.sim, ROW, self._slot[job]):
+            raise PluginError(f"job {job} may not start before job {self.current_job}")
         for gpu in gpus:
             take_gpu(self.sim, ROW, gpu)
-        return self.start()
+        return self.start_current_job()
 
     def check_gpus(self, job: str, gpus: Sequence[int]) -> None:
         """Refuse GPUs that a waiting job cannot have.
@@ -469,29 +469,29 @@ class ClusterMirror:
                 raise PluginError(f"there is no GPU {gpu}")
             if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
                 raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
-            if not self.suits(job)[gpu]:
+            if not self.suitable_gpus(job)[gpu]:
                 raise PluginError(f"GPU {gpu} is of a node that does not suit job {job}")
 
-    def take_back(self) -> None:
+    def undo_picks(self) -> None:
         """Give the picks for the current job back, and forget that all jobs were to wait."""
         if self.sim.state.current[ROW] >= 0:
             undo_picks(self.sim, ROW)
         self.sim.state.rested[ROW] = min(self.sim.state.rested[ROW], self.sim.state.moment[ROW] - 1)
 
     @property
-    def rests(self) -> bool:
+    def all_jobs_wait(self) -> bool:
         """Whether a policy has decided at this moment that all jobs wait."""
         return bool(self.sim.state.rested[ROW] == self.sim.state.moment[ROW])
 
     def wait(self, *, rests: bool) -> None:
-        """Let the next event pass instead of placing the current job; all jobs, if it `rests`.
+        """Let the next event pass instead of placing the current job; all jobs, if it `all_jobs_wait`.
 
         Raises:
             PluginError: If no job may wait at this moment.
         """
         if not may_wait(self.sim, ROW):
-            raise PluginError(f"job {self.current} may not wait at this moment")
-        self._note("wait", rests)
+            raise PluginError(f"job {self.current_job} may not wait at this moment")
+        self._journal_call("wait", rests)
         undo_picks(self.sim, ROW)
         if rests:
             self.sim.state.rested[ROW] = self.sim.state.moment[ROW]
@@ -499,23 +499,23 @@ class ClusterMirror:
 
     def pass_over(self) -> None:
         """Let others start before the job that is due, which no free GPUs suit at this moment."""
-        self._note("pass_over")
-        if self.due() is not None:
+        self._journal_call("pass_over")
+        if self.find_due_job() is not None:
             engine.wait(self.sim, ROW)
 
-    def follow(self, calls: Iterable[MirrorCall]) -> None:
+    def apply_calls(self, calls: Iterable[MirrorCall]) -> None:
         """Apply the calls of another mirror, decisions too."""
         for each in calls:
             if each.method == "carry_out":
-                self.due()
+                self.find_due_job()
                 self.carry_out(*each.arguments)  # type: ignore[arg-type]
             elif each.method == "wait":
-                self.due()
+                self.find_due_job()
                 self.wait(rests=bool(each.arguments[0]))
             else:
                 getattr(self, each.method)(*each.arguments)
 
-    def picks(self, job: str) -> tuple[int, ...]:
+    def gpus_of_job(self, job: str) -> tuple[int, ...]:
         """Return the GPUs that a job holds, or that are picked for it, in the order of their picks."""
         gpus = []
         gpu = int(self.sim.state.first_gpu[ROW, self._slot[job]])
@@ -533,18 +533,18 @@ class ClusterMirror:
         """Return what has happened to a job of the system."""
         slot, state = self._slot[job], self.sim.state
         values = {name: float(getattr(state, name)[ROW, slot]) for name in JOB_TIMES}
-        gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
+        gpus = self.gpus_of_job(job) if state.run_place[ROW, slot] >= 0 else ()
         came_back = self._takes_turns and not gpus and bool(state.came_back[ROW, slot])
         return JobRecord(**values, stops=int(state.stops[ROW, slot]), gpus=gpus, came_back=came_back)
 
-    def turn(self, job: str) -> QueueTurn | None:
+    def queue_turn(self, job: str) -> QueueTurn | None:
         """Return the last turns of the user of a job of the system, at its rank; None where users take no turns."""
         request = self.request(job)
-        return self._turn_of(request.user, request.rank) if self._takes_turns else None
+        return self._queue_turn_of(request.user, request.rank) if self._takes_turns else None
 
-    def _turn_of(self, user: str, rank: int) -> QueueTurn:
+    def _queue_turn_of(self, user: str, rank: int) -> QueueTurn:
         state, lines = self.sim.state, self.sim.state.line_head.shape[1]
-        led, started = (rotation * lines + self._line_of(user, rank) for rotation in (LEADING, PASSING))
+        led, started = (rotation * lines + self._turn_line_of(user, rank) for rotation in (LEADING, PASSING))
         return QueueTurn(
             user, rank, float(state.turn_s[ROW, led]), int(state.turn_number[ROW, led]),
             float(state.turn_s[ROW, started]), int(state.turn_number[ROW, started]),
@@ -556,8 +556,8 @@ class ClusterMirror:
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
-        turns = tuple(turn for user in self._lines if (turn := self._turn_of(*user)).started > 0)
-        return MirrorOrigin(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs(), turns)
+        turns = tuple(turn for user in self._lines if (turn := self._queue_turn_of(*user)).started > 0)
+        return MirrorOrigin(self.now_s, jobs, tuple(self._queued_jobs()), down, estimates, self.beliefs(), turns)
 
     def beliefs(self) -> Beliefs | None:
         """Return what was learned of fault rates, None where nothing is."""
@@ -575,10 +575,10 @@ class ClusterMirror:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, snapshot: MirrorSnapshot) -> "ClusterMirror":
+    def from_snapshot(cls, snapshot: MirrorSnapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, MirrorOrigin(0.0))
-        mirror.sim = empty_row(*snapshot.site, snapshot.room, has_plans=snapshot.has_plans)
+        mirror.sim = empty_row(*snapshot.site, snapshot.job_slots, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._lines = snapshot.lines
         mirror._requests = snapshot.requests()
@@ -593,7 +593,7 @@ class ClusterMirror:
         """Return whether a job is in the system."""
         return job in self._slot
 
-    def suits(self, job: str) -> NDArray[np.bool_]:
+    def suitable_gpus(self, job: str) -> NDArray[np.bool_]:
         """Return which GPUs are of nodes that suit a job of the system, shape (gpus,)."""
         kind, cluster = self.sim.scenarios.needs[0, self._slot[job]], self.site.cluster
         suits: NDArray[np.bool_] = cluster.suits[kind, cluster.gpu_node] == 1
@@ -603,7 +603,7 @@ class ClusterMirror:
         """Return the request of a job of the system."""
         return self._requests[self._slot[job]]
 
-    def _queue(self) -> Iterable[str]:
+    def _queued_jobs(self) -> Iterable[str]:
         state = self.sim.state
         slot = int(state.head[ROW])
         while slot >= 0:
@@ -613,12 +613,12 @@ class ClusterMirror:
     def _make_room(self, request: JobRequest | None = None) -> None:
         """Reclaim the slots of ended jobs, and make room for more jobs, also for one of new needs or with a plan."""
         old, slots = self.sim.state, self._slot
-        self._load(self.origin_now(), request)
+        self._load_origin(self.origin_now(), request)
         for name in ("moment", "waited", "rested", "decisions"):
             getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
         self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
 
-    def _write(self, request: JobRequest) -> int:
+    def _write_request(self, request: JobRequest) -> int:
         """Write a job's request into the next slot, and return the slot."""
         has_plans = self.sim.scenarios.pipeline.size > 0
         is_full = self.is_full or self._lacks_line(request.user, request.rank)
@@ -636,13 +636,13 @@ class ClusterMirror:
             getattr(scenarios, name)[0, slot] = value
         scenarios.needs[0, slot] = self._types.index(request.types)
         if self._takes_turns:
-            scenarios.line[0, slot] = self._line_of(request.user, request.rank)
+            scenarios.line[0, slot] = self._turn_line_of(request.user, request.rank)
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = request.estimate_s, -1.0
         return slot
 
     def _load_job(self, request: JobRequest, progress: JobRecord, *, is_new: bool = True) -> int:
         """Write a job's request and progress, but not its place in the queue; return its slot."""
-        slot, state = self._write(request), self.sim.state
+        slot, state = self._write_request(request), self.sim.state
         state.submitted[ROW] = slot + 1
         if is_new:
             state.estimated[ROW] += 1
@@ -663,7 +663,7 @@ def check_decision(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> None
     Raises:
         PluginError: If that cannot be carried out.
     """
-    due = mirror.current
+    due = mirror.current_job
     if not gpus:
         if job != due:
             raise PluginError(f"job {job} cannot wait in the place of job {due}")
@@ -673,12 +673,12 @@ def check_decision(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> None
     mirror.check_gpus(job, gpus)
     if job != due:
         turned = turn_to(mirror.sim, ROW, mirror.slot(job))
-        mirror.due()
+        mirror.find_due_job()
         if not turned:
             raise PluginError(f"job {job} may not start before job {due}")
 
 
-def expected(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> ExpectedStart:
+def expected_start(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> ExpectedStart:
     """Return what is expected of a job on GPUs that it could start on now; the job that is due stays so.
 
     Raises:
@@ -691,6 +691,6 @@ def expected(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> ExpectedSt
         take_gpu(mirror.sim, ROW, gpu)
     slowdown = float(picked_slowdown(mirror.sim, ROW))
     end_s = mirror.now_s + float(expected_run_s(mirror.sim, ROW, slot, slowdown))
-    mirror.take_back()
-    mirror.due()
+    mirror.undo_picks()
+    mirror.find_due_job()
     return ExpectedStart(slowdown, end_s)

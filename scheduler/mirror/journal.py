@@ -74,15 +74,15 @@ class JournalRecord(NamedTuple):
 
 
 def encode_opening(site: ClusterSite, origin: MirrorOrigin) -> str:
-    """Return the beginning of a journal, for `encode`; separate, as it takes long where there are many jobs."""
+    """Return the beginning of a journal, for `encode_record`; separate, as it takes long where there are many jobs."""
     learned = {} if origin.beliefs is None else {"beliefs": origin.beliefs}
     turns = {"turns": list(origin.turns)} if origin.turns else {}
-    jobs = [[_fields(request), _fields(record)] for request, record in origin.jobs]
+    jobs = [[_json_fields(request), _json_fields(record)] for request, record in origin.jobs]
     known = [origin.now_s, jobs, list(origin.queue), list(origin.down), list(origin.estimates)]
-    return _json({"site": _site(site), "known": known, **learned, **turns})[1:-1] + ","
+    return _compact_json({"site": _site_to_json(site), "known": known, **learned, **turns})[1:-1] + ","
 
 
-def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes:
+def encode_record(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes:
     """Return what is stored with a decision.
 
     Args:
@@ -90,16 +90,16 @@ def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes
         calls: Of the mirror since the decision before, the decision itself last.
         opening: For the first decision, the beginning of the journal.
     """
-    entries = [[method, *map(_plain, arguments)] for method, arguments in calls]
-    data = f"{{{opening}{_json({'number': number, 'calls': entries})[1:]}".encode()
+    entries = [[method, *map(_json_argument, arguments)] for method, arguments in calls]
+    data = f"{{{opening}{_compact_json({'number': number, 'calls': entries})[1:]}".encode()
     return zlib.compress(data, 1) if len(data) >= COMPRESSED_FROM else data
 
 
-def _json(value: object) -> str:
+def _compact_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def to_json(data: bytes) -> dict[str, object]:
+def record_to_json(data: bytes) -> dict[str, object]:
     """Return what is stored with a decision as an object of JSON."""
     if not data.startswith(b"{"):
         data = zlib.decompressobj().decompress(data, MAX_JOURNAL_BYTES)
@@ -111,7 +111,7 @@ class ForeignJournalError(InputError):
     """A journal under an order regime that is not installed here."""
 
 
-def decode(written: Mapping[str, Any]) -> JournalRecord:
+def decode_record(written: Mapping[str, Any]) -> JournalRecord:
     """Return the record of a decision from an object of JSON.
 
     Raises:
@@ -119,7 +119,7 @@ def decode(written: Mapping[str, Any]) -> JournalRecord:
         InputError: If it is no such record.
     """
     try:
-        calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["calls"])
+        calls = tuple(_parse_call(entry[0], entry[1:]) for entry in written["calls"])
         opening = None
         if "site" in written:
             site, origin = _read_site(written["site"]), _read_origin(written)
@@ -132,11 +132,11 @@ def decode(written: Mapping[str, Any]) -> JournalRecord:
         raise InputError(f"the journal of a decision cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _plain(argument: object) -> object:
-    return _fields(argument) if isinstance(argument, JobRequest | JobRecord) else argument
+def _json_argument(argument: object) -> object:
+    return _json_fields(argument) if isinstance(argument, JobRequest | JobRecord) else argument
 
 
-def _fields(record: JobRequest | JobRecord) -> tuple[object, ...]:
+def _json_fields(record: JobRequest | JobRecord) -> tuple[object, ...]:
     if isinstance(record, JobRecord):
         progress: tuple[object, ...] = _RECORD_FIELDS(record)
         return progress if record.came_back else progress[:-1]
@@ -146,34 +146,34 @@ def _fields(record: JobRequest | JobRecord) -> tuple[object, ...]:
     return request[: len(request) - omitted]
 
 
-def _call_of(method: str, arguments: list[object]) -> MirrorCall:
+def _parse_call(method: str, arguments: list[object]) -> MirrorCall:
     values = _OF_METHOD[method].validate_python(tuple(arguments))
     if method == "submit":
-        return MirrorCall(method, (_request(values[0]),))
+        return MirrorCall(method, (_parse_request(values[0]),))
     if method in ("come_back", "rejoin"):
-        return MirrorCall(method, (_request(values[0]), _waiting(values[1])))
+        return MirrorCall(method, (_parse_request(values[0]), _parse_waiting_record(values[1])))
     return MirrorCall(method, values)
 
 
-def _waiting(values: tuple[Any, ...]) -> JobRecord:
+def _parse_waiting_record(values: tuple[Any, ...]) -> JobRecord:
     record = JobRecord(*values)
     if record.gpus or not 0.0 < record.guess_s < np.inf:
         raise ValueError("a job that comes back holds no GPUs, and work is expected of it")
     return record
 
 
-def _request(values: tuple[Any, ...]) -> JobRequest:
+def _parse_request(values: tuple[Any, ...]) -> JobRequest:
     request = JobRequest(*values)
     if not 0 < request.gpus < MAX_JOURNAL_GPUS or not 0.0 < request.estimate_s < np.inf:
         raise ValueError(f"job {request.job} asks for {request.gpus} GPUs for {request.estimate_s} s")
-    if request.spread is not None and not request.spread.suits(request.gpus):
+    if request.spread is not None and not request.spread.fits_gpus(request.gpus):
         raise ValueError(f"job {request.job} has a plan that cannot be")
     return request
 
 
 def _read_origin(written: Mapping[str, Any]) -> MirrorOrigin:
     now_s, jobs, queue, down, estimates = _ORIGIN.validate_python(written["known"])
-    jobs = [(_request(request), JobRecord(*record)) for request, record in jobs]
+    jobs = [(_parse_request(request), JobRecord(*record)) for request, record in jobs]
     beliefs = Beliefs(*_BELIEFS.validate_python(written["beliefs"])) if "beliefs" in written else None
     return MirrorOrigin(now_s, jobs, queue, down, estimates, beliefs, _TURNS.validate_python(written.get("turns", [])))
 
@@ -189,17 +189,17 @@ def _check_turns(turns: Sequence[QueueTurn]) -> None:
         raise ValueError(f"turns of users that cannot be, of {len(turns)} users")
 
 
-def _site(site: ClusterSite) -> dict[str, object]:
+def _site_to_json(site: ClusterSite) -> dict[str, object]:
     return {
         # Not which nodes suit whom: that comes with the jobs.
-        "cluster": {name: _array(array) for name, array in site.cluster._asdict().items() if name != "suits"},
-        "rules": {name: _number(value) for name, value in site.rules._asdict().items()}
+        "cluster": {name: _array_to_json(array) for name, array in site.cluster._asdict().items() if name != "suits"},
+        "rules": {name: _number_to_json(value) for name, value in site.rules._asdict().items()}
         | {"order": list(ORDERS)[site.rules.order]},
         "process": {
-            name: _array(value) if isinstance(value, np.ndarray) else _number(value)
+            name: _array_to_json(value) if isinstance(value, np.ndarray) else _number_to_json(value)
             for name, value in site.process._asdict().items()
         },
-        "hazard_per_s": _array(site.hazard_per_s),
+        "hazard_per_s": _array_to_json(site.hazard_per_s),
     }
 
 
@@ -272,7 +272,7 @@ def _check_beliefs(beliefs: Beliefs | None, cluster: Cluster) -> None:
         raise ValueError(f"a cluster of {gpus} GPUs on {nodes} nodes that has no such fault rates")
 
 
-def _array(array: NDArray[Any]) -> dict[str, object]:
+def _array_to_json(array: NDArray[Any]) -> dict[str, object]:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return {"dtype": little.dtype.str, "base64": base64.b64encode(np.ascontiguousarray(little).tobytes()).decode()}
 
@@ -283,6 +283,6 @@ def _read_array(written: Mapping[str, str]) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(written["base64"], validate=True), written["dtype"]).copy()
 
 
-def _number(value: object) -> object:
+def _number_to_json(value: object) -> object:
     """Return a number as JSON has it, which knows no infinity."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value

@@ -13,7 +13,7 @@ from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import simulation_of
 from ...cluster.state.state import Simulation
 from . import cluster_mirror
-from .cluster_mirror import ROW, ClusterMirror, ClusterSite, JobRecord, JobRequest, MirrorOrigin, expected
+from .cluster_mirror import ROW, ClusterMirror, ClusterSite, JobRecord, JobRequest, MirrorOrigin, expected_start
 
 _REHEARSAL_MODULE = "longshore.scheduler.mirror.rehearsal"
 HOUR_S = 3600.0
@@ -22,28 +22,30 @@ HOUR_S = 3600.0
 def rehearsals_of(*policies: str) -> list[str]:
     """Return what `compile_ahead` compiles for a scheduler with some policies.
 
-    Those of others, and of unknown names, are loaded for that: see `is_known`.
+    Those of others, and of unknown names, are loaded for that: see `needs_no_plugin`.
     """
-    decisions = [decision_rehearsals_of(name) or [f"{_REHEARSAL_MODULE}:decisions:{name}"] for name in policies]
-    return list(dict.fromkeys([f"{_REHEARSAL_MODULE}:happenings", *(each for of_one in decisions for each in of_one)]))
+    decisions = [decision_rehearsals_of(name) or [f"{_REHEARSAL_MODULE}:policy_rehearsal:{name}"] for name in policies]
+    return list(
+        dict.fromkeys([f"{_REHEARSAL_MODULE}:mirror_rehearsal", *(each for of_one in decisions for each in of_one)])
+    )
 
 
-def is_known(policy: str) -> bool:
+def needs_no_plugin(policy: str) -> bool:
     """Whether what a policy needs is known without loading any plug-in."""
     return policy in HEURISTIC_NAMES or policy.startswith(PATIENT) or bool(decision_rehearsals_of(policy))
 
 
-def happenings() -> Rehearsal:
+def mirror_rehearsal() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
         *vars(cluster_mirror).values(), engine.reset, engine.move_clock, engine.submit,
         engine.find_due_job, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
         faults.take_out, faults.bring_back,
     ]  # fmt: skip
-    return Rehearsal(kernels, [_sim()], rehearse)
+    return Rehearsal(kernels, [_small_simulation()], rehearse_mirror_calls)
 
 
-def decisions(name: str) -> Rehearsal:
+def policy_rehearsal(name: str) -> Rehearsal:
     """The decisions of a policy.
 
     Raises:
@@ -53,29 +55,29 @@ def decisions(name: str) -> Rehearsal:
     kernels = [PICKS[policy.rule]] if isinstance(policy, Heuristic) else []
 
     def play() -> None:
-        mirror = _mirror()
+        mirror = _small_mirror()
         for job in "ab":
             mirror.submit(JobRequest(job, 1, HOUR_S, 0.0))
-            if mirror.due() is not None and policy.place(mirror.sim, ROW):
-                mirror.start()
+            if mirror.find_due_job() is not None and policy.place(mirror.sim, ROW):
+                mirror.start_current_job()
 
-    return Rehearsal(kernels, [_sim()], play)
+    return Rehearsal(kernels, [_small_simulation()], play)
 
 
-def rehearse() -> None:
+def rehearse_mirror_calls() -> None:
     """Do all once that is done to a cluster's copy."""
-    mirror = _mirror()
+    mirror = _small_mirror()
     mirror.begin(1.0)
     for job, user in zip("abcde", "xxyyx", strict=True):
         mirror.submit(JobRequest(job, 1, HOUR_S, 1.0, user=user))
     for gpu, job in enumerate("ab"):
-        mirror.due()
-        expected(mirror, job, [gpu])
+        mirror.find_due_job()
+        expected_start(mirror, job, [gpu])
         mirror.carry_out(job, [gpu])
-    mirror.due()
+    mirror.find_due_job()
     turn_to(mirror.sim, ROW, mirror.slot("d"))
-    mirror.take_back()
-    mirror.due()
+    mirror.undo_picks()
+    mirror.find_due_job()
     if may_wait(mirror.sim, ROW):
         mirror.wait(rests=False)
     mirror.pass_over()
@@ -86,24 +88,24 @@ def rehearse() -> None:
     mirror.bring_back(3)
     mirror.hide([1])
     mirror.show([1])
-    mirror.ages_by(2.0)
+    mirror.has_job_aged(2.0)
     mirror.stop("b")
     mirror.give_place("b", 1, None)
     mirror.withdraw("c")
     mirror.finish("a")
     mirror.come_back(JobRequest("f", 1, HOUR_S, 1.0), JobRecord(HOUR_S, 1.0))
     mirror.rejoin(JobRequest("g", 1, HOUR_S, 1.0), JobRecord(HOUR_S, 1.0))
-    mirror.due()
-    mirror.carry_out(mirror.current, [0])
-    ClusterMirror.of(mirror.snapshot())
+    mirror.find_due_job()
+    mirror.carry_out(mirror.current_job, [0])
+    ClusterMirror.from_snapshot(mirror.snapshot())
     ClusterMirror(mirror.site, mirror.origin_now())
 
 
-def _sim() -> Simulation:
+def _small_simulation() -> Simulation:
     return simulation_of(hetero64(1, 0, nodes=4, jobs=1))
 
 
-def _mirror() -> ClusterMirror:
+def _small_mirror() -> ClusterMirror:
     cluster, _, process, rules = hetero64(1, 0, nodes=4, jobs=1)
     rules = rules._replace(waiting=True, order=ORDERS["easy"], turns=True)
     return ClusterMirror(ClusterSite(cluster, rules, process, np.zeros(cluster.gpu_node.size)), MirrorOrigin(0.0))

@@ -49,7 +49,7 @@ class RingGap(NamedTuple):
     share: float = 1.0  # of a batch that a member computes, by what it has where no seat is empty
 
 
-class Free(NamedTuple):
+class FreeGpus(NamedTuple):
     """GPUs that could take a seat."""
 
     gpus: NDArray[np.int64]  # (candidates,) their numbers, in the order of nodes
@@ -74,26 +74,26 @@ class SeatChoice(NamedTuple):
     considered: tuple[Considered, ...]
 
 
-def free_for(mirror: ClusterMirror, job: str, without: Collection[int] = ()) -> Free:
+def free_gpus_for(mirror: ClusterMirror, job: str, excluded: Collection[int] = ()) -> FreeGpus:
     """Return the free GPUs in service that suit a job: of each node the one of lowest hazard, then of lowest number.
 
     The other GPUs of a node are no better, as in the simulator.
     """
     state = mirror.sim.state
     hazard = state.gpu_hazard_per_s[ROW]
-    usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0) & mirror.suits(job)
-    usable[list(without)] = False
+    usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0) & mirror.suitable_gpus(job)
+    usable[list(excluded)] = False
     best: dict[int, int] = {}
     for gpu in np.flatnonzero(usable).tolist():
         node = int(mirror.site.cluster.gpu_node[gpu])
         if node not in best or hazard[gpu] < hazard[best[node]]:
             best[node] = gpu
     gpus = np.array([best[node] for node in sorted(best)], dtype=np.int64)
-    return Free(gpus, hazard[gpus])
+    return FreeGpus(gpus, hazard[gpus])
 
 
-def choose_for(
-    cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured = NO_MEASUREMENTS
+def choose_seat_gpu(
+    cluster: Cluster, ring: RingGap, free: FreeGpus, formula: int, measured: Measured = NO_MEASUREMENTS
 ) -> SeatChoice:
     """Return which free GPU takes the seat, by a formula of a candidate's iteration time, SOURCE or RING.
 
@@ -104,33 +104,35 @@ def choose_for(
     vacancy = vacancy_of(cluster, ring, measured)
     candidates = _candidates_of(cluster, ring, free, formula, measured)
     chosen = choose(vacancy, candidates, formula)
-    return SeatChoice(int(free.gpus[chosen]) if chosen >= 0 else -1, tuple(_considered(vacancy, candidates, free)))
+    return SeatChoice(
+        int(free.gpus[chosen]) if chosen >= 0 else -1, tuple(_considered_candidates(vacancy, candidates, free))
+    )
 
 
-def best_of(
-    cluster: Cluster, ring: RingGap, free: Free, formula: int, most: int, measured: Measured = NO_MEASUREMENTS
+def best_seat_gpus(
+    cluster: Cluster, ring: RingGap, free: FreeGpus, formula: int, most: int, measured: Measured = NO_MEASUREMENTS
 ) -> Iterator[int]:  # fmt: skip
     """Yield at most `most` GPUs that would take the seat, each if those before it were not there."""
     for _ in range(most):
-        gpu = choose_for(cluster, ring, free, formula, measured).gpu
+        gpu = choose_seat_gpu(cluster, ring, free, formula, measured).gpu
         if gpu < 0:
             return
         yield gpu
-        free = without(free, [gpu])
+        free = without_gpus(free, [gpu])
 
 
-def neighbours(ring: RingGap) -> tuple[int, int]:
+def neighbour_nodes(ring: RingGap) -> tuple[int, int]:
     """Return the nodes of the members before and behind the seat."""
     return ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
 
 
-def without(free: Free, gpus: Collection[int]) -> Free:
+def without_gpus(free: FreeGpus, gpus: Collection[int]) -> FreeGpus:
     """Return the others."""
     kept = ~np.isin(free.gpus, list(gpus))
-    return Free(free.gpus[kept], free.hazard_per_s[kept])
+    return FreeGpus(free.gpus[kept], free.hazard_per_s[kept])
 
 
-def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NO_MEASUREMENTS) -> float:
+def known_bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NO_MEASUREMENTS) -> float:
     """Return the bandwidth between two nodes, or within one: as it was measured, or else by the cluster file."""
     reckoned = float(link_bytes_per_s(cluster, node, other))
     found = measured.get((node, other))
@@ -140,12 +142,14 @@ def bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measured = NO
 def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NO_MEASUREMENTS) -> Vacancy:
     """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
-    links = [bytes_per_s(cluster, node, after, measured) for node, after in pairwise(order)]
+    links = [known_bytes_per_s(cluster, node, after, measured) for node, after in pairwise(order)]
     longest_s = ring.compute_s * ring.share
     return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
 
 
-def with_which_faster(cluster: Cluster, ring: RingGap, free: Free, measured: Measured = NO_MEASUREMENTS) -> Free:
+def gpus_making_ring_faster(
+    cluster: Cluster, ring: RingGap, free: FreeGpus, measured: Measured = NO_MEASUREMENTS
+) -> FreeGpus:
     """Return the GPUs with which a ring would be faster that runs on its living members alone.
 
     An unknown time counts in favour of a GPU.
@@ -153,19 +157,20 @@ def with_which_faster(cluster: Cluster, ring: RingGap, free: Free, measured: Mea
     if not ring.compute_s > 0.0 or not ring.nodes or not free.gpus.size:
         return free
     joined, alone = vacancy_of(cluster, ring, measured), len(ring.nodes)
-    without = joined._replace(seats=alone, rest_compute_s=ring.compute_s * (ring.share * ring.seats / alone))
-    closing = bytes_per_s(cluster, *neighbours(ring), measured)
+    alone_vacancy = joined._replace(seats=alone, rest_compute_s=ring.compute_s * (ring.share * ring.seats / alone))
+    closing = known_bytes_per_s(cluster, *neighbour_nodes(ring), measured)
     candidates = _candidates_of(cluster, ring, free, RING, measured)
     alike = np.isin(cluster.node_type[cluster.gpu_node[free.gpus]], cluster.node_type[list(ring.nodes)])
     links = candidates.from_previous_bytes_per_s, candidates.to_next_bytes_per_s
     kept = [
-        not math.isfinite(compute_s) or is_faster_with(joined, without, compute_s, bool(is_alike), start, end, closing)
+        not math.isfinite(compute_s)
+        or is_faster_with(joined, alone_vacancy, compute_s, bool(is_alike), start, end, closing)
         for compute_s, is_alike, start, end in zip(candidates.compute_s, alike, *links, strict=True)
     ]
-    return Free(free.gpus[kept], free.hazard_per_s[kept])
+    return FreeGpus(free.gpus[kept], free.hazard_per_s[kept])
 
 
-def _candidates_of(cluster: Cluster, ring: RingGap, free: Free, formula: int, measured: Measured) -> Candidates:
+def _candidates_of(cluster: Cluster, ring: RingGap, free: FreeGpus, formula: int, measured: Measured) -> Candidates:
     nodes = cluster.gpu_node[free.gpus].tolist()
     kinds, peak = cluster.node_type[nodes], cluster.peak_flops[nodes]
     peak_of = {int(kind): float(cluster.peak_flops[node]) for node, kind in enumerate(cluster.node_type)}
@@ -174,18 +179,18 @@ def _candidates_of(cluster: Cluster, ring: RingGap, free: Free, formula: int, me
     demand = typical_flops(records) if formula == SOURCE and math.isnan(ring.demand_flops) else ring.demand_flops
     whole = compute_times_s(recorded, peak, demand, records, formula)
     usual_s, sure_s = (it * ring.share for it in whole)
-    before, after = neighbours(ring)
+    before, after = neighbour_nodes(ring)
     return Candidates(
         usual_s,
         sure_s,
         peak,
-        np.array([bytes_per_s(cluster, before, node, measured) for node in nodes]),
-        np.array([bytes_per_s(cluster, node, after, measured) for node in nodes]),
+        np.array([known_bytes_per_s(cluster, before, node, measured) for node in nodes]),
+        np.array([known_bytes_per_s(cluster, node, after, measured) for node in nodes]),
         free.hazard_per_s,
     )
 
 
-def _considered(vacancy: Vacancy, candidates: Candidates, free: Free) -> list[Considered]:
+def _considered_candidates(vacancy: Vacancy, candidates: Candidates, free: FreeGpus) -> list[Considered]:
     links = (candidates.from_previous_bytes_per_s, candidates.to_next_bytes_per_s)
     return [
         Considered(
@@ -203,8 +208,8 @@ def warm_up(cluster: Cluster) -> None:
     """Let what is compiled be so before a fault: a ring waits for the choice."""
     ring = RingGap([0], 1, 2, 1.0, 1.0, 1.0, math.nan, {})
     for formula in FORMULAS.values():
-        choose_for(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
-    with_which_faster(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)))
+        choose_seat_gpu(cluster, ring, FreeGpus(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
+    gpus_making_ring_faster(cluster, ring, FreeGpus(np.zeros(1, dtype=np.int64), np.zeros(1)))
 
 
 class PlacementShape(NamedTuple):
@@ -214,7 +219,7 @@ class PlacementShape(NamedTuple):
     same_indices: bool = False  # whether these have the same indices on each node
 
 
-def fitted(
+def fit_to_shape(
     mirror: ClusterMirror, job: str, chosen: Iterable[int], form: PlacementShape, *, in_service: bool = False
 ) -> tuple[int, ...]:
     """Return free GPUs that suit a waiting job, as many of them as can be from those that a policy proposes.
@@ -225,11 +230,11 @@ def fitted(
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
     """
     state = mirror.sim.state
-    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0) & mirror.suits(job)
-    return suiting(mirror, free, chosen, mirror.request(job).gpus, form)
+    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0) & mirror.suitable_gpus(job)
+    return gpus_of_shape(mirror, free, chosen, mirror.request(job).gpus, form)
 
 
-def suiting(
+def gpus_of_shape(
     mirror: ClusterMirror, usable: NDArray[np.bool_], chosen: Iterable[int], gpus: int, form: PlacementShape
 ) -> tuple[int, ...]:
     """Return usable GPUs of a given shape, with as many of the chosen ones as possible.
@@ -248,11 +253,11 @@ def suiting(
         return ()
     wanted = np.zeros(usable.size, dtype=bool)
     wanted[list(chosen)] = True
-    find = _of_same_indices if form.same_indices and form.nodes > 1 else _of_any_indices
+    find = _gpus_of_same_indices if form.same_indices and form.nodes > 1 else _gpus_of_any_indices
     return find(usable, wanted & usable, mirror.site.cluster.first_gpu, gpus // form.nodes, form.nodes)
 
 
-def _of_any_indices(
+def _gpus_of_any_indices(
     free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
 ) -> tuple[int, ...]:
     """Return GPUs of the nodes with room that have most of those that are wanted."""
@@ -271,7 +276,7 @@ def _of_any_indices(
     return tuple(sorted(found))
 
 
-def _of_same_indices(
+def _gpus_of_same_indices(
     free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
 ) -> tuple[int, ...]:
     """Return the same indices of several nodes, of all such choices the one that has most of what is wanted."""
@@ -306,7 +311,7 @@ def candidates(
     usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
     usable[list(own)] = state.gpu_down[ROW, list(own)] == 0
     for job in {mirror.holder(gpu) for gpu in own} - {None}:
-        usable &= mirror.suits(str(job))
+        usable &= mirror.suitable_gpus(str(job))
     usable[list(slow_gpus)] = False
     gpus = np.flatnonzero(usable)
     if gpus.size < wanted:
@@ -321,7 +326,7 @@ def candidates(
     found = [gpus[order[:wanted]].tolist() for order in (few, fast)]
     if form is None:
         return found
-    return [list(suited) for it in found if (suited := suiting(mirror, usable, it, wanted, form))]
+    return [list(suited) for it in found if (suited := gpus_of_shape(mirror, usable, it, wanted, form))]
 
 
 def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
@@ -340,7 +345,7 @@ def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
     )  # fmt: skip
 
 
-def best_step_s(
+def best_other_step_s(
     mirror: ClusterMirror,
     own: tuple[int, ...],
     slow_gpus: Iterable[int],

@@ -83,7 +83,8 @@ class Layout:
         if lost:
             nodes, jobs = sorted({it.node for it in lost}), sorted({it.job_id for it in lost})
             raise InputError(
-                f"the cluster file lacks GPUs of {_some(nodes, 'node')} on which {_some(jobs, 'job')} may run",
+                f"the cluster file lacks GPUs of {_names_in_words(nodes, 'node')} "
+                f"on which {_names_in_words(jobs, 'job')} may run",
                 "put them back into the cluster file until these jobs have ended; `longshore node drain NODE` "
                 "keeps others away meanwhile",
             )
@@ -98,7 +99,7 @@ class Layout:
             raise InputError(f"the cluster file has no GPU {index} of node {node!r}", "put it into the cluster file")
         return self._first[node] + index
 
-    def place(self, gpu: int) -> tuple[str, int]:
+    def node_and_index(self, gpu: int) -> tuple[str, int]:
         """Return the node of a GPU, and its index there."""
         return self._place[gpu]
 
@@ -115,7 +116,7 @@ class Layout:
         return tuple(sorted(self.number(share.node, index) for share in placement for index in share.gpus))
 
 
-def _some(names: Sequence[str], what: str) -> str:
+def _names_in_words(names: Sequence[str], what: str) -> str:
     """Return the first names of many, for people."""
     more = f" and {len(names) - MAX_NAMED_PLACES} more" if len(names) > MAX_NAMED_PLACES else ""
     return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_PLACES])}{more}"
@@ -166,7 +167,7 @@ class HardwarePlace(NamedTuple):
         """How people write it."""
         return " to ".join(end.node if end.gpu == WHOLE_NODE else f"{end.node}:{end.gpu}" for end in self.ends)
 
-    def ordered(self) -> "HardwarePlace":
+    def with_ends_ordered(self) -> "HardwarePlace":
         """Return the same link from the other end, if that comes first: a link has no direction here."""
         first, last = min(self.ends), max(self.ends)
         return HardwarePlace(*first[:2], *last[:2]) if self.other_node else self

@@ -49,7 +49,7 @@ IN_COMMON = {
 }  # fmt: skip
 
 
-def estimate_words(estimate_from: str, jobs: int) -> str:
+def estimate_source_words(estimate_from: str, jobs: int) -> str:
     """Return where a job's estimate is from, for people."""
     if estimate_from == "given":
         return "given by its owner"
@@ -73,7 +73,7 @@ def job_id_of(at_s: float, chance: int) -> str:
     return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(LENGTH)))
 
 
-def name_of(job: str, number: int) -> str:
+def attempt_name(job: str, number: int) -> str:
     """Return what a backend knows an attempt of a job by."""
     return f"ls-{job}-{number}"
 

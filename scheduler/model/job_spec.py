@@ -115,7 +115,7 @@ class Shape(_SpecSection):
         return f"1 node with {each}" if self.nodes == 1 else f"{self.nodes} nodes with {each} each"
 
     @model_validator(mode="after")
-    def _bound(self) -> "Shape":
+    def _check_bounds(self) -> "Shape":
         if self.gpus > MAX_SUBMITTED_GPUS:
             raise ValueError(f"that is {self.gpus} GPUs in all; a job has at most {MAX_SUBMITTED_GPUS}")
         return self
@@ -198,13 +198,13 @@ class JobFile(_SpecSection):
         return self.gpus if self.failover == "switch" else 0
 
     @property
-    def wants(self) -> NodeNeeds:
+    def node_needs(self) -> NodeNeeds:
         """What it needs of the nodes that it runs on."""
         return ANYTHING if self.needs is None else NodeNeeds(**dict(self.needs))
 
     @model_validator(mode="before")
     @classmethod
-    def _count_gpus(cls, content: object) -> object:
+    def _fill_gpus(cls, content: object) -> object:
         if not isinstance(content, Mapping) or content.get("gpus") is not None:
             return content
         try:
@@ -215,7 +215,7 @@ class JobFile(_SpecSection):
             return content
 
     @model_validator(mode="after")
-    def _has_use_for_spares(self) -> "JobFile":
+    def _check_spares(self) -> "JobFile":
         if self.spares and self.failover != "switch":
             raise ValueError("spares wait for seats of a ring; write `failover: switch` too, or leave them out")
         if self.backups and self.failover != "switch":
@@ -225,14 +225,14 @@ class JobFile(_SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _shows_a_plan_its_nodes(self) -> "JobFile":
+    def _check_plan_visibility(self) -> "JobFile":
         if self.plan is not None and self.visible_gpus == "rank":
             raise ValueError("ranks of a plan count those of their node; leave `visible_gpus: rank` out")
         return self
 
     @field_validator("shape", mode="before")
     @classmethod
-    def _is_no_option(cls, shape: object) -> object:
+    def _refuse_option_form(cls, shape: object) -> object:
         if isinstance(shape, str) and (parts := re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", shape)):
             nodes, each = parts.groups()
             raise ValueError(f"{shape} is the form of the option; write {{nodes: {nodes}, gpus_per_node: {each}}}")
@@ -240,12 +240,12 @@ class JobFile(_SpecSection):
 
     @field_validator("attachments")
     @classmethod
-    def _in_order(cls, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
+    def _sort_attachments(cls, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
         return tuple(it for it in ALL_ATTACHMENTS if it in attachments)
 
     @field_validator("plan")
     @classmethod
-    def _is_for_its_gpus(cls, plan: PlanFile | None, info: ValidationInfo) -> PlanFile | None:
+    def _check_plan(cls, plan: PlanFile | None, info: ValidationInfo) -> PlanFile | None:
         if plan is None:
             return None
         gpus = info.data.get("gpus")
@@ -260,7 +260,7 @@ class JobFile(_SpecSection):
 
     @field_validator("shape")
     @classmethod
-    def _add_up(cls, shape: Shape | None, info: ValidationInfo) -> Shape | None:
+    def _check_shape_gpus(cls, shape: Shape | None, info: ValidationInfo) -> Shape | None:
         gpus = info.data.get("gpus")
         if shape is not None and gpus is not None and gpus != shape.gpus:
             raise ValueError(f"{shape.words}: these are not the {gpus} of `gpus`; leave `gpus` out")
@@ -309,12 +309,12 @@ def stored_job(spec: object) -> StoredJob:
     Raises:
         UnreadableSpecError: If it lacks the command, folder, environment or image.
     """
-    given = _todays(spec)
+    given = _with_current_names(spec)
     for _ in range(MAX_REPAIR_ROUNDS):
         try:
             return StoredJob.model_validate(given)
         except ValidationError as error:
-            given = _mended(given, error)
+            given = _without_invalid_fields(given, error)
     raise UnreadableSpecError("its stored job file makes no sense; submit it again")
 
 
@@ -333,12 +333,12 @@ def has_needs(spec: object) -> bool:
     return isinstance(spec, Mapping) and bool(spec.get("needs"))
 
 
-def is_switching(spec: object) -> bool:
+def is_ring_job(spec: object) -> bool:
     """Return whether a stored job goes on as a ring when members of it fail; much faster than to read all of it."""
     return isinstance(spec, Mapping) and spec.get("failover") == "switch"
 
 
-def _todays(spec: object) -> object:
+def _with_current_names(spec: object) -> object:
     """Return a stored job file with today's names: jobs of other queues had `sbatch` with `number` and `nodes`."""
     if not isinstance(spec, Mapping) or not isinstance(old := spec.get("sbatch"), Mapping):
         return spec
@@ -353,7 +353,7 @@ def _todays(spec: object) -> object:
     }
 
 
-def stored_or_usual(spec: object) -> StoredJob:
+def stored_job_or_default(spec: object) -> StoredJob:
     """Return a job as the store holds it, one with the usual values if that cannot be read: it must not be started."""
     try:
         return stored_job(spec)
@@ -361,7 +361,7 @@ def stored_or_usual(spec: object) -> StoredJob:
         return _USUAL
 
 
-def _mended(spec: object, error: ValidationError) -> object:
+def _without_invalid_fields(spec: object, error: ValidationError) -> object:
     """Return a stored job file without what cannot be used of it."""
     if not isinstance(spec, Mapping):
         raise UnreadableSpecError("its stored job file cannot be read; submit it again") from error
@@ -403,13 +403,13 @@ def checked_job_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> CheckedJob
         job: The job file.
         link_bytes_per_s: That is promised between its nodes, 0 for nothing.
     """
-    types, sample, settings = job.wants.gpu_types, job.sample, job.gpu_settings
+    types, sample, settings = job.node_needs.gpu_types, job.sample, job.gpu_settings
     return CheckedJob(
         dtype=job.dtype,
         backend=job.collectives,
         attachments=job.attachments,
         gpu_type=types[0] if len(types) == 1 else "",
-        gpu_memory_bytes=job.wants.gpu_memory_bytes,
+        gpu_memory_bytes=job.node_needs.gpu_memory_bytes,
         link_bytes_per_s=link_bytes_per_s,
         sample=() if sample is None else sample.command,
         sample_limit_s=SampleSpec.model_fields["limit_s"].default if sample is None else sample.limit_s,

@@ -176,16 +176,16 @@ class Status:
 
     @property
     def reason(self) -> str:
-        """What ended it and what was seen, as `reason_of` writes it."""
-        return reason_of(self.by, self.words)
+        """What ended it and what was seen, as `reason_line` writes it."""
+        return reason_line(self.by, self.words)
 
 
-def reason_of(by: EndedBy, words: str) -> str:
+def reason_line(by: EndedBy, words: str) -> str:
     """Return what ended an attempt and what was seen in one line, such as "node fault: Ray lost node d"."""
     return ": ".join(part for part in (by.value, words) if part)
 
 
-def read_reason(text: str) -> tuple[EndedBy, str]:
-    """Return what ended an attempt and what was seen, from a line as `reason_of` writes it."""
+def parse_reason_line(text: str) -> tuple[EndedBy, str]:
+    """Return what ended an attempt and what was seen, from a line as `reason_line` writes it."""
     by, _, words = text.partition(": ")
     return (EndedBy(by), words) if by in set(EndedBy) else (EndedBy.NONE, text)

@@ -22,12 +22,12 @@ from ..mirror.cluster_mirror import (
     MirrorCall,
     MirrorOrigin,
     check_decision,
-    expected,
+    expected_start,
 )
-from ..mirror.journal import encode, encode_opening
-from ..mirror.rehearsal import rehearse
-from ..mirror.vacant_seats import PlacementShape, fitted
-from ..policy_host.messages import RecordParts, StoredRecord, stored_of
+from ..mirror.journal import encode_opening, encode_record
+from ..mirror.rehearsal import rehearse_mirror_calls
+from ..mirror.vacant_seats import PlacementShape, fit_to_shape
+from ..policy_host.messages import RecordParts, StoredRecord, stored_record_of
 from ..policy_host.process import Breaker, Miss, MissError, Rollover
 
 MAX_UNSTORED_CALLS = 1000  # mirror calls between two recorded decisions
@@ -50,7 +50,7 @@ class Proposal(NamedTuple):
     gpus: tuple[int, ...]  # none to wait
     rests: bool  # all jobs wait
 
-    def agrees(self, other: "Proposal") -> bool:
+    def agrees_with(self, other: "Proposal") -> bool:
         """Return whether both would do the same; the order in which GPUs are picked does not count."""
         return (self.job, self.rests, set(self.gpus)) == (other.job, other.rests, set(other.gpus))
 
@@ -127,13 +127,13 @@ class Placer:
         self._unstored: list[MirrorCall] = []  # for the record of the next decision
         self._limits, self._began = limits, limits.passed_s()  # of the journal
 
-    def begin(self, mirror: ClusterMirror) -> None:
+    def follow_mirror(self, mirror: ClusterMirror) -> None:
         """Follow a new mirror from here on; it has had no calls yet."""
         mirror.journal = []
         self._opening, self._number, self._unstored = encode_opening(mirror.site, mirror.origin), 0, []
         self._began = self._limits.passed_s()
         if self.rollover is not None:
-            self.rollover.begin(mirror)
+            self.rollover.follow_mirror(mirror)
 
     @property
     def is_journal_full(self) -> bool:
@@ -143,17 +143,17 @@ class Placer:
 
     def warm_up(self, site: ClusterSite) -> None:
         """Let the heuristic decide once about nothing, so that all is compiled before the first decision."""
-        rehearse()
+        rehearse_mirror_calls()
         mirror = ClusterMirror(site, MirrorOrigin(0.0))
         mirror.submit(JobRequest("first", 1, 60.0, 0.0))
-        if mirror.due() is not None:
-            _carry_out(mirror, self._fall_back(mirror))
+        if mirror.find_due_job() is not None:
+            _carry_out_proposal(mirror, self._heuristic_proposal(mirror))
 
     def poll_policy(self, mirror: ClusterMirror) -> None:
         """Check for a newer version of the policy, so that it takes over even if there is nothing to decide."""
-        self._unstored += self._new_calls(mirror)
+        self._unstored += self._forward_new_calls(mirror)
         if self.rollover is not None:
-            self.rollover.update(mirror)
+            self.rollover.advance_reload(mirror)
 
     def end(self) -> None:
         """End the policy's processes."""
@@ -161,7 +161,7 @@ class Placer:
             self.rollover.end()
 
     @property
-    def decides(self) -> str:
+    def decider(self) -> str:
         """Name of the policy, or of the heuristic where there is none."""
         return self.policy or self.fallback.name
 
@@ -170,10 +170,10 @@ class Placer:
         """Version of the policy that decides."""
         return self._release if self.rollover is None else self.rollover.version
 
-    def reload(self) -> None:
+    def request_reload(self) -> None:
         """Check for a newer version of the policy; any thread, and a signal handler, may call it."""
         if self.rollover is not None:
-            self.rollover.reload()
+            self.rollover.request_reload()
 
     def wait_until_ready(self, wait_s: float) -> None:
         """Wait until the policy can decide.
@@ -182,7 +182,7 @@ class Placer:
             PluginError: If it cannot be loaded, or not in time.
         """
         if self.rollover is not None:
-            self.rollover.load(wait_s)
+            self.rollover.wait_until_loaded(wait_s)
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Return whether the policy can decide, or there is none."""
@@ -204,34 +204,36 @@ class Placer:
             shape_of: How the GPUs of a job must lie on nodes; None if it takes any GPUs.
         """
         began = time.perf_counter()
-        due = mirror.current
-        if (shape := shape_of(due)) and not fitted(mirror, due, (), shape):
+        due = mirror.current_job
+        if (shape := shape_of(due)) and not fit_to_shape(mirror, due, (), shape):
             return self._pass_over(mirror, due, began)
-        self._unstored += self._new_calls(mirror)
-        miss = self._ask(mirror)
-        fallback_proposal = self._fall_back(mirror)  # while the policy thinks
-        proposal, record, miss = self._receive(mirror) if miss is None else (None, None, miss)
+        self._unstored += self._forward_new_calls(mirror)
+        miss = self._send_question(mirror)
+        fallback_proposal = self._heuristic_proposal(mirror)  # while the policy thinks
+        proposal, record, miss = self._receive_proposal(mirror) if miss is None else (None, None, miss)
         policy_version = self.version
         if proposal is not None:
-            self.agreements[proposal.agrees(fallback_proposal)] += 1
-        chosen, by = self._choose(proposal, fallback_proposal)
-        suited = _suited(mirror, chosen, shape_of)
+            self.agreements[proposal.agrees_with(fallback_proposal)] += 1
+        chosen, by = self._choose_proposal(proposal, fallback_proposal)
+        suited = _with_suited_gpus(mirror, chosen, shape_of)
         if suited is None:  # the policy chose another job, which cannot have what it needs
-            suited, by = _suited(mirror, fallback_proposal, shape_of), self.fallback.name
+            suited, by = _with_suited_gpus(mirror, fallback_proposal, shape_of), self.fallback.name
         if suited is None:
             return self._pass_over(mirror, due, began)
         chosen = suited
-        expected = expected_of(mirror, chosen)
-        fallback_expected = expected if chosen.agrees(fallback_proposal) else expected_of(mirror, fallback_proposal)
+        expected = expected_start_of(mirror, chosen)
+        fallback_expected = (
+            expected if chosen.agrees_with(fallback_proposal) else expected_start_of(mirror, fallback_proposal)
+        )
         proposal_expected = None
         if proposal is not None:
-            proposal_expected = expected if proposal.agrees(chosen) else expected_of(mirror, proposal)
-        started = _carry_out(mirror, chosen)
-        self._unstored += self._new_calls(mirror)
+            proposal_expected = expected if proposal.agrees_with(chosen) else expected_start_of(mirror, proposal)
+        started = _carry_out_proposal(mirror, chosen)
+        self._unstored += self._forward_new_calls(mirror)
         # Jobs that a heuristic lets wait are not worth a record, and a full cluster has many of them. But the calls of
         # the mirror have to be recorded with some decision.
         is_kept = started or self.policy is not None or len(self._unstored) > self._limits.max_unstored
-        past = self._record() if is_kept else b""
+        past = self._journal_record() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(
             chosen.job, chosen.gpus, started, by, policy_version, fallback_proposal, took_s, chosen.rests, expected,
@@ -241,7 +243,7 @@ class Placer:
 
     def _pass_over(self, mirror: ClusterMirror, job: str, began: float) -> Decision:
         """Pass over a job that cannot have what it needs."""
-        self._unstored += self._new_calls(mirror)
+        self._unstored += self._forward_new_calls(mirror)
         mirror.pass_over()
         nothing = Proposal(job, (), rests=False)
         took_s = time.perf_counter() - began
@@ -250,51 +252,51 @@ class Placer:
             took_s=took_s,
         )  # fmt: skip
 
-    def _record(self) -> bytes:
+    def _journal_record(self) -> bytes:
         """Return the journal record of this decision: the calls of the mirror since the last recorded one."""
-        past = encode(self._number, self._unstored, self._opening)
+        past = encode_record(self._number, self._unstored, self._opening)
         self._number, self._opening, self._unstored = self._number + 1, "", []
         return past
 
     def consult(self, mirror: ClusterMirror) -> PlacementAdvice:
         """Return what to do with the job that is due, without doing it; the heuristic decides only if need be."""
-        self._new_calls(mirror)
-        miss = self._ask(mirror)
-        proposal, _, miss = self._receive(mirror) if miss is None else (None, None, miss)
+        self._forward_new_calls(mirror)
+        miss = self._send_question(mirror)
+        proposal, _, miss = self._receive_proposal(mirror) if miss is None else (None, None, miss)
         if proposal is not None and self.policy is not None:
             return PlacementAdvice(proposal, self.policy, "")
-        return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "" if miss is None else str(miss))
+        return PlacementAdvice(self._heuristic_proposal(mirror), self.fallback.name, "" if miss is None else str(miss))
 
     def consult_fallback(self, mirror: ClusterMirror) -> PlacementAdvice:
         """Return what the heuristic would do with the job that is due, without doing it, and without the policy."""
-        self._new_calls(mirror)
-        return PlacementAdvice(self._fall_back(mirror), self.fallback.name, "")
+        self._forward_new_calls(mirror)
+        return PlacementAdvice(self._heuristic_proposal(mirror), self.fallback.name, "")
 
-    def _new_calls(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
+    def _forward_new_calls(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
         """Send the new calls of the mirror to the policy's processes, and return them."""
         calls, mirror.journal = mirror.journal or [], []
         if self.rollover is not None:
-            self.rollover.record(calls)
+            self.rollover.record_calls(calls)
         return calls
 
-    def _ask(self, mirror: ClusterMirror) -> MissError | None:
+    def _send_question(self, mirror: ClusterMirror) -> MissError | None:
         """Send the question to the policy; return why that is not possible if so."""
         try:
             if self.rollover is not None:
-                self.rollover.request(mirror)
+                self.rollover.send_question(mirror)
         except MissError as miss:
             self.misses[miss.kind] += 1
             return miss
         return None
 
-    def _receive(self, mirror: ClusterMirror) -> tuple[Proposal | None, StoredRecord | None, MissError | None]:
+    def _receive_proposal(self, mirror: ClusterMirror) -> tuple[Proposal | None, StoredRecord | None, MissError | None]:
         """Return the policy's proposal and what it saw, or why there is no usable answer."""
         if self.rollover is None:
             return None, None, None
         try:
-            choice = self.rollover.answer()
+            choice = self.rollover.receive_answer()
             proposal = Proposal(choice.job, tuple(choice.gpus), choice.rests and not choice.gpus)
-            record = self._checked(mirror, proposal, choice.record)
+            record = self._check_proposal(mirror, proposal, choice.record)
         except MissError as miss:
             self.misses[miss.kind] += 1
             self.rollover.record_miss(miss)
@@ -302,7 +304,9 @@ class Placer:
         self.rollover.record_success()
         return proposal, record, None
 
-    def _checked(self, mirror: ClusterMirror, proposal: Proposal, record: RecordParts | None) -> StoredRecord | None:
+    def _check_proposal(
+        self, mirror: ClusterMirror, proposal: Proposal, record: RecordParts | None
+    ) -> StoredRecord | None:
         """Check the policy's proposal, and return what it saw.
 
         Raises:
@@ -313,19 +317,19 @@ class Placer:
         except PluginError as error:
             raise MissError(Miss.REFUSED, str(error)) from error
         try:
-            return None if record is None else stored_of(record)
+            return None if record is None else stored_record_of(record)
         except PluginError as error:
             raise MissError(Miss.MALFORMED, str(error)) from error
 
-    def _fall_back(self, mirror: ClusterMirror) -> Proposal:
+    def _heuristic_proposal(self, mirror: ClusterMirror) -> Proposal:
         placed = self.fallback.place(mirror.sim, ROW)
-        job = mirror.current
-        proposal = Proposal(job, mirror.picks(job) if placed else (), not placed and mirror.rests)
-        mirror.take_back()
-        mirror.due()
+        job = mirror.current_job
+        proposal = Proposal(job, mirror.gpus_of_job(job) if placed else (), not placed and mirror.all_jobs_wait)
+        mirror.undo_picks()
+        mirror.find_due_job()
         return proposal
 
-    def _choose(self, proposal: Proposal | None, fallback_proposal: Proposal) -> tuple[Proposal, str]:
+    def _choose_proposal(self, proposal: Proposal | None, fallback_proposal: Proposal) -> tuple[Proposal, str]:
         if proposal is None or self.policy is None or self.mode is Mode.SHADOW:
             return fallback_proposal, self.fallback.name
         if self.mode is Mode.VETO and proposal.gpus:
@@ -333,23 +337,23 @@ class Placer:
         return proposal, self.policy
 
 
-def _suited(
+def _with_suited_gpus(
     mirror: ClusterMirror, proposal: Proposal, shape_of: Callable[[str], PlacementShape | None]
 ) -> Proposal | None:
     """Return a proposal with GPUs that the job can have, None if there are none."""
     form = shape_of(proposal.job) if proposal.gpus else None
     if form is None:
         return proposal
-    gpus = fitted(mirror, proposal.job, proposal.gpus, form)
+    gpus = fit_to_shape(mirror, proposal.job, proposal.gpus, form)
     return proposal._replace(gpus=gpus) if gpus else None
 
 
-def expected_of(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
+def expected_start_of(mirror: ClusterMirror, proposal: Proposal) -> ExpectedStart | None:
     """Return what is expected of a proposal, None if it is to wait."""
-    return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
+    return expected_start(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 
-def _carry_out(mirror: ClusterMirror, proposal: Proposal) -> bool:
+def _carry_out_proposal(mirror: ClusterMirror, proposal: Proposal) -> bool:
     if proposal.gpus:
         return mirror.carry_out(proposal.job, proposal.gpus)
     mirror.wait(rests=proposal.rests)

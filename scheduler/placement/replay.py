@@ -16,12 +16,12 @@ from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.input_problems import open_text
 from ..mirror.cluster_mirror import ROW, ClusterMirror, ExpectedStart, MirrorCall
-from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode, to_json
+from ..mirror.journal import DECISION_CALLS, ForeignJournalError, decode_record, record_to_json
 from ..policy_host.messages import StoredRecord
-from ..policy_host.worker import sampling
+from ..policy_host.worker import with_sampling
 from ..store.attempts import DecisionRow, WholeDecision, decisions_after
 from ..store.database import Store
-from .placer import Proposal, expected_of
+from .placer import Proposal, expected_start_of
 
 MAX_DECISIONS_READ = 500  # decisions that are read at once
 BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are skipped
@@ -45,7 +45,7 @@ class Compared:
     error: str = ""  # why the other policy decides nothing
 
 
-def export(store: Store) -> Iterator[str]:
+def export_decisions(store: Store) -> Iterator[str]:
     """Yield all decisions of a store as lines of JSON, with all that one needs to learn from them or to replay them."""
     seq = 0
     while True:
@@ -53,11 +53,11 @@ def export(store: Store) -> Iterator[str]:
             page = decisions_after(tx, seq, MAX_DECISIONS_READ)
         if not page:
             return
-        yield from map(_line, page)
+        yield from map(_decision_line, page)
         seq = page[-1].row.seq
 
 
-def _line(whole: WholeDecision) -> str:
+def _decision_line(whole: WholeDecision) -> str:
     written: dict[str, object] = {name: getattr(whole.row, name) for name in DecisionRow._fields}
     for name in ("placement", "fallback"):
         shares = getattr(whole.row, name)
@@ -65,7 +65,7 @@ def _line(whole: WholeDecision) -> str:
     for name in _BYTES:
         data = getattr(whole, name)
         written[name] = None if data is None else b64encode(data).decode()
-    written["past"] = None if whole.past is None else to_json(whole.past)
+    written["past"] = None if whole.past is None else record_to_json(whole.past)
     for name in ("opened_s", "started_s", "ended_s"):
         written[name] = getattr(whole, name)
     return json.dumps(written, separators=(",", ":"))
@@ -79,10 +79,10 @@ def read_decisions(path: Path) -> Iterator[dict[str, Any]]:
     """
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
-            yield _object(path, number, line)
+            yield _parse_decision(path, number, line)
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_decision(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return found
 
 
-def stored_in(decision: dict[str, Any]) -> StoredRecord | None:
+def stored_record_in(decision: dict[str, Any]) -> StoredRecord | None:
     """Return what the policy saw at a decision of a file, None if it did not report that."""
     if decision["observation"] is None:
         return None
@@ -102,12 +102,12 @@ def stored_in(decision: dict[str, Any]) -> StoredRecord | None:
     return StoredRecord(observation, mask, log_probability, tuple(decision["explanation"]["actions"]))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing."""
 
 
 def replay(
-    path: Path, policy: Policy, skipped: Counter[str] | None = None, begin: Callable[[], object] = _nothing
+    path: Path, policy: Policy, skipped: Counter[str] | None = None, begin: Callable[[], object] = _do_nothing
 ) -> Iterator[Compared]:
     """Yield each decision of a file beside what a policy would have decided in its place.
 
@@ -126,9 +126,9 @@ def replay(
     counted = Counter[str]() if skipped is None else skipped
     mirror, after, why = None, -1, BEFORE
     for number, found in enumerate(read_decisions(path), 1):
-        with _located(path, number):
+        with _locate_errors(path, number):
             try:
-                past = decode(found["past"])
+                past = decode_record(found["past"])
             except ForeignJournalError as error:
                 mirror, why = None, error.problem
                 counted[why] += 1
@@ -142,16 +142,16 @@ def replay(
                 counted[why] += 1
                 continue
             begin()
-            begin = _nothing
+            begin = _do_nothing
             *happened, decision = past.calls
-            _follow(mirror, happened)
-            compared = _compare(mirror, found, decision, _sampled(found, policy))
-            _follow(mirror, [decision])
+            _follow_checked(mirror, happened)
+            compared = _compare_decision(mirror, found, decision, _with_same_sampling(found, policy))
+            _follow_checked(mirror, [decision])
         yield compared
 
 
 @contextmanager
-def _located(path: Path, number: int) -> Iterator[None]:
+def _locate_errors(path: Path, number: int) -> Iterator[None]:
     """Let errors name the line of a file."""
     try:
         yield
@@ -161,64 +161,68 @@ def _located(path: Path, number: int) -> Iterator[None]:
         raise InputError(f"what is recorded cannot have happened: {error!r}", path=path, line=number) from error
 
 
-def _follow(mirror: ClusterMirror, calls: Iterable[MirrorCall]) -> None:
+def _follow_checked(mirror: ClusterMirror, calls: Iterable[MirrorCall]) -> None:
     gpus = mirror.site.cluster.gpu_node.size
     for each in calls:
-        for gpu in _gpus_of(each):
+        for gpu in _gpus_in_call(each):
             if gpu not in range(gpus):
                 raise InputError(f"there is no GPU {gpu}")
-        mirror.follow([each])
+        mirror.apply_calls([each])
 
 
-def _gpus_of(call: MirrorCall) -> Sequence[Any]:
+def _gpus_in_call(call: MirrorCall) -> Sequence[Any]:
     """Return the GPUs that go out of service or come back, whose numbers compiled code trusts."""
     if call.method in ("take_out", "bring_back"):
         return call.arguments
     return call.arguments[0] if call.method == "fail" else ()  # type: ignore[return-value]
 
 
-def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall, policy: Policy) -> Compared:
-    if decision.method not in DECISION_CALLS or mirror.due() is None:
+def _compare_decision(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall, policy: Policy) -> Compared:
+    if decision.method not in DECISION_CALLS or mirror.find_due_job() is None:
         raise InputError("no decision was due")
-    was = _proposal_of(mirror, decision)
+    was = _recorded_proposal(mirror, decision)
     other, expected, error = was, None, ""
     try:
-        other = _decide(mirror, policy)
-        expected = expected_of(mirror, other)
+        other = _propose(mirror, policy)
+        expected = expected_start_of(mirror, other)
     except Exception as raised:  # a plug-in's policy may fail in any way
         error = f"{type(raised).__name__}: {raised}"
     return Compared(
         int(found["seq"]), float(found["at_s"]), str(found["explanation"]["decided_by"]),
-        not error and was.agrees(other), was.job, was.gpus, other.job, other.gpus, expected_of(mirror, was), expected,
-        error,
+        not error and was.agrees_with(other), was.job, was.gpus, other.job, other.gpus,
+        expected_start_of(mirror, was), expected, error,
     )  # fmt: skip
 
 
-def _sampled(found: dict[str, Any], policy: Policy) -> Policy:
+def _with_same_sampling(found: dict[str, Any], policy: Policy) -> Policy:
     """Return a policy that draws what it does where the one that decided did, if it can."""
     temperature = found["explanation"].get("sample_temperature")
     with suppress(PluginError):
-        return sampling(policy, None if temperature is None else float(temperature))
+        return with_sampling(policy, None if temperature is None else float(temperature))
     return policy
 
 
-def _decide(mirror: ClusterMirror, policy: Policy) -> Proposal:
+def _propose(mirror: ClusterMirror, policy: Policy) -> Proposal:
     try:
         placed = policy.place(mirror.sim, ROW)
-        return Proposal(mirror.current, mirror.picks(mirror.current) if placed else (), not placed and mirror.rests)
+        return Proposal(
+            mirror.current_job,
+            mirror.gpus_of_job(mirror.current_job) if placed else (),
+            not placed and mirror.all_jobs_wait,
+        )
     finally:
-        mirror.take_back()
-        mirror.due()
+        mirror.undo_picks()
+        mirror.find_due_job()
 
 
-def _proposal_of(mirror: ClusterMirror, decision: MirrorCall) -> Proposal:
+def _recorded_proposal(mirror: ClusterMirror, decision: MirrorCall) -> Proposal:
     if decision.method == "wait":
-        return Proposal(mirror.current, (), bool(decision.arguments[0]))
+        return Proposal(mirror.current_job, (), bool(decision.arguments[0]))
     job, gpus = decision.arguments
     assert isinstance(gpus, tuple)
     return Proposal(str(job), gpus, rests=False)
 
 
-def as_line(compared: Compared) -> str:
+def comparison_line(compared: Compared) -> str:
     """Return a comparison as a line of JSON."""
     return json.dumps(asdict(compared), separators=(",", ":"))

@@ -100,7 +100,7 @@ class StoredRecord(NamedTuple):
     actions: tuple[int, ...]  # one a choice
 
 
-def parts_of(record: DecisionRecord) -> RecordParts | None:
+def record_parts_of(record: DecisionRecord) -> RecordParts | None:
     """Return what is sent of what a network saw, None if that is too much."""
     arrays = (record.observations.astype("<f4"), record.masks.astype("u1"), record.log_probabilities.astype("<f4"))
     if sum(array.nbytes for array in arrays) > MAX_RECORD_BYTES:
@@ -109,7 +109,7 @@ def parts_of(record: DecisionRecord) -> RecordParts | None:
     return RecordParts(**dict(zip(RecordParts.model_fields, (*texts, record.actions.tolist()), strict=True)))
 
 
-def stored_of(parts: RecordParts) -> StoredRecord:
+def stored_record_of(parts: RecordParts) -> StoredRecord:
     """Return what is stored of what a network saw.
 
     Raises:
@@ -121,7 +121,7 @@ def stored_of(parts: RecordParts) -> StoredRecord:
     except ValueError as error:  # not ASCII, or no base64
         raise PluginError(f"what the policy saw is no base64: {error}") from error
     stored = StoredRecord(observation, mask, log_probability, tuple(parts.actions))
-    record = record_of(stored)
+    record = decision_record_of(stored)
     if not np.isfinite(record.observations).all():
         raise PluginError("what the policy saw is not finite")
     closed, logs = ~record.masks, record.log_probabilities
@@ -132,7 +132,7 @@ def stored_of(parts: RecordParts) -> StoredRecord:
     return stored
 
 
-def record_of(stored: StoredRecord) -> DecisionRecord:
+def decision_record_of(stored: StoredRecord) -> DecisionRecord:
     """Return what a network saw at a stored decision.
 
     Raises:
@@ -146,12 +146,12 @@ def record_of(stored: StoredRecord) -> DecisionRecord:
     if not choices or lengths != found or not all(0 <= action < actions for action in stored.actions):
         raise PluginError(f"what the policy saw has {found} bytes, which do not go with {choices} choices")
     return DecisionRecord(
-        _floats(stored.observation, choices), np.frombuffer(stored.mask, np.uint8).reshape(choices, -1) != 0,
-        _floats(stored.log_probability, choices), np.array(stored.actions, dtype=np.int32),
+        _float_rows(stored.observation, choices), np.frombuffer(stored.mask, np.uint8).reshape(choices, -1) != 0,
+        _float_rows(stored.log_probability, choices), np.array(stored.actions, dtype=np.int32),
     )  # fmt: skip
 
 
-def _floats(data: bytes, rows: int) -> NDArray[np.float32]:
+def _float_rows(data: bytes, rows: int) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False).reshape(rows, -1)
 
 
@@ -168,7 +168,7 @@ class Edition:
     content: bytes | None = None  # of the checkpoint
 
 
-def base_of(name: str) -> str:
+def base_policy_name(name: str) -> str:
     """Return the policy that rollouts are made of, or the name itself."""
     while name.startswith(ROLLOUT):
         name = name.removeprefix(ROLLOUT)
@@ -185,17 +185,17 @@ def read_edition(name: str) -> Edition:
             return Edition(name, hashlib.sha256(content).hexdigest(), content)
     except OSError:
         pass
-    return Edition(name, _package_of(base_of(name)))
+    return Edition(name, _package_version_of(base_policy_name(name)))
 
 
-def _package_of(name: str) -> str:
+def _package_version_of(name: str) -> str:
     point = registered("policies").get(name)
     if point is not None and point.dist is not None:
         return f"{point.dist.name} {point.dist.version}"
     return f"longshore {version('longshore')}"
 
 
-def stamp_of(name: str) -> Stamp | None:
+def checkpoint_stamp(name: str) -> Stamp | None:
     """Return what changes when a policy's checkpoint is replaced, None if it has none, or the file does not exist."""
     path = checkpoint_in(name)
     try:
@@ -240,7 +240,7 @@ class Channel:
             try:
                 left = left[self._connection.send(left[:READ_BYTES], socket.MSG_DONTWAIT) :]
             except BlockingIOError:
-                _wait(self._writable, until)
+                _wait_for_socket(self._writable, until)
 
     def receive(self, until: float | None = None) -> bytes:
         """Return the next message; one that is there is returned however late it is.
@@ -249,16 +249,16 @@ class Channel:
             EOFError: If the other side has ended.
             OSError: TimeoutError if there is none in time; if it is too long.
         """
-        while (message := self._message()) is None:
+        while (message := self._take_message()) is None:
             try:
                 piece = self._connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                _wait(self._readable, until)
+                _wait_for_socket(self._readable, until)
                 continue
             if not piece:
                 raise EOFError
             self._came += piece
-            if until is not None and time.monotonic() > until and self._size() > len(self._came):
+            if until is not None and time.monotonic() > until and self._next_message_bytes() > len(self._came):
                 raise TimeoutError  # or one that sends byte by byte would never be late
         return message
 
@@ -266,7 +266,7 @@ class Channel:
         """Let the other side know that this one has ended; the socket itself is closed by who made it."""
         self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _size(self) -> int:
+    def _next_message_bytes(self) -> int:
         """Return the bytes of the message that comes next, its length included."""
         if len(self._came) < LENGTH_BYTES:
             return LENGTH_BYTES
@@ -275,9 +275,9 @@ class Channel:
             raise OSError(f"a message of {size} bytes")
         return LENGTH_BYTES + size
 
-    def _message(self) -> bytes | None:
+    def _take_message(self) -> bytes | None:
         """Take the next message out of what has come, None if it is not all there."""
-        size = self._size()
+        size = self._next_message_bytes()
         if len(self._came) < size:
             return None
         message = bytes(self._came[LENGTH_BYTES:size])
@@ -285,7 +285,7 @@ class Channel:
         return message
 
 
-def _wait(poll: select.poll, until: float | None) -> None:
+def _wait_for_socket(poll: select.poll, until: float | None) -> None:
     """Wait until something can be done.
 
     Raises:

@@ -34,9 +34,9 @@ from .messages import (
     Message,
     PolicyAnswer,
     Ready,
+    checkpoint_stamp,
     read_edition,
     read_message,
-    stamp_of,
 )
 from .worker import Begin, DecisionQuestion
 
@@ -100,7 +100,7 @@ main()
 class PolicyProcess:
     """A process that follows the cluster and decides as a policy does.
 
-    It is started without waiting for it: `ready` returns whether it is loaded. After a missed question it is
+    It is started without waiting for it: `poll_ready` returns whether it is loaded. After a missed question it is
     killed, as its state is unknown.
 
     Args:
@@ -125,37 +125,37 @@ class PolicyProcess:
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _started(theirs.fileno())
+                self._process = _start_process(theirs.fileno())
             except OSError:
                 self._connection.close()
                 raise
         self._channel = Channel(self._connection, MAX_MESSAGE_BYTES)
-        self._send_aside(Begin(edition, deadline_s, site, sample_temperature))
+        self._send_in_thread(Begin(edition, deadline_s, site, sample_temperature))
 
-    def _send_aside(self, what: Begin | DecisionQuestion) -> None:
+    def _send_in_thread(self, message: Begin | DecisionQuestion) -> None:
         """Send what is more than the connection holds, to a process that may have to begin before it reads."""
-        self._sends = threading.Thread(target=self._send_all, args=(what,), daemon=True)
+        self._sends = threading.Thread(target=self._send_message, args=(message,), daemon=True)
         self._sends.start()
 
-    def _send_all(self, what: Begin | DecisionQuestion) -> None:
+    def _send_message(self, message: Begin | DecisionQuestion) -> None:
         with suppress(OSError):  # the reader finds that it has ended
-            self._channel.send(pickle.dumps(what))
+            self._channel.send(pickle.dumps(message))
 
     @property
     def pid(self) -> int:
         """Number of the process, and of the session that it leads."""
         return self._process.pid
 
-    def record(self, calls: Sequence[MirrorCall]) -> None:
+    def record_calls(self, calls: Sequence[MirrorCall]) -> None:
         """Record what has happened, for the next question."""
         if self._has_cluster:
             self._backlog += calls
 
-    def reset(self) -> None:
+    def reset_cluster(self) -> None:
         """Follow another cluster from the next question on."""
         self._has_cluster, self._backlog = False, []
 
-    def ready(self, wait_s: float = 0.0) -> Ready | None:
+    def poll_ready(self, wait_s: float = 0.0) -> Ready | None:
         """Return the message of the process once the policy is loaded, None before.
 
         Raises:
@@ -164,14 +164,14 @@ class PolicyProcess:
         if self.known is not None or self.is_over:
             return self.known
         try:
-            message = self._read(time.monotonic() + wait_s)
+            message = self._read_message(time.monotonic() + wait_s)
         except TimeoutError:
             if time.monotonic() - self._busy_since > LOADED_S:
-                raise self._ended(Miss.UNLOADABLE, f"the policy is not loaded after {LOADED_S:.0f} s") from None
+                raise self._end_with_miss(Miss.UNLOADABLE, f"the policy is not loaded after {LOADED_S:.0f} s") from None
             return None
         if not isinstance(message, Ready):
             reason = message.reason if isinstance(message, Failed) else "it answered before a question"
-            raise self._ended(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
+            raise self._end_with_miss(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
         self.known = message
         if message.remark:
             log.warning("policy %s: %s", self.edition.name, in_one_line(message.remark))
@@ -187,29 +187,29 @@ class PolicyProcess:
         Raises:
             MissError: If it does not read the cluster; the process is over then.
         """
-        if self._catches_up and not self._has_caught_up(until):
+        if self._catches_up and not self._poll_caught_up(until):
             return False
         if self._has_cluster and len(self._backlog) <= MAX_CALLS:
             return True
         self._number += 1
         self._has_cluster, self._catches_up, self._backlog = True, True, []
         self._busy_since = time.monotonic()
-        self._send_aside(DecisionQuestion(self._number, snapshot=snapshot()))
-        return self._has_caught_up(until)
+        self._send_in_thread(DecisionQuestion(self._number, snapshot=snapshot()))
+        return self._poll_caught_up(until)
 
-    def _has_caught_up(self, until: float) -> bool:
+    def _poll_caught_up(self, until: float) -> bool:
         try:
-            message = self._read(until)
+            message = self._read_message(until)
         except TimeoutError:
             if time.monotonic() - self._busy_since > CAUGHT_UP_S:
-                raise self._ended(Miss.LATE, f"it did not read the cluster for {CAUGHT_UP_S:.0f} s") from None
+                raise self._end_with_miss(Miss.LATE, f"it did not read the cluster for {CAUGHT_UP_S:.0f} s") from None
             return False
         if not isinstance(message, Followed) or message.number != self._number:
-            raise self._ended(Miss.MALFORMED, UNEXPECTED)
+            raise self._end_with_miss(Miss.MALFORMED, UNEXPECTED)
         self._catches_up = False
         return True
 
-    def request(self, snapshot: Callable[[], MirrorSnapshot]) -> None:
+    def send_question(self, snapshot: Callable[[], MirrorSnapshot]) -> None:
         """Send the question of the decision that is due.
 
         Args:
@@ -227,11 +227,11 @@ class PolicyProcess:
         try:
             self._channel.send(pickle.dumps(DecisionQuestion(self._number, calls)), self._until)
         except TimeoutError as error:
-            raise self._ended(Miss.LATE, "it does not read its questions") from error
+            raise self._end_with_miss(Miss.LATE, "it does not read its questions") from error
         except OSError as error:
-            raise self._ended(Miss.DEAD, ENDED) from error
+            raise self._end_with_miss(Miss.DEAD, ENDED) from error
 
-    def answer(self) -> PolicyAnswer:
+    def receive_answer(self) -> PolicyAnswer:
         """Return the answer to the last question.
 
         Raises:
@@ -239,26 +239,26 @@ class PolicyProcess:
                 is over then.
         """
         try:
-            message = self._read(self._until)
+            message = self._read_message(self._until)
         except TimeoutError:
-            raise self._ended(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
+            raise self._end_with_miss(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
         if isinstance(message, Failed) and message.number == self._number:
             raise MissError(Miss.RAISED, message.reason)
         if not isinstance(message, PolicyAnswer) or message.number != self._number:
-            raise self._ended(Miss.MALFORMED, UNEXPECTED)
+            raise self._end_with_miss(Miss.MALFORMED, UNEXPECTED)
         return message
 
-    def _read(self, until: float) -> Message:
+    def _read_message(self, until: float) -> Message:
         try:
             return read_message(self._channel.receive(until))
         except TimeoutError:
             raise
         except (EOFError, ConnectionError) as error:
-            raise self._ended(Miss.DEAD, ENDED) from error
+            raise self._end_with_miss(Miss.DEAD, ENDED) from error
         except (OSError, PluginError) as error:
-            raise self._ended(Miss.MALFORMED, str(error)) from error
+            raise self._end_with_miss(Miss.MALFORMED, str(error)) from error
 
-    def _ended(self, kind: Miss, reason: str) -> MissError:
+    def _end_with_miss(self, kind: Miss, reason: str) -> MissError:
         self.end()
         return MissError(kind, reason)
 
@@ -279,7 +279,7 @@ class PolicyProcess:
         self._connection.close()
 
 
-def _started(connection: int) -> "subprocess.Popen[bytes]":
+def _start_process(connection: int) -> "subprocess.Popen[bytes]":
     """Start a process that serves the connection of this descriptor, in a session of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", _RUN, str(connection), str(os.getpid()), os.pathsep.join(sys.path)],
@@ -353,7 +353,7 @@ class Reload(StrEnum):
 class Rollover:
     """The process that decides, and one that may replace it between two decisions.
 
-    All but `reload` is called from one thread.
+    All but `request_reload` is called from one thread.
 
     Args:
         name: Of the policy.
@@ -368,7 +368,9 @@ class Rollover:
         self.name, self.deadline_s, self.sample_temperature = name, deadline_s, sample_temperature
         self.reloads: Counter[Reload] = Counter()
         self.last_refusal = ""  # why a newer version was refused, "" since one took over
-        self._stamp = self._changed = stamp_of(name)  # before it is read, or a change in between would be missed
+        self._stamp = self._changed = checkpoint_stamp(
+            name
+        )  # before it is read, or a change in between would be missed
         self._poll_at = 0.0  # of `time.monotonic`
         self._edition = read_edition(name)  # the last one that runs
         self._serving: PolicyProcess | None = None
@@ -387,58 +389,58 @@ class Rollover:
         """Numbers of the processes, of which each leads a session."""
         return [process.pid for process in (self._serving, self._successor) if process is not None]
 
-    def begin(self, mirror: ClusterMirror) -> None:
+    def follow_mirror(self, mirror: ClusterMirror) -> None:
         """Follow a cluster from here on."""
         for process in (self._serving, self._successor):
             if process is not None:
-                process.reset()
+                process.reset_cluster()
         if self._serving is None and not self._breaker.is_open:
             with suppress(MissError):
-                self._serve(mirror)
+                self._start_serving(mirror)
 
-    def _start(self, edition: Edition, mirror: ClusterMirror) -> PolicyProcess:
+    def _start_version(self, edition: Edition, mirror: ClusterMirror) -> PolicyProcess:
         try:
             return PolicyProcess(edition, mirror.site, self.deadline_s, self.sample_temperature)
         except (OSError, RuntimeError) as error:  # the machine has no more processes, descriptors or threads
             raise MissError(Miss.DEAD, f"no process can be started: {error}") from error
 
-    def _serve(self, mirror: ClusterMirror) -> PolicyProcess:
+    def _start_serving(self, mirror: ClusterMirror) -> PolicyProcess:
         """Start the process that decides."""
         if self._edition.content is None and checkpoint_in(self.name) is not None:
             self._edition = read_edition(self.name)  # the file may exist by now
         try:
-            self._serving = self._start(self._edition, mirror)
+            self._serving = self._start_version(self._edition, mirror)
         except MissError as miss:
             log.warning("policy %s: %s", self.name, miss)
             self._breaker.record_miss(is_over=True)
             raise
         return self._serving
 
-    def record(self, calls: Sequence[MirrorCall]) -> None:
+    def record_calls(self, calls: Sequence[MirrorCall]) -> None:
         """Record what has happened, for all processes."""
         for process in (self._serving, self._successor):
             if process is not None:
-                process.record(calls)
+                process.record_calls(calls)
 
-    def request(self, mirror: ClusterMirror) -> None:
+    def send_question(self, mirror: ClusterMirror) -> None:
         """Send the question of the decision that is due.
 
         Raises:
             MissError: If that is not possible.
         """
-        self.update(mirror)
+        self.advance_reload(mirror)
         if self._breaker.is_open:
             raise MissError(Miss.RESTING, "it rests after misses")
-        serving = self._serving or self._serve(mirror)
+        serving = self._serving or self._start_serving(mirror)
         try:
-            if serving.ready() is None:
+            if serving.poll_ready() is None:
                 raise MissError(Miss.LOADING, "it is being loaded")
-            serving.request(mirror.snapshot)
+            serving.send_question(mirror.snapshot)
         except MissError as miss:
             self.record_miss(miss)
             raise
 
-    def answer(self) -> PolicyAnswer:
+    def receive_answer(self) -> PolicyAnswer:
         """Return the answer of the policy.
 
         Raises:
@@ -446,7 +448,7 @@ class Rollover:
         """
         if self._serving is None:
             raise MissError(Miss.DEAD, "the policy's process has ended")
-        return self._serving.answer()
+        return self._serving.receive_answer()
 
     def record_success(self) -> None:
         """Record that the last answer was usable."""
@@ -466,12 +468,12 @@ class Rollover:
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Return whether the policy is loaded."""
         try:
-            return self._serving is not None and self._serving.ready(wait_s) is not None
+            return self._serving is not None and self._serving.poll_ready(wait_s) is not None
         except MissError as miss:
             self.record_miss(miss)
             return False
 
-    def load(self, wait_s: float) -> None:
+    def wait_until_loaded(self, wait_s: float) -> None:
         """Wait until the policy is loaded for the first time.
 
         Raises:
@@ -480,7 +482,7 @@ class Rollover:
         if self._serving is None:
             raise MissError(Miss.DEAD, f"no process can be started for policy {self.name!r}")
         try:
-            if self._serving.ready(wait_s) is None:
+            if self._serving.poll_ready(wait_s) is None:
                 raise MissError(Miss.LOADING, f"policy {self.name!r} was not loaded within {wait_s:.0f} s")
         except MissError:
             # The caller logs it.
@@ -489,55 +491,55 @@ class Rollover:
                 self._serving = None
             raise
 
-    def reload(self) -> None:
+    def request_reload(self) -> None:
         """Check for a newer version soon. Any thread, and a signal's handler, may call it."""
         self._reload_requested.set()
 
-    def update(self, mirror: ClusterMirror) -> None:
+    def advance_reload(self, mirror: ClusterMirror) -> None:
         """Begin to load a newer version if there is one, and let one take over that is loaded. Never takes long."""
         if self._successor is not None:
-            self._succeed(self._successor, mirror)
+            self._let_take_over(self._successor, mirror)
         elif self._reading is not None:
             if self._reading.done():
                 reading, self._reading = self._reading, None
                 try:
                     edition = reading.result()
                 except Exception as error:  # of a package that is being replaced, or without memory
-                    self._refuse(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
+                    self._refuse_version(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
                 else:
-                    self._prepare(edition, mirror)
+                    self._start_successor(edition, mirror)
         elif self._reload_requested.is_set() or time.monotonic() >= self._poll_at:
             self._poll_at = time.monotonic() + CHECKPOINT_POLL_S
-            stamp = stamp_of(self.name)
+            stamp = checkpoint_stamp(self.name)
             is_stable, self._changed = stamp == self._changed, stamp
             if self._reload_requested.is_set() or (stamp is not None and stamp != self._stamp and is_stable):
                 self._reload_requested.clear()
                 self._stamp = stamp
-                self._reading = _read_aside(self.name)
+                self._reading = _read_edition_in_thread(self.name)
 
-    def _prepare(self, edition: Edition, mirror: ClusterMirror) -> None:
+    def _start_successor(self, edition: Edition, mirror: ClusterMirror) -> None:
         if edition.content is not None and edition == self._edition:
             self.reloads[Reload.UNCHANGED] += 1
             return
         log.info("policy %s: version %.12s is being loaded", self.name, edition.version)
         try:
-            self._successor = self._start(edition, mirror)
+            self._successor = self._start_version(edition, mirror)
         except MissError as miss:
-            self._refuse(miss)
+            self._refuse_version(miss)
 
-    def _refuse(self, miss: MissError) -> None:
+    def _refuse_version(self, miss: MissError) -> None:
         self._successor, self.last_refusal = None, str(miss)
         self.reloads[Reload.REFUSED] += 1
         log.warning("policy %s stays at version %.12s: %s", self.name, self.version, miss)
 
-    def _succeed(self, successor: PolicyProcess, mirror: ClusterMirror) -> None:
+    def _let_take_over(self, successor: PolicyProcess, mirror: ClusterMirror) -> None:
         """Let a newer version take over if it is loaded and knows all that has happened."""
         try:
-            if successor.ready() is None or not successor.catch_up(mirror.snapshot, time.monotonic()):
+            if successor.poll_ready() is None or not successor.catch_up(mirror.snapshot, time.monotonic()):
                 return
         except MissError as miss:
             successor.end()
-            self._refuse(miss)
+            self._refuse_version(miss)
             return
         if self._serving is not None:
             self._serving.end()
@@ -556,7 +558,7 @@ class Rollover:
         self._serving = self._successor = None
 
 
-def _read_aside(name: str) -> Future[Edition]:
+def _read_edition_in_thread(name: str) -> Future[Edition]:
     """Read a version in a thread of its own: a large file on a slow disk must delay no decision."""
     found: Future[Edition] = Future()
 

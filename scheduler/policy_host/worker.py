@@ -33,7 +33,7 @@ from ..mirror.cluster_mirror import (
     MirrorOrigin,
     MirrorSnapshot,
 )
-from ..mirror.rehearsal import rehearse
+from ..mirror.rehearsal import rehearse_mirror_calls
 from .messages import (
     MAX_REMARK,
     Channel,
@@ -43,8 +43,8 @@ from .messages import (
     Message,
     PolicyAnswer,
     Ready,
-    base_of,
-    parts_of,
+    base_policy_name,
+    record_parts_of,
 )
 
 MAX_MEMORY_BYTES = 4 << 30  # that the process may allocate
@@ -74,12 +74,12 @@ class DecisionQuestion:
 
 def main() -> None:
     """Serve the connection whose descriptor is the first argument; the second is the process that has the other end."""
-    _confine(int(sys.argv[2]))
+    _confine_process(int(sys.argv[2]))
     with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(ConnectionError):
-        serve(Channel(connection, sys.maxsize))
+        serve_policy(Channel(connection, sys.maxsize))
 
 
-def _confine(parent: int) -> None:
+def _confine_process(parent: int) -> None:
     """Die with the scheduler, leave its output alone, and be the first to go where memory is short."""
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
@@ -91,7 +91,7 @@ def _confine(parent: int) -> None:
         sys.exit("the scheduler has ended")
 
 
-def serve(channel: Channel) -> None:
+def serve_policy(channel: Channel) -> None:
     """Load a policy and answer questions about a cluster until the connection ends.
 
     Args:
@@ -101,9 +101,9 @@ def serve(channel: Channel) -> None:
         begin: Begin = pickle.loads(channel.receive())
         if begin.orders != tuple(ORDERS):
             raise PluginError("other order regimes are installed than when the scheduler started; start it again")
-        policy = sampling(load(begin.edition), begin.sample_temperature)
+        policy = with_sampling(load_policy(begin.edition), begin.sample_temperature)
         if begin.edition.name.startswith(ROLLOUT):
-            limit(policy, begin.deadline_s)
+            limit_search_time(policy, begin.deadline_s)
         remark = in_one_line(training_mismatch(policy, conditions_of_use(begin.site.rules, USERS)))[:MAX_REMARK]
         ready = Ready(name=policy.name, waits=bool(policy.waits), remark=remark)
         _warm_up(policy, begin.site)
@@ -115,23 +115,23 @@ def serve(channel: Channel) -> None:
         return
     channel.send(ready.model_dump_json().encode())
     with suppress(EOFError):
-        _answer_all(channel, policy, ClusterMirror(begin.site, MirrorOrigin(0.0)))
+        _answer_questions(channel, policy, ClusterMirror(begin.site, MirrorOrigin(0.0)))
 
 
-def _answer_all(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoReturn:
+def _answer_questions(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoReturn:
     observing = policy if isinstance(policy, RecordingPolicy) else None
     while True:
         question: DecisionQuestion = pickle.loads(channel.receive())
         if question.snapshot is not None:
-            mirror = ClusterMirror.of(question.snapshot)
+            mirror = ClusterMirror.from_snapshot(question.snapshot)
             answer: Message = Followed(number=question.number)
         else:
-            mirror.follow(question.calls)
-            answer = _answer(policy, observing, mirror, question.number)
+            mirror.apply_calls(question.calls)
+            answer = _answer_question(policy, observing, mirror, question.number)
         channel.send(answer.model_dump_json().encode())
 
 
-def load(edition: Edition) -> Policy:
+def load_policy(edition: Edition) -> Policy:
     """Return a policy, from the bytes of its checkpoint if it has one."""
     path = checkpoint_in(edition.name)
     if path is None or edition.content is None:
@@ -140,12 +140,12 @@ def load(edition: Edition) -> Policy:
         copy = Path(folder) / path.name
         copy.write_bytes(edition.content)
         try:
-            return find_policy(edition.name.replace(base_of(edition.name), str(copy)))
+            return find_policy(edition.name.replace(base_policy_name(edition.name), str(copy)))
         except LongshoreError as error:
             raise type(error)(str(error).replace(str(copy), str(path))) from error
 
 
-def sampling(policy: Policy, temperature: float | None) -> Policy:
+def with_sampling(policy: Policy, temperature: float | None) -> Policy:
     """Return a policy that draws what it does at a temperature, or as it is without one.
 
     Raises:
@@ -162,7 +162,7 @@ def sampling(policy: Policy, temperature: float | None) -> Policy:
     return policy.with_drawn_actions(temperature)
 
 
-def limit(policy: Policy, deadline_s: float) -> None:
+def limit_search_time(policy: Policy, deadline_s: float) -> None:
     """Let rollouts stop trying in time; a try that has begun runs to its end."""
     from ...agents.rollouts import Rollout  # it imports PyTorch, which takes seconds
 
@@ -170,32 +170,32 @@ def limit(policy: Policy, deadline_s: float) -> None:
     policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
 
 
-def _answer(
+def _answer_question(
     policy: Policy, observing: RecordingPolicy | None, mirror: ClusterMirror, number: int
 ) -> PolicyAnswer | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
-    mirror.due()
+    mirror.find_due_job()
     began = time.perf_counter()
     try:
         placed = policy.place(mirror.sim, ROW)
-        job = mirror.current
-        gpus = list(mirror.picks(job)) if placed else []
+        job = mirror.current_job
+        gpus = list(mirror.gpus_of_job(job)) if placed else []
         took_s = time.perf_counter() - began
-        record = None if observing is None else parts_of(observing.last_decision())
+        record = None if observing is None else record_parts_of(observing.last_decision())
         return PolicyAnswer(
-            number=number, job=job, gpus=gpus, rests=not placed and mirror.rests, took_s=took_s, record=record
+            number=number, job=job, gpus=gpus, rests=not placed and mirror.all_jobs_wait, took_s=took_s, record=record
         )
     except Exception as error:
         return Failed(number=number, reason=f"{type(error).__name__}: {error}")
     finally:
-        mirror.take_back()
+        mirror.undo_picks()
 
 
 def _warm_up(policy: Policy, site: ClusterSite) -> None:
     """Let the policy decide once, and all happen once, so that everything is compiled before it counts."""
-    rehearse()
+    rehearse_mirror_calls()
     mirror = ClusterMirror(site, MirrorOrigin(0.0))
     for job in ("first", "second"):
         mirror.submit(JobRequest(job, 1, 3600.0, 0.0))
-        if mirror.due() is not None and policy.place(mirror.sim, ROW):
-            mirror.start()
+        if mirror.find_due_job() is not None and policy.place(mirror.sim, ROW):
+            mirror.start_current_job()

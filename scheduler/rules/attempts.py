@@ -1,7 +1,7 @@
 """What is to be done next about an attempt, what its end means, and whether its job is tried again.
 
-`next_step` is the next step of an attempt, `attempt_outcome` what becomes of a job whose attempt has ended. They read
-no clock and no store.
+`next_attempt_step` is the next step of an attempt, `attempt_outcome` what becomes of a job whose attempt has ended.
+They read no clock and no store.
 
 Source: SPEC K5 to K7, K10, K11, C9; docs/scheduler.md, Exit classes.
 """
@@ -86,7 +86,7 @@ REQUEST_CAUSE = {
 ENDED_RUNS = (Run.EXITED, Run.LOST)
 
 
-def next_step(view: AttemptView, now_s: float) -> AttemptStep:
+def next_attempt_step(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step for an attempt; after it has been taken there may be another one at once."""
     step = _next_step(view, now_s)
     return step._replace(contact=Contact.UNKNOWN) if view.is_cut_off and step.do is not Do.CLOSE else step
@@ -111,13 +111,13 @@ def _next_step(view: AttemptView, now_s: float) -> AttemptStep:
     if view.has_fault:
         return AttemptStep(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
     if view.status.run in ENDED_RUNS:
-        return AttemptStep(Do.STOP, class_of(view.status)[1])
+        return AttemptStep(Do.STOP, classify_end(view.status)[1])
     if view.desired in AFTER_REQUEST:
         return AttemptStep(Do.STOP, REQUEST_CAUSE[view.desired], AFTER_REQUEST[view.desired])
-    return _towards_running(view, now_s)
+    return _step_towards_running(view, now_s)
 
 
-def _towards_running(view: AttemptView, now_s: float) -> AttemptStep:
+def _step_towards_running(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step of an attempt that is to run and has not ended."""
     if view.state is AttemptState.RUNNING:
         if view.status.run is Run.ABSENT:
@@ -139,10 +139,10 @@ def _towards_running(view: AttemptView, now_s: float) -> AttemptStep:
         return (
             AttemptStep(Do.CHECK) if view.checks is Checks.RUN else AttemptStep(Do.STOP, view.found, AfterStop.RELOCATE)
         )
-    return _towards_start(view, now_s)
+    return _step_towards_start(view, now_s)
 
 
-def _towards_start(view: AttemptView, now_s: float) -> AttemptStep:
+def _step_towards_start(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step of an attempt that does not run yet, and may."""
     if now_s - view.opened_s > START_LIMIT_S:
         why = f": {view.launch_error}" if view.launch_error else ""
@@ -200,7 +200,7 @@ class AttemptOutcome:
     wait_s: float = 0.0  # before it is tried again
 
 
-def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
+def explaining_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
     """Return the end that explains the others: the first that was none of its own making, None if all ended with 0."""
     failed = [end for end in ends if end.code != 0 or end.signal != 0]
     if not failed:
@@ -211,7 +211,7 @@ def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
     return min(near, key=lambda end: (end.last_signal != 0, end.ended_s, end.rank))
 
 
-def rank_to_look_at(ends: tuple[RankEnd, ...], outcome: str) -> RankEnd | None:
+def failed_rank_end(ends: tuple[RankEnd, ...], outcome: str) -> RankEnd | None:
     """Return the end of the rank that explains why an attempt failed, None if no rank made it fail.
 
     Args:
@@ -220,15 +220,15 @@ def rank_to_look_at(ends: tuple[RankEnd, ...], outcome: str) -> RankEnd | None:
     """
     if outcome not in _BY_A_RANK:
         return None
-    killed = _killed_for_memory(ends) if outcome == ExitClass.RESOURCE else None
-    return killed or first_end(ends)
+    killed = _rank_killed_for_memory(ends) if outcome == ExitClass.RESOURCE else None
+    return killed or explaining_end(ends)
 
 
-def _killed_for_memory(ends: tuple[RankEnd, ...]) -> RankEnd | None:
+def _rank_killed_for_memory(ends: tuple[RankEnd, ...]) -> RankEnd | None:
     return next((end for end in ends if end.last_signal == SIGKILL), None)
 
 
-def class_of(status: Status) -> tuple[ExitClass, str]:
+def classify_end(status: Status) -> tuple[ExitClass, str]:
     """Return the class of an attempt's end and its cause, for people."""
     if status.run is Run.ABSENT:
         return ExitClass.INFRASTRUCTURE, "it was not started"
@@ -240,7 +240,7 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
         return ExitClass.USER, status.words
     if status.by is EndedBy.TIME_LIMIT:
         return ExitClass.LIMIT, "ran longer than its time limit"
-    first = first_end(status.ends)
+    first = explaining_end(status.ends)
     if not status.ends and status.by is EndedBy.CANCEL:
         return ExitClass.REQUESTED, "it was not started"
     if first is None:
@@ -248,12 +248,12 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
     if status.by is EndedBy.NODE_FAULT:
         return ExitClass.INFRASTRUCTURE, "a GPU of it is out of service"
     if status.by is EndedBy.OUT_OF_MEMORY:
-        killed = _killed_for_memory(status.ends) or first
+        killed = _rank_killed_for_memory(status.ends) or first
         return ExitClass.RESOURCE, f"rank {killed.rank} was killed as memory ran out"
-    return _class_of_rank(first, status.words)
+    return _classify_rank_end(first, status.words)
 
 
-def _class_of_rank(first: RankEnd, error: str) -> tuple[ExitClass, str]:
+def _classify_rank_end(first: RankEnd, error: str) -> tuple[ExitClass, str]:
     """Return the class of an end that a rank explains, and its cause, for people.
 
     Args:
@@ -296,7 +296,7 @@ def attempt_outcome(
         wait_share: In [0, 1), spreads jobs that failed together over the time until they are tried again.
         most_stuck: Attempts in a row without progress after which the job is held.
     """
-    exit_class, cause = class_of(status)
+    exit_class, cause = classify_end(status)
     # A program that takes a signal well ends with 0 whether its work is done or not.
     was_stopped = stopped_for is not None and status.by in STOPPED_BY
     if exit_class is ExitClass.SUCCESS and not was_stopped:
@@ -357,7 +357,7 @@ class AttemptProgress(NamedTuple):
     def _ran_long(self) -> bool:
         return not self.has_reported and self.ran_s >= SILENT_PROGRESS_S
 
-    def left_of(self, used: Tries) -> Tries:
+    def tries_still_counted(self, used: Tries) -> Tries:
         """Return which of the tries that a job has used up still count against it."""
         if self.is_farthest:
             return Tries()
@@ -366,24 +366,24 @@ class AttemptProgress(NamedTuple):
 
 
 def attempt_progress(
-    look: LastReport, progress: Mapping[str, float], before: float | None, ran_s: float
+    report: LastReport, progress: Mapping[str, float], before: float | None, ran_s: float
 ) -> AttemptProgress:
     """Return how far an attempt brought its job.
 
     Args:
-        look: The steps and checkpoints that it reported.
+        report: The steps and checkpoints that it reported.
         progress: What it wrote into its progress file.
         before: The highest step that an earlier attempt reported, None if none did.
         ran_s: How long all its ranks ran.
     """
-    steps = [step for step in (look.step, progress.get(STEP)) if step is not None]
+    steps = [step for step in (report.step, progress.get(STEP)) if step is not None]
     saved = progress.get(SAVED, 0.0) > 0.0  # of this attempt's own work
     highest = max(steps, default=None)
     is_new = highest is not None and (before is None or highest > before)
     return AttemptProgress(
-        is_further=look.came_further or saved or progress.get(STEP, 0.0) > 0.0,
-        is_farthest=look.saved_more or saved or is_new,
-        has_reported=look.has_reported or STEP in progress or SAVED in progress,
+        is_further=report.came_further or saved or progress.get(STEP, 0.0) > 0.0,
+        is_farthest=report.saved_more or saved or is_new,
+        has_reported=report.has_reported or STEP in progress or SAVED in progress,
         step=max([*steps, *([] if before is None else [before])], default=None),
         ran_s=ran_s,
     )
@@ -392,12 +392,12 @@ def attempt_progress(
 PollTurn = tuple[int, str]  # priority and user
 
 
-def poll_turn(job: JobRow) -> PollTurn:
+def poll_turn_of(job: JobRow) -> PollTurn:
     """Return the turn that is taken when the attempt of a job is polled."""
     return job.priority, job.owner
 
 
-def in_turns(jobs: Iterable[JobRow], had_turn: Mapping[str, PollTurn]) -> list[str]:
+def in_polling_order(jobs: Iterable[JobRow], had_turn: Mapping[str, PollTurn]) -> list[str]:
     """Return ids of jobs in the order in which their attempts are polled.
 
     Those that had no turn yet go first, then higher priorities, then users by turns. So a user with thousands of
@@ -411,7 +411,7 @@ def in_turns(jobs: Iterable[JobRow], had_turn: Mapping[str, PollTurn]) -> list[s
     taken: Counter[tuple[bool, PollTurn]] = Counter()
     keys = []
     for job in sorted(jobs, key=lambda job: job.submit_seq):
-        again, turn = job.id in had_turn, poll_turn(job)
+        again, turn = job.id in had_turn, poll_turn_of(job)
         keys.append((again, -job.priority, taken[again, turn] + (0 if again else had[turn]), job.submit_seq, job.id))
         taken[again, turn] += 1
     return [key[-1] for key in sorted(keys)]

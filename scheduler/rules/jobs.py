@@ -62,7 +62,7 @@ def next_job_step(
     if is_in_queue:
         is_unwanted = job.state is JobState.QUEUED and job.desired is not Desired.RUN
         return JobStep(JobDo.LEAVE if is_unwanted else JobDo.NOTHING)
-    change = _change_outside(job, cluster_gpus, needs)
+    change = _step_outside_queue(job, cluster_gpus, needs)
     if change is not None:
         return change
     return JobStep(JobDo.ENTER if may_enter(job, now_s) and not is_kept_out else JobDo.NOTHING)
@@ -73,7 +73,7 @@ def may_enter(job: JobRow, now_s: float) -> bool:
     return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
 
 
-def _change_outside(job: JobRow, cluster_gpus: int, needs: str) -> JobStep | None:
+def _step_outside_queue(job: JobRow, cluster_gpus: int, needs: str) -> JobStep | None:
     """Return how a job outside the queue gets into its desired state, None if it is in that state."""
     if job.desired is Desired.CANCEL:
         return JobStep(JobDo.CHANGE, JobState.CANCELLED, REQUEST_CAUSE[Desired.CANCEL])
@@ -91,7 +91,7 @@ def _change_outside(job: JobRow, cluster_gpus: int, needs: str) -> JobStep | Non
     return None
 
 
-def release_step(job: JobRow, outcome: AttemptOutcome) -> tuple[JobState, Desired | None, bool]:
+def state_after_release(job: JobRow, outcome: AttemptOutcome) -> tuple[JobState, Desired | None, bool]:
     """Return what becomes of a job whose attempt has been released.
 
     Returns:
@@ -124,7 +124,7 @@ def retry_step(job: JobRow) -> RetryStep:
     return RetryStep.RELEASE if job.desired is Desired.HOLD else RetryStep.NOTHING
 
 
-def hold_step(job: JobRow, attempt: AttemptState | None) -> JobState | None:
+def state_to_hold(job: JobRow, attempt: AttemptState | None) -> JobState | None:
     """Return the state by which a job is held that cannot be handled.
 
     Args:
@@ -155,17 +155,17 @@ class WaitingJob(NamedTuple):
     saved_s: float
 
 
-class Led(NamedTuple):
+class LastTurn(NamedTuple):
     """When a user last had their turn to lead, and the number of that turn; 0 for none."""
 
     at_s: float
     number: int
 
 
-Turns = Mapping[tuple[str, int], Led]  # by owner and priority
+Turns = Mapping[tuple[str, int], LastTurn]  # by owner and priority
 
 
-def in_order(
+def in_queue_order(
     waiting: Iterable[WaitingJob], order: OrderRegime, ageing_s: float, now_s: float, in_service: int,
     turns: Turns | None = None,
 ) -> list[WaitingJob]:  # fmt: skip
@@ -180,31 +180,31 @@ def in_order(
         turns: That users have had to lead; None where they take no turns. Each is then shown to lead in turn, one job
             of each user in a round.
     """
-    line = sorted(waiting, key=_place)
+    line = sorted(waiting, key=_queue_key)
     ages = order.passes  # else the first one is the oldest that counts
-    aged = [job for job in line if ages and now_s >= _since_s(job) + ageing_s and job.gpus <= in_service]
-    aged.sort(key=lambda it: (_since_s(it), _place(it)))
+    aged = [job for job in line if ages and now_s >= _waiting_since_s(job) + ageing_s and job.gpus <= in_service]
+    aged.sort(key=lambda it: (_waiting_since_s(it), _queue_key(it)))
     old = {it.id for it in aged}
     if turns is not None:
         line = [job for job in line if job.id not in old]
-        turns = _after(aged, turns, order, now_s)
+        turns = _turns_after(aged, turns, order, now_s)
         groups = [list(jobs) for _, jobs in groupby(line, lambda it: it.priority)]
         line = [job for place, jobs in enumerate(groups) for job in _in_rounds(jobs, order, turns, leads=place == 0)]
     elif order.by_work:
         first = 0 if order.shortest_leads else 1
-        line[first:] = _by_key(line[first:], order)
+        line[first:] = _by_remaining_work(line[first:], order)
     return [*aged, *(job for job in line if job.id not in old)]
 
 
-def _after(started: Iterable[WaitingJob], turns: Turns, order: OrderRegime, now_s: float) -> Turns:
+def _turns_after(started: Iterable[WaitingJob], turns: Turns, order: OrderRegime, now_s: float) -> Turns:
     """Return the turns that users have had once some jobs, which have aged, have started."""
     last = max((turn.number for turn in turns.values()), default=0)
     taking = (it for it in started if order.shortest_leads or it.not_before_s == 0.0)
-    return {**turns, **{(it.owner, it.priority): Led(now_s, last + at) for at, it in enumerate(taking, 1)}}
+    return {**turns, **{(it.owner, it.priority): LastTurn(now_s, last + at) for at, it in enumerate(taking, 1)}}
 
 
-def _by_key(jobs: Iterable[WaitingJob], order: OrderRegime) -> list[WaitingJob]:
-    return sorted(jobs, key=lambda job: (-job.priority, _left_s(job))) if order.by_work else list(jobs)
+def _by_remaining_work(jobs: Iterable[WaitingJob], order: OrderRegime) -> list[WaitingJob]:
+    return sorted(jobs, key=lambda job: (-job.priority, _remaining_work_s(job))) if order.by_work else list(jobs)
 
 
 def _in_rounds(jobs: Sequence[WaitingJob], order: OrderRegime, turns: Turns, *, leads: bool) -> list[WaitingJob]:
@@ -226,50 +226,50 @@ def _in_rounds(jobs: Sequence[WaitingJob], order: OrderRegime, turns: Turns, *, 
             lines.setdefault(it.owner, []).append(it)
     if not lines:
         return back
-    users = in_turn((job for job in jobs if job.id not in ahead), turns)
+    users = users_in_turn((job for job in jobs if job.id not in ahead), turns)
     for place, user in enumerate(users):
         first = 1 if leads and place == 0 and not back and not order.shortest_leads else 0
-        lines[user][first:] = _by_key(lines[user][first:], order)
+        lines[user][first:] = _by_remaining_work(lines[user][first:], order)
     rounds = range(max(map(len, lines.values())))
     return back + [lines[user][at] for at in rounds for user in users if at < len(lines[user])]
 
 
-def in_turn(jobs: Iterable[WaitingJob], turns: Turns) -> list[str]:
+def users_in_turn(jobs: Iterable[WaitingJob], turns: Turns) -> list[str]:
     """Return the users of waiting jobs of one priority, the one first whose turn it is to lead."""
     oldest: dict[str, WaitingJob] = {}
     for it in sorted(jobs, key=lambda it: (it.not_before_s > 0.0, it.entered_s, it.submit_seq)):
         oldest.setdefault(it.owner, it)
 
     def since(it: WaitingJob) -> tuple[float, int, int]:
-        led = turns.get((it.owner, it.priority), Led(0.0, 0))
+        led = turns.get((it.owner, it.priority), LastTurn(0.0, 0))
         at_s, number = max((it.entered_s, 0), (led.at_s, led.number)) if led.number else (it.entered_s, 0)
         return at_s, number, it.submit_seq
 
     return [it.owner for it in sorted(oldest.values(), key=since)]
 
 
-def places(line: Sequence[WaitingJob]) -> dict[str, int]:
+def queue_places(line: Sequence[WaitingJob]) -> dict[str, int]:
     """Return the place of each job in the queue, from 1."""
     return {job.id: place for place, job in enumerate(line, 1)}
 
 
-def _place(it: WaitingJob) -> tuple[int, int, float, int]:
+def _queue_key(job: WaitingJob) -> tuple[int, int, float, int]:
     """Return what puts jobs into the order of the queue: as `state_cache.queue_key`."""
-    if it.not_before_s > 0.0:
-        return -it.priority, 0, -max(it.entered_s, it.not_before_s), -it.submit_seq
-    return -it.priority, 1, it.entered_s, it.submit_seq
+    if job.not_before_s > 0.0:
+        return -job.priority, 0, -max(job.entered_s, job.not_before_s), -job.submit_seq
+    return -job.priority, 1, job.entered_s, job.submit_seq
 
 
-def _since_s(it: WaitingJob) -> float:
-    return it.entered_s - it.wait_s
+def _waiting_since_s(job: WaitingJob) -> float:
+    return job.entered_s - job.wait_s
 
 
-def _left_s(it: WaitingJob) -> float:
+def _remaining_work_s(job: WaitingJob) -> float:
     """Return the estimated work that a job has left; the estimate doubles until it exceeds what is saved."""
-    guess_s = it.guess_s
-    while 0.0 < guess_s <= it.saved_s:
+    guess_s = job.guess_s
+    while 0.0 < guess_s <= job.saved_s:
         guess_s *= 2.0
-    return guess_s - it.saved_s
+    return guess_s - job.saved_s
 
 
 class Quota:
@@ -287,7 +287,7 @@ class Quota:
         for row in inside if gpus is not None else ():
             self._has[row.owner] += row.gpus
 
-    def take(self, row: JobRow) -> bool:
+    def take_if_within(self, row: JobRow) -> bool:
         """Count a job as one of its owner's if they may have its GPUs, and return whether they may."""
         if self.gpus is None:
             return True

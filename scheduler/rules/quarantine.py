@@ -25,10 +25,12 @@ class Fleet(NamedTuple):
     types: Mapping[str, str]  # node type of each
 
 
-def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
+def is_outdated(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
     """Return whether something was cleared since it was found, so that it must not act again."""
     cleared_s = [
-        entry.cleared_s for entry in entries if entry.cleared_s is not None and _is_about(entry.place, finding.place)
+        entry.cleared_s
+        for entry in entries
+        if entry.cleared_s is not None and _clears_finding(entry.place, finding.place)
     ]
     for at_s in cleared_s:
         was_set_back = now_s < at_s  # then a new finding has an earlier time as well
@@ -37,15 +39,16 @@ def is_old(finding: QuarantineFinding, entries: Iterable[QuarantineEntry], now_s
     return False
 
 
-def _is_about(cleared: HardwarePlace, found: HardwarePlace) -> bool:
+def _clears_finding(cleared: HardwarePlace, found: HardwarePlace) -> bool:
     """Return whether the clearance of a place is one of what was found, too."""
     return cleared == found or cleared.covers(found)
 
 
-def tries_of(place: HardwarePlace, cause: str, entries: Iterable[QuarantineEntry], now_s: float) -> int:
+def quarantine_count(place: HardwarePlace, cause: str, entries: Iterable[QuarantineEntry], now_s: float) -> int:
     """Return how often a place comes into quarantine for a cause of late, with this time."""
     return 1 + sum(
-        entry.place == place and entry.cause == cause and is_near(entry.since_s, now_s, CLEARED_S) for entry in entries
+        entry.place == place and entry.cause == cause and is_within(entry.since_s, now_s, CLEARED_S)
+        for entry in entries
     )
 
 
@@ -60,17 +63,17 @@ def who_clears(
     """Return what ends a quarantine: an operator, where checks have ended the same one often enough."""
     before = sum(
         entry.place == place and entry.cause == cause and entry.cleared_by == BY_CHECKS
-        and is_near(entry.cleared_s or 0.0, now_s, CLEARED_S)
+        and is_within(entry.cleared_s or 0.0, now_s, CLEARED_S)
         for entry in entries
     )  # fmt: skip
     return Clears.OPERATOR if before >= CLEARED_MOST else wanted
 
 
-def makes_it_the_node(place: HardwarePlace, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
+def has_other_faulty_gpu(place: HardwarePlace, entries: Iterable[QuarantineEntry], now_s: float) -> bool:
     """Return whether another GPU of the same node came into quarantine within the last hour."""
     return place.scope is Scope.DEVICE and any(
         entry.place.scope is Scope.DEVICE and entry.place.node == place.node and entry.place.gpu != place.gpu
-        and is_near(entry.since_s, now_s, SAME_NODE_S) and entry.check != BY_HAND
+        and is_within(entry.since_s, now_s, SAME_NODE_S) and entry.check != BY_HAND
         for entry in entries
     )  # fmt: skip
 
@@ -81,13 +84,13 @@ def is_over_budget(place: HardwarePlace, entries: Iterable[QuarantineEntry], fle
     A check, a driver or a switch is the likelier cause then.
     """
     kind = fleet.types[place.node]
-    lately = [entry.place for entry in entries if entry.check != BY_HAND and is_near(entry.since_s, now_s, BUDGET_S)]
-    gpus = {gpu for it in (*lately, place) for gpu in _counted(it, fleet) if fleet.types[gpu[0]] == kind}
+    lately = [entry.place for entry in entries if entry.check != BY_HAND and is_within(entry.since_s, now_s, BUDGET_S)]
+    gpus = {gpu for it in (*lately, place) for gpu in _budgeted_gpus(it, fleet) if fleet.types[gpu[0]] == kind}
     total = sum(size for node, size in fleet.sizes.items() if fleet.types[node] == kind)
     return len(gpus) > max(BUDGET * total, float(fleet.sizes[place.node]))
 
 
-def _counted(place: HardwarePlace, fleet: Fleet) -> set[tuple[str, int]]:
+def _budgeted_gpus(place: HardwarePlace, fleet: Fleet) -> set[tuple[str, int]]:
     """Return the GPUs that the budget counts: one of a link."""
     if place.node not in fleet.sizes:
         return set()
@@ -110,15 +113,15 @@ def closed_gpus(places: Iterable[HardwarePlace], sizes: Mapping[str, int]) -> se
         worst = max(count, key=lambda end: (count[end], end))
         closed.add(worst)
         links = [link for link in links if not worst.covers(link)]
-    return {gpu for it in closed for gpu in _gpus_of(it, sizes)}
+    return {gpu for it in closed for gpu in _gpus_at_place(it, sizes)}
 
 
-def _gpus_of(place: HardwarePlace, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+def _gpus_at_place(place: HardwarePlace, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     gpus = range(sizes.get(place.node, 0))
     return [(place.node, gpu) for gpu in gpus if place.gpu in (WHOLE_NODE, gpu)]
 
 
-def is_due(entry: QuarantineEntry, boot_id: str, now_s: float) -> bool:
+def is_check_due(entry: QuarantineEntry, boot_id: str, now_s: float) -> bool:
     """Return whether checks may be run that end a quarantine by themselves.
 
     Args:
@@ -132,12 +135,12 @@ def is_due(entry: QuarantineEntry, boot_id: str, now_s: float) -> bool:
     return is_done and now_s >= entry.not_before_s and now_s - entry.symptom_s >= QUIET_S
 
 
-def stricter(clears: Sequence[Clears]) -> Clears:
+def strictest(clears: Sequence[Clears]) -> Clears:
     """Return what ends all of several quarantines."""
     order = (Clears.CHECKS, Clears.REBOOT, Clears.OPERATOR)
     return max(clears, key=order.index)
 
 
-def is_near(at_s: float, now_s: float, span_s: float) -> bool:
+def is_within(at_s: float, now_s: float, span_s: float) -> bool:
     """Return whether a time is within some span of the present; a clock that was set back must not hide it."""
     return abs(now_s - at_s) <= span_s

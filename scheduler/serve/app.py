@@ -53,7 +53,7 @@ def readyz(service: ServiceDep) -> dict[str, str]:
     if missing:
         raise ProblemError("not-ready", missing, Retry_After="5")
     placer = service.control.placer
-    return {"status": "ok", "policy": placer.decides, "version": placer.version}
+    return {"status": "ok", "policy": placer.decider, "version": placer.version}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -17,8 +17,8 @@ from ...cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.token_file import is_loopback
 from ..backends.building import PLACE, backend_class
-from ..policy_host.worker import sampling
-from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open, cluster_of, located
+from ..policy_host.worker import with_sampling
+from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open_is_local, default_cluster_file, with_absolute_paths
 from ..store.database import check_folder_of, check_url, file_of
 
 
@@ -43,12 +43,12 @@ def check(path: Path | None) -> ConfigReport:
     except InputError as error:
         return ConfigReport([error], SchedulerSettings(), None)
     problems = _problems_in(file, SchedulerSettings, file.data)
-    settings = located(_sound(file.data), file)
+    settings = with_absolute_paths(_sound(file.data), file)
     problems += _of_backend(file, settings)
     own = cluster = None
     with _noted(problems, file, ("folder",)):
         _check_folder(settings.folder)
-        own = cluster_of(settings.folder) if exists(cluster_of(settings.folder)) else None
+        own = default_cluster_file(settings.folder) if exists(default_cluster_file(settings.folder)) else None
     with _noted(problems, file, ("cluster",)):
         cluster = None if (found := settings.cluster or own) is None else read_cluster(found)
     remarks, use = [], _use_of(settings)
@@ -59,14 +59,14 @@ def check(path: Path | None) -> ConfigReport:
     choice = settings.policy
     if choice.name is not None and choice.sample_temperature is not None:
         with _noted(problems, file, ("policy", "sample_temperature")):
-            sampling(find_policy(choice.name), choice.sample_temperature)
+            with_sampling(find_policy(choice.name), choice.sample_temperature)
     with _noted(problems, file, ("store",)):
         check_url(settings.store_url)
         path = file_of(settings.store_url)
         if path is not None and path.parent != settings.folder:  # that one is made
             check_folder_of(path)
     with _noted(problems, file, ("open",)):
-        check_open(settings)
+        check_open_is_local(settings)
     return ConfigReport(problems, settings, cluster, tuple(remarks))
 
 
@@ -83,7 +83,7 @@ def summary(checked: ConfigReport) -> Iterator[str]:
         yield "cluster: four nodes of four slots"
     else:
         gpus, nodes = int(cluster.cluster.first_gpu[-1]), len(cluster.node_names)
-        yield f"cluster: {settings.cluster or cluster_of(settings.folder)}, {gpus} GPUs on {nodes} nodes"
+        yield f"cluster: {settings.cluster or default_cluster_file(settings.folder)}, {gpus} GPUs on {nodes} nodes"
     policy = settings.policy
     name = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
     yield f"policy: {name}; order {settings.order}"

@@ -22,9 +22,9 @@ from ..control.reconciler import RunningScheduler
 from ..control.state_cache import needs_of
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
-from ..model.job_spec import Shape, is_shaped, stored_or_usual
+from ..model.job_spec import Shape, is_shaped, stored_job_or_default
 from ..model.states import Desired, JobState
-from ..rules.jobs import Led, Turns, WaitingJob, in_order, in_turn, places
+from ..rules.jobs import LastTurn, Turns, WaitingJob, in_queue_order, queue_places, users_in_turn
 from ..settings import SchedulerSettings
 from ..store.attempts import DecisionRow, held_gpus, last_decisions_of
 from ..store.events import last_seq
@@ -121,27 +121,28 @@ class QueueNow:
         settings, room = self._settings, room_in(tx, self._layout)
         order = ORDER_REGIMES[settings.order]
         waiting, had = waiting_jobs(tx, now_s), self._had(tx)
-        line = in_order(waiting, order, settings.ageing_s, now_s, room.in_service, had)
+        line = in_queue_order(waiting, order, settings.ageing_s, now_s, room.in_service, had)
         held = Counter(row.job_id for row in held_gpus(tx)) if settings.limits.gpus is not None else Counter[str]()
         by_owner: Counter[str] = Counter()
         for job, owner in owners_of(tx, sorted(held)).items():
             by_owner[owner] += held[job]
         turns = {} if had is None else _turns_before(waiting, had)
         return Queue(
-            self._layout, room, places(line), turns, by_owner, settings.limits.gpus, now_s, self._control.why_held_back,
-            self._control.errors, self._control.jobs_being_checked, self._control.why_not_launched,
+            self._layout, room, queue_places(line), turns, by_owner, settings.limits.gpus, now_s,
+            self._control.why_held_back, self._control.errors, self._control.jobs_being_checked,
+            self._control.why_not_launched,
         )  # fmt: skip
 
     def _had(self, tx: Connection) -> Turns | None:
         """Return the turns that users have had to lead, None where they take none."""
         if not self._settings.turns:
             return None
-        return {key: Led(turn.led_s, turn.led) for key, turn in user_turns(tx).items()}
+        return {key: LastTurn(turn.led_s, turn.led) for key, turn in user_turns(tx).items()}
 
     def ahead_of_new(self, tx: Connection, owner: str, priority: int, now_s: float) -> int:
         """Return how many waiting jobs would stand before one of an owner and a priority that is submitted now."""
         new = WaitingJob("", owner, priority, 1, 1 << 62, now_s, 0.0, 0.0, 1.0, 0.0)
-        line = in_order([*waiting_jobs(tx, now_s), new], ORDER_REGIMES["easy"], math.inf, now_s, 0, self._had(tx))
+        line = in_queue_order([*waiting_jobs(tx, now_s), new], ORDER_REGIMES["easy"], math.inf, now_s, 0, self._had(tx))
         return line.index(new)
 
 
@@ -153,7 +154,7 @@ def _turns_before(waiting: Iterable[WaitingJob], had: Turns) -> dict[tuple[str, 
     return {
         (owner, priority): before
         for priority, jobs in by_priority.items()
-        for before, owner in enumerate(in_turn(jobs, had))
+        for before, owner in enumerate(users_in_turn(jobs, had))
     }
 
 
@@ -244,7 +245,7 @@ def _none(needs: NodeNeeds) -> str:
 
 
 def _shape(row: JobRow) -> Shape | None:
-    return stored_or_usual(row.spec).shape if is_shaped(row.spec) else None
+    return stored_job_or_default(row.spec).shape if is_shaped(row.spec) else None
 
 
 def _gpus(count: int) -> str:

@@ -32,15 +32,15 @@ from ..backends.protocol import Backend
 from ..control.node_checks import NodeChecks
 from ..control.reconciler import Reconciler, RunningScheduler
 from ..control.state_cache import Parts
-from ..health.evidence import Usage, sample_of
+from ..health.evidence import Usage, use_sample_of
 from ..health.monitor import Leases, Monitor
-from ..health.quarantining import CheckOrders, clear, entries_for, keep
+from ..health.quarantining import CheckOrders, clear_quarantine, entries_ended_by, record_failed_checks
 from ..metrics import SchedulerMetrics
 from ..mirror.cluster_mirror import ClusterSite
 from ..model.gpu_index import WHOLE_NODE, HardwarePlace, Layout, QuarantineEntry
 from ..placement.placer import Mode, Placer
-from ..rules.quarantine import BY_CHECKS, is_due
-from ..settings import SchedulerSettings, ServeOptions, check_open, cluster_of
+from ..rules.quarantine import BY_CHECKS, is_check_due
+from ..settings import SchedulerSettings, ServeOptions, check_open_is_local, default_cluster_file
 from ..store.attempts import held_gpus
 from ..store.database import Store, StoreUnreachableError, file_of, open_store
 from ..store.jobs import forget_before
@@ -105,7 +105,7 @@ class Service:
 
     def __init__(self, chosen: ServeOptions) -> None:
         settings = self.settings = chosen.settings
-        check_open(settings)
+        check_open_is_local(settings)
         choice = settings.policy
         fallback = find_policy(choice.fallback)
         if choice.name is not None:
@@ -288,7 +288,7 @@ class Service:
             with suppress(StoreUnreachableError), self.store.read() as tx:
                 held = [(row.node, row.gpu) for row in held_gpus(tx)]
                 reports = self.control.last_reports()
-                self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
+                self.usage.add(use_sample_of(held, self.layout.nodes, reports, now_s))
 
     def _check_quarantines(self) -> None:
         """Let checks clear what has rested long enough, now and then."""
@@ -339,14 +339,14 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
     choice, orders = settings.preflight, CheckOrders()
 
     def request(node: str, gpu: int | None) -> tuple[bool, str]:
-        return orders.run(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+        return orders.run_checks(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
     def node_checks(rounds: BackgroundRounds | None) -> NodeChecks:
         links, scratch = choice.link_bytes_per_s, None if choice.scratch is None else choice.scratch.absolute()
         return NodeChecks(rounds, choice.jobs, slots=slots, link_bytes_per_s=links, scratch=scratch)
 
     if settings.backend.name != LOCAL:
-        return ServiceChecks(node_checks(None), request, orders.can, orders, orders.stop)
+        return ServiceChecks(node_checks(None), request, orders.can_check, orders, orders.wake_waiters)
     if choice.wiring is not None:
         read_blueprint(choice.wiring)
     read_port_facts(choice.port_facts)
@@ -416,7 +416,7 @@ class Clearing:
             InputError: If it is not in quarantine, or jobs run there.
         """
         with self._store.read() as tx:
-            entries_for(open_entries(tx), place)
+            entries_ended_by(open_entries(tx), place)
             if jobs := self._jobs_on(tx, place):
                 raise InputError(
                     f"{place.words} cannot be checked while it is used by {', '.join(sorted(jobs))}",
@@ -431,7 +431,7 @@ class Clearing:
             InputError: If it is not in quarantine.
         """
         return self._store.write(
-            lambda tx: clear(tx, place, by, CLEARED_UNCHECKED, self._now_s(), writer=QUARANTINE_WRITER)
+            lambda tx: clear_quarantine(tx, place, by, CLEARED_UNCHECKED, self._now_s(), writer=QUARANTINE_WRITER)
         )
 
     def check_due(self) -> None:
@@ -441,7 +441,7 @@ class Clearing:
             due = {
                 entry.place
                 for entry in open_entries(tx)
-                if is_due(entry, boots.get(entry.place.node, ""), self._now_s())
+                if is_check_due(entry, boots.get(entry.place.node, ""), self._now_s())
             }
             free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
         for place in free[: max(MAX_CHECKS_AT_ONCE - len(self.running), 0)]:
@@ -487,15 +487,17 @@ class Clearing:
     def _finish(self, tx: Connection, place: HardwarePlace, by: str, evidence: str, *, passed: bool) -> None:
         now_s = self._now_s()
         if not passed:
-            keep(tx, place, evidence, now_s, writer=QUARANTINE_WRITER)
+            record_failed_checks(tx, place, evidence, now_s, writer=QUARANTINE_WRITER)
             return
         boots = boot_ids(tx)
 
         def is_ready(entry: QuarantineEntry) -> bool:
             """Return whether a quarantine ends; without a request only one that the rules let checks end."""
-            return by != BY_CHECKS or (entry.place == place and is_due(entry, boots.get(entry.place.node, ""), now_s))
+            return by != BY_CHECKS or (
+                entry.place == place and is_check_due(entry, boots.get(entry.place.node, ""), now_s)
+            )
 
-        clear(tx, place, by, evidence, now_s, writer=QUARANTINE_WRITER, is_ready=is_ready)
+        clear_quarantine(tx, place, by, evidence, now_s, writer=QUARANTINE_WRITER, is_ready=is_ready)
 
 
 def make_folder(folder: Path) -> None:
@@ -528,7 +530,7 @@ def default_cluster(folder: Path) -> Path:
     Raises:
         InputError: If it cannot be written.
     """
-    path = cluster_of(folder)
+    path = default_cluster_file(folder)
     if not exists(path):
         try:
             path.write_text(QUICKSTART, encoding="utf-8")

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ...cluster.model.placement import Placement
-from ..model.job import NewEvent, ReservationRow, name_of
+from ..model.job import NewEvent, ReservationRow, attempt_name
 from ..model.states import OPEN_ATTEMPTS, AttemptState, Contact, RankEnd
 from .database import OlderAttemptError, TakenError
 from .events import EventRow, append
@@ -56,7 +56,7 @@ class AttemptRow(NamedTuple):
     @property
     def name(self) -> str:
         """Its name at the backend."""
-        return name_of(self.job_id, self.number)
+        return attempt_name(self.job_id, self.number)
 
 
 class AttemptColumns(TypedDict, total=False):

@@ -258,8 +258,8 @@ import inspect
 from longshore.cluster.kernels.compiled import Kernel
 from longshore.cluster.simulator import engine, faults, jobs
 from longshore.scheduler.mirror import cluster_mirror
-from longshore.scheduler.mirror.rehearsal import rehearse
-rehearse()
+from longshore.scheduler.mirror.rehearsal import rehearse_mirror_calls
+rehearse_mirror_calls()
 modules = {"engine": engine, "faults": faults, "jobs": jobs}
 used = [it for it in ast.walk(ast.parse(inspect.getsource(cluster_mirror))) if isinstance(it, ast.Attribute)]
 calls = [(ast.unparse(it.value), it.attr) for it in used]
@@ -347,7 +347,7 @@ import sys
 from longshore.agents.registry import find_policy
 from longshore.cluster.kernels.ahead import _found
 from longshore.cluster.kernels.compiled import Kernel
-from longshore.scheduler.mirror.rehearsal import _mirror, rehearsals_of
+from longshore.scheduler.mirror.rehearsal import _small_mirror, rehearsals_of
 from longshore.scheduler.policy_host.worker import _warm_up
 import gc
 for name in rehearsals_of(*sys.argv[1:]):
@@ -356,7 +356,7 @@ def programs():
     return {(it.key, str(each)) for it in gc.get_objects() if isinstance(it, Kernel) for each in it.overloads}
 before = programs()
 for name in sys.argv[1:]:
-    _warm_up(find_policy(name), _mirror().site)
+    _warm_up(find_policy(name), _small_mirror().site)
 print(programs() - before)
 """
     names = [*DECIDES, *(f"rollout:{it}@h2" for it in DECIDES[2:]), "rollout:patient"]

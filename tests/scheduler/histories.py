@@ -21,7 +21,14 @@ from longshore.scheduler.model.states import (
     Run,
     Status,
 )
-from longshore.scheduler.rules.attempts import START_LIMIT_S, AttemptStep, AttemptView, Do, attempt_outcome, next_step
+from longshore.scheduler.rules.attempts import (
+    START_LIMIT_S,
+    AttemptStep,
+    AttemptView,
+    Do,
+    attempt_outcome,
+    next_attempt_step,
+)
 from longshore.scheduler.rules.jobs import AFTER
 
 GPUS = 2  # of the cluster
@@ -125,7 +132,7 @@ class World:
         view = AttemptView(
             job.desired, attempt.state, attempt.opened_s, status, gone, attempt in self.cancelled, faulty, self.cut_off
         )  # fmt: skip
-        step = next_step(view, self.now_s)
+        step = next_attempt_step(view, self.now_s)
         do = step.do
         if step.contact is not attempt.contact:
             self.point()

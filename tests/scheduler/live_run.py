@@ -86,15 +86,15 @@ def decided(
     while advance(world, 0):
         live.catch_up()
         before()
-        job, due = str(world.state.current[0]), live.mirror.due()
+        job, due = str(world.state.current[0]), live.mirror.find_due_job()
         placed, live_placed = policy.place(world, 0), policy.place(live.mirror.sim, ROW)
         yield (
             (job, placed, str(world.state.current[0]), picks(world)),
-            (due, live_placed, live.mirror.current, sorted(live.mirror.picks(live.mirror.current))),
+            (due, live_placed, live.mirror.current_job, sorted(live.mirror.gpus_of_job(live.mirror.current_job))),
         )
         if placed:
-            assert start(world, 0) == live.mirror.start()
+            assert start(world, 0) == live.mirror.start_current_job()
         else:
             undo_picks(world, 0)
             wait(world, 0)
-            live.mirror.wait(rests=live.mirror.rests)
+            live.mirror.wait(rests=live.mirror.all_jobs_wait)

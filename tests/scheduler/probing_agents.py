@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.health import link_probes
-from longshore.scheduler.health.link_probes import ProbeOrder, ProbePlace, Prober, UnprovenError, send
+from longshore.scheduler.health.link_probes import ProbeOrder, ProbePlace, Prober, UnprovenError, send_probe_bytes
 
 HERE = "127.0.0.1"
 
@@ -31,7 +31,7 @@ class Agents:
         self.gpus = dict[str, list[dict[str, Any]]]()  # that a node reports
         self.probes = True  # they say so
         self._patch = patch
-        patch.setattr(link_probes, "send", self._send)
+        patch.setattr(link_probes, "send_probe_bytes", self._send)
 
     @property
     def places(self) -> dict[str, ProbePlace]:
@@ -48,12 +48,12 @@ class Agents:
             self._ends.wait()
             raise UnprovenError("all is over")
 
-        self._patch.setattr(link_probes, "opened", wait)
+        self._patch.setattr(link_probes, "verified_message", wait)
 
     def _send(self, connection: socket.socket, limit_s: float) -> None:
         rate = self._rates.get(connection.getsockname()[1])
         if rate is None:
-            send(connection, limit_s)
+            send_probe_bytes(connection, limit_s)
             return
         began_s, sent = time.monotonic(), 0
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)

@@ -20,7 +20,7 @@ from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import MemberPlace, NodeView, RingConnection, StepLines
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts, StateCache
-from longshore.scheduler.model.job import name_of
+from longshore.scheduler.model.job import attempt_name
 from longshore.scheduler.store.events import EventRow
 from tests.scheduler.served_rings import SCRIPT
 from tests.scheduler.trials import KilledError, Trial, Way
@@ -136,7 +136,7 @@ class RingTrial(Trial):
         return self.submit("", seats, failover="switch", **fields)
 
     def name(self, job: str) -> str:
-        return name_of(job, self.attempts(job)[-1].number)
+        return attempt_name(job, self.attempts(job)[-1].number)
 
     def report(self, job: str) -> RingReport | None:
         return self.way.backend.ring_report(self.name(job))

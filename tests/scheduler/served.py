@@ -20,7 +20,7 @@ LONGSHORE = [sys.executable, "-m", "longshore"]
 # What a start imports, and does once: a scheduler is forked from a process that has done it.
 WARM = Warm(
     "longshore.cli", "longshore.scheduler.serve.app", "longshore.scheduler.serve.server",
-    "longshore.scheduler.mirror.rehearsal:rehearse",
+    "longshore.scheduler.mirror.rehearsal:rehearse_mirror_calls",
 )  # fmt: skip
 SERVE = ["serve", *(["--as-root"] if os.geteuid() == 0 else [])]
 

@@ -15,7 +15,7 @@ from longshore.scheduler.control.node_checks import (
     quarantine_findings,
     results_for_event,
 )
-from longshore.scheduler.health.quarantining import QuarantineOutcome, clear, quarantine
+from longshore.scheduler.health.quarantining import QuarantineOutcome, clear_quarantine, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
 from longshore.scheduler.rules.quarantine import Fleet
 from longshore.scheduler.store.database import open_store
@@ -81,7 +81,7 @@ def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_pat
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     (found,) = quarantine_findings(report(CheckResult("x", "a", CheckOutcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is QuarantineOutcome.SET
-    store.write(lambda tx: clear(tx, HardwarePlace("a", 0), "ann", "mended", 200.0, writer="t"))
+    store.write(lambda tx: clear_quarantine(tx, HardwarePlace("a", 0), "ann", "mended", 200.0, writer="t"))
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is QuarantineOutcome.OLD
     with store.read() as tx:
         assert open_entries(tx) == []

@@ -37,7 +37,7 @@ class Doors(Fenced):
                     port = self.agent_ports[node].port if node in self.agent_ports else 0
                     reported = NodeReport(boot_id="b1", attempts=tuple(sorted(self.living[node])), agent_port=port)
                     self.living[node] -= set(control.take_report(node, reported, LOCAL).kill)
-                    orders = control.monitor.witnesses.fetch(node)
+                    orders = control.monitor.witnesses.orders_for(node)
                     results = probe_ports([it.probe for it in orders], 30.0)
                     control.record_port_probes(
                         node, {it.id: result for it, result in zip(orders, results, strict=True)}

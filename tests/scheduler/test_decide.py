@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.model.states import AfterStop, AttemptState, Contact, Desired, Run, Status
-from longshore.scheduler.rules.attempts import LAUNCH_AGAIN_S, START_LIMIT_S, AttemptView, Do, next_step
+from longshore.scheduler.rules.attempts import LAUNCH_AGAIN_S, START_LIMIT_S, AttemptView, Do, next_attempt_step
 from tests.scheduler.histories import mirror
 from tests.support.budgets import examples
 
@@ -21,7 +21,7 @@ def view(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone:
 
 @given(ANY, st.floats(0.0, 1e6))
 def test_a_node_that_is_down_stops_only_attempts_whose_ranks_do_not_all_run_yet(it: AttemptView, now_s: float) -> None:
-    reached, cut_off = (next_step(it._replace(is_cut_off=down), now_s) for down in (False, True))
+    reached, cut_off = (next_attempt_step(it._replace(is_cut_off=down), now_s) for down in (False, True))
     if it.state is not AttemptState.RELEASED:
         assert cut_off.contact is Contact.UNKNOWN
     waits = it.state in (AttemptState.RESERVED, AttemptState.LAUNCHED) and it.status.run in (Run.ABSENT, Run.PENDING)
@@ -30,7 +30,7 @@ def test_a_node_that_is_down_stops_only_attempts_whose_ranks_do_not_all_run_yet(
 
 @given(ANY, st.floats(0.0, 1e6))
 def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: AttemptView, now_s: float) -> None:
-    if next_step(it, now_s).do is Do.RELEASE:
+    if next_attempt_step(it, now_s).do is Do.RELEASE:
         assert it.is_gone
         assert it.state is AttemptState.DRAINING
         assert it.status.run is not Run.ABSENT or it.is_cancelled
@@ -38,7 +38,7 @@ def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: AttemptView,
 
 @given(ANY, st.floats(0.0, 1e6))
 def test_what_cannot_be_reached_is_left_alone(it: AttemptView, now_s: float) -> None:
-    step = next_step(it._replace(status=Status(Run.UNREACHABLE)), now_s)
+    step = next_attempt_step(it._replace(status=Status(Run.UNREACHABLE)), now_s)
 
     assert step.do in (Do.NOTHING, Do.CLOSE)
     assert (step.contact is Contact.UNKNOWN) == (it.state is not AttemptState.RELEASED)
@@ -46,7 +46,7 @@ def test_what_cannot_be_reached_is_left_alone(it: AttemptView, now_s: float) -> 
 
 @given(ANY, st.floats(0.0, 1e6))
 def test_nothing_is_started_that_is_to_stop(it: AttemptView, now_s: float) -> None:
-    step = next_step(it._replace(desired=Desired.CANCEL), now_s)
+    step = next_attempt_step(it._replace(desired=Desired.CANCEL), now_s)
 
     assert step.do not in (Do.LAUNCH, Do.RUN)
 
@@ -54,7 +54,7 @@ def test_nothing_is_started_that_is_to_stop(it: AttemptView, now_s: float) -> No
 @given(ANY, st.floats(0.0, 1e6))
 def test_an_attempt_that_has_run_is_never_launched_again(it: AttemptView, now_s: float) -> None:
     if it.state not in (AttemptState.RESERVED, AttemptState.LAUNCHED):
-        assert next_step(it, now_s).do is not Do.LAUNCH
+        assert next_attempt_step(it, now_s).do is not Do.LAUNCH
 
 
 @pytest.mark.parametrize(
@@ -76,17 +76,17 @@ def test_an_attempt_that_has_run_is_never_launched_again(it: AttemptView, now_s:
     ],
 )
 def test_the_next_step_of_an_attempt(it: AttemptView, now_s: float, do: Do) -> None:
-    assert next_step(it, now_s).do is do
+    assert next_attempt_step(it, now_s).do is do
 
 
 def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:
-    step = next_step(view(AttemptState.RUNNING, Run.RUNNING)._replace(has_fault=True), 0.0)
+    step = next_attempt_step(view(AttemptState.RUNNING, Run.RUNNING)._replace(has_fault=True), 0.0)
 
     assert (step.do, step.after) == (Do.STOP, AfterStop.RETRY)
 
 
 def test_an_attempt_that_was_to_start_on_a_node_that_is_down_starts_elsewhere() -> None:
-    step = next_step(view(AttemptState.LAUNCHED, Run.PENDING)._replace(is_cut_off=True), 0.0)
+    step = next_attempt_step(view(AttemptState.LAUNCHED, Run.PENDING)._replace(is_cut_off=True), 0.0)
 
     assert (step.do, step.after) == (Do.STOP, AfterStop.RELOCATE)
 

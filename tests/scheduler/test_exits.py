@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.model.job import DEFAULT_TRIES, NO_PROGRESS, Tries
-from longshore.scheduler.model.states import AfterStop, EndedBy, RankEnd, Run, Status, read_reason, reason_of
-from longshore.scheduler.rules.attempts import AttemptOutcome, ExitClass, attempt_outcome, class_of, rank_to_look_at
+from longshore.scheduler.model.states import AfterStop, EndedBy, RankEnd, Run, Status, parse_reason_line, reason_line
+from longshore.scheduler.rules.attempts import AttemptOutcome, ExitClass, attempt_outcome, classify_end, failed_rank_end
 
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 
@@ -32,7 +32,7 @@ def outcome(
         (ended((75, 0, 1.0)), ExitClass.AGAIN),
         (ended((0, 11, 1.0)), ExitClass.AMBIGUOUS),
         (ended((0, 9, 1.0), (0, 15, 1.5), by=EndedBy.OUT_OF_MEMORY), ExitClass.RESOURCE),
-        *((ended((128 + number, 0, 1.0)), class_of(ended((0, number, 1.0)))[0]) for number in range(1, 32)),
+        *((ended((128 + number, 0, 1.0)), classify_end(ended((0, number, 1.0)))[0]) for number in range(1, 32)),
         *((ended((code, 0, 1.0)), ExitClass.USER) for code in (128, 160, 192, 193, 255)),
         (ended((137, 0, 1.0), (143, 0, 1.5), by=EndedBy.OUT_OF_MEMORY), ExitClass.RESOURCE),
         (ended((0, 15, 1.0), by=EndedBy.TIME_LIMIT), ExitClass.LIMIT),
@@ -44,7 +44,7 @@ def outcome(
     ],
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
-    assert class_of(status)[0] is exit_class
+    assert classify_end(status)[0] is exit_class
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
     ],
 )
 def test_the_rank_to_look_at_is_the_one_that_made_the_attempt_fail(status: Status, rank: int | None) -> None:
-    found = rank_to_look_at(status.ends, class_of(status)[0])
+    found = failed_rank_end(status.ends, classify_end(status)[0])
     assert (None if found is None else found.rank) == rank
 
 
 def test_the_rank_that_failed_by_itself_explains_those_that_were_taken_down_with_it() -> None:
-    assert "rank 2 ended with exit code 3" in class_of(ended((0, 15, 10.0), (0, 9, 11.0), (3, 0, 10.5)))[1]
+    assert "rank 2 ended with exit code 3" in classify_end(ended((0, 15, 10.0), (0, 9, 11.0), (3, 0, 10.5)))[1]
 
 
 def test_a_rank_that_failed_long_before_the_others_explains_them_whatever_they_say() -> None:
-    assert "rank 1 was ended by signal 11" in class_of(ended((1, 0, 100.0), (0, 11, 10.0)))[1]
+    assert "rank 1 was ended by signal 11" in classify_end(ended((1, 0, 100.0), (0, 11, 10.0)))[1]
 
 
 @given(st.sampled_from([None, *AfterStop]), st.integers(0, 9))
@@ -150,4 +150,4 @@ def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded
 def test_who_ended_an_attempt_is_read_from_its_line(by: EndedBy, words: str) -> None:
     if by is EndedBy.NONE and words.partition(": ")[0] in set(EndedBy):
         return  # words that begin like one of the others are read as such
-    assert read_reason(reason_of(by, words)) == (by, words)
+    assert parse_reason_line(reason_line(by, words)) == (by, words)

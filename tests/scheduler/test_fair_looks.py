@@ -12,7 +12,7 @@ from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.model.job import JobRow, new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.rules.attempts import in_turns, poll_turn
+from longshore.scheduler.rules.attempts import in_polling_order, poll_turn_of
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
@@ -30,7 +30,7 @@ def job_of(name: str, owner: str, priority: int, place: int) -> JobRow:
 
 def test_one_attempt_of_a_user_stands_behind_one_of_each_other_and_not_behind_thousands() -> None:
     many = [job_of(f"ada-{place}", "ada", 0, place) for place in range(5000)]
-    order = in_turns([*many, job_of("bob", "bob", 0, 9000), job_of("eve", "eve", 5, 9001)], {})
+    order = in_polling_order([*many, job_of("bob", "bob", 0, 9000), job_of("eve", "eve", 5, 9001)], {})
     assert order[:4] == ["eve", "ada-0", "bob", "ada-1"]
     assert len(order) == 5002
 
@@ -41,9 +41,9 @@ def test_the_order_is_by_whose_turn_it_is_then_priority_then_users_by_turns(
 ) -> None:
     """Of each three claims, those of mark 1 had their turn, and those of mark 2 as well but are over."""
     every = [job_of(f"{place}", *it[:2], place) for place, it in enumerate(reported)]
-    had = {it.id: poll_turn(it) for it, (_, _, mark) in zip(every, reported, strict=True) if mark}
+    had = {it.id: poll_turn_of(it) for it, (_, _, mark) in zip(every, reported, strict=True) if mark}
     claims = {it.id: it for it, (_, _, mark) in zip(every, reported, strict=True) if mark < 2}
-    order = [claims[job] for job in in_turns(reversed(claims.values()), had)]
+    order = [claims[job] for job in in_polling_order(reversed(claims.values()), had)]
     assert sorted(order) == sorted(claims.values())
     keys = [(it.id in had, -it.priority) for it in order]
     assert keys == sorted(keys)

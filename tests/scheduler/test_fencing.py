@@ -78,7 +78,7 @@ def test_a_node_that_comes_back_takes_no_job_while_something_given_up_lives_ther
         assert answer.kill == tuple(stays)
         trial.wait(1.0, 1.0)
         trial.living[node] |= stays
-        trial.scheduler.parts.monitor.reports.take(
+        trial.scheduler.parts.monitor.reports.add(
             node, NodeReport(boot_id="b1", attempts=tuple(stays)), trial.now_s(), "", trial.later_s
         )
         assert trial.liveness(node) is Liveness.DOWN

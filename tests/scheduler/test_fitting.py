@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorCall, MirrorOrigin
-from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
+from longshore.scheduler.mirror.vacant_seats import PlacementShape, fit_to_shape
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
@@ -60,7 +60,7 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
         if (way := {node * GPUS + index for node in at for index in indices}) <= set(free)
     ]
 
-    gpus = fitted(mirror, "job", chosen, PlacementShape(nodes, same_indices=True))
+    gpus = fit_to_shape(mirror, "job", chosen, PlacementShape(nodes, same_indices=True))
 
     if not ways:
         assert gpus == ()
@@ -81,7 +81,7 @@ def test_of_any_indices_they_are_as_many_of_each_node_and_of_the_chosen_ones_as_
     free = [[gpu for gpu in range(node * GPUS, (node + 1) * GPUS) if gpu not in out] for node in range(NODES)]
     has = sorted((min(each, len(chosen & set(own))) for own in free if len(own) >= each), reverse=True)
 
-    gpus = fitted(mirror, "job", chosen, PlacementShape(nodes))
+    gpus = fit_to_shape(mirror, "job", chosen, PlacementShape(nodes))
 
     if len(has) < nodes:
         assert gpus == ()
@@ -100,7 +100,7 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     mirror.begin(1.0)
 
     decided = []
-    while mirror.due() is not None:
+    while mirror.find_due_job() is not None:
         decision = placer.decide(mirror, form_of)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
@@ -108,7 +108,7 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     mirror.begin(2.0)
     for gpu in (5, 6, 7, 9, 10, 11):
         mirror.bring_back(gpu)
-    while mirror.due() is not None:
+    while mirror.find_due_job() is not None:
         decision = placer.decide(mirror, form_of)
     assert (decision.job, decision.started) == ("wide", True)
     assert suits(decision.gpus, 1, 4)
@@ -121,7 +121,7 @@ def test_an_aged_job_that_no_free_gpus_suit_holds_up_no_one(site: ClusterSite) -
     mirror, placer = cluster_of(aged, taken, *jobs), Placer(find_policy("spread"))
     mirror.begin(100.0)
     decided = []
-    while mirror.due() is not None:
+    while mirror.find_due_job() is not None:
         decision = placer.decide(mirror, {"wide": PlacementShape(1), "small": None}.__getitem__)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
@@ -133,9 +133,9 @@ def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: ClusterS
     mirror, follower = cluster_of(site, taken, *jobs), cluster_of(site, taken, *jobs)
     mirror.journal = journal = list[MirrorCall]()
     mirror.begin(1.0)
-    assert mirror.due() == "wide"
+    assert mirror.find_due_job() == "wide"
     mirror.pass_over()
-    assert mirror.due() == "small"
+    assert mirror.find_due_job() == "small"
 
     follower.follow(journal)
 

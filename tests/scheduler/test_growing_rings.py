@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.scheduler.mirror.vacant_seats import Free, RingGap, with_which_faster
+from longshore.scheduler.mirror.vacant_seats import FreeGpus, RingGap, gpus_making_ring_faster
 
 NETWORK = 12.5e9  # bytes/s between two nodes of `grid_cluster`
 
@@ -27,7 +27,7 @@ def ring_of(members: int, asked: int, volume_bytes: float = 0.0, **known: Any) -
 def kept(speeds: list[float], ring: RingGap) -> list[int]:
     """Return which GPUs behind the members are kept."""
     free = np.arange(len(ring.nodes), len(speeds))
-    gpus: list[int] = with_which_faster(cluster(speeds), ring, Free(free, np.zeros(free.size))).gpus.tolist()
+    gpus: list[int] = gpus_making_ring_faster(cluster(speeds), ring, FreeGpus(free, np.zeros(free.size))).gpus.tolist()
     return gpus
 
 

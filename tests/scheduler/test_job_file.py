@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from longshore.cluster.files.yaml_file import read_yaml, validated
-from longshore.scheduler.model.job_spec import JobFile, UnreadableSpecError, stored_job, stored_or_usual
+from longshore.scheduler.model.job_spec import JobFile, UnreadableSpecError, stored_job, stored_job_or_default
 
 REFUSED = [
     ("gpus", 0), ("gpus", 10**9), ("estimate_s", 0.0), ("estimate_s", 5e-324), ("estimate_s", 1e9),
@@ -66,7 +66,7 @@ def test_what_is_odd_in_a_section_changes_nothing_beside_it() -> None:
 def test_a_stored_job_that_does_not_say_what_to_run_is_no_other_job(spec: object) -> None:
     with pytest.raises(UnreadableSpecError, match="stored job file"):
         stored_job(spec)
-    assert stored_or_usual(spec).grace_s == 30.0
+    assert stored_job_or_default(spec).grace_s == 30.0
 
 
 JSON = st.recursive(

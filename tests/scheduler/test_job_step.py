@@ -11,11 +11,11 @@ from longshore.scheduler.rules.jobs import (
     JobDo,
     JobStep,
     RetryStep,
-    hold_step,
     may_enter,
     next_job_step,
-    release_step,
     retry_step,
+    state_after_release,
+    state_to_hold,
 )
 
 NOW_S, GPUS = 100.0, 8
@@ -75,7 +75,7 @@ def test_a_hold_that_no_one_asked_for_lasts_until_someone_wants_the_job_to_run(
     after: AfterStop, desired: Desired, asked: AfterStop | None, wait_s: float
 ) -> None:
     job = row(JobState.STOPPING, desired)._replace(after_stop=asked)
-    now, wanted, stays = release_step(job, AttemptOutcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
+    now, wanted, stays = state_after_release(job, AttemptOutcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
     assert now in JOB_CHANGES[JobState.STOPPING]
     if after is AfterStop.HOLD and asked is not AfterStop.HOLD and desired is Desired.RUN:
         assert wanted is Desired.HOLD
@@ -94,7 +94,7 @@ def test_only_a_job_that_failed_or_is_held_is_tried_again_and_none_that_runs_is_
         desired is Desired.CANCEL or state in {JobState.SUCCEEDED, JobState.CANCELLED}
     )
     assert (retry is RetryStep.REQUEUE) == (state is JobState.FAILED and desired is not Desired.CANCEL)
-    hold = hold_step(job, attempt)
+    hold = state_to_hold(job, attempt)
     assert hold is not JobState.STOPPING or JobState.STOPPING in JOB_CHANGES[JobState.STARTING]
     if attempt is AttemptState.RUNNING and state is not JobState.QUEUED:
         assert hold is None

@@ -11,8 +11,8 @@ import torch
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
-from longshore.scheduler.policy_host.messages import record_of
+from longshore.scheduler.placement.replay import export_decisions, read_decisions, replay, stored_record_in
+from longshore.scheduler.policy_host.messages import decision_record_of
 from longshore.scheduler.store.database import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import log_probabilities
@@ -32,12 +32,12 @@ def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_p
     twin.run()
     twin.scheduler.close()
     file = tmp_path / "decisions.jsonl"
-    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    file.write_text("".join(line + "\n" for line in export_decisions(store)), encoding="utf-8")
     store.close()
 
     policy = load_policy(checkpoint)
-    stored = [found for found in map(stored_in, read_decisions(file)) if found is not None]
-    seen = [record_of(each) for each in stored]
+    stored = [found for found in map(stored_record_in, read_decisions(file)) if found is not None]
+    seen = [decision_record_of(each) for each in stored]
     observations, masks, logged = (
         torch.from_numpy(np.concatenate([np.asarray(it[part]) for it in seen])) for part in range(3)
     )
@@ -68,7 +68,7 @@ def test_what_a_heuristic_saw_is_not_stored(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     twin_of(busy_case(ring=False), store, Placer(HEURISTICS["pack"])).run()
 
-    decisions = [json.loads(line) for line in export(store)]
+    decisions = [json.loads(line) for line in export_decisions(store)]
     store.close()
 
     assert {decision["observation"] for decision in decisions} == {None}

@@ -72,22 +72,22 @@ def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     mirror = ClusterMirror(site_of(case), MirrorOrigin(0.0))
     mirror.begin(0.0)
     mirror.submit(JobRequest("stays", 10, 25.0, 0.0))
-    assert mirror.due() == "stays"
+    assert mirror.find_due_job() == "stays"
     assert HEURISTICS["pack"].place(mirror.sim, ROW)
-    assert mirror.start()
-    held, room = mirror.picks("stays"), mirror.room
+    assert mirror.start_current_job()
+    held, room = mirror.gpus_of_job("stays"), mirror.job_slots
 
     for job in range(3 * room):
         mirror.submit(JobRequest(str(job), 1, 20.0 if job < room else 10.0, 0.0))
         if job >= 5:
             mirror.withdraw(str(job - 5))
 
-    assert mirror.room == room
-    assert mirror.picks("stays") == held
+    assert mirror.job_slots == room
+    assert mirror.gpus_of_job("stays") == held
     assert time_unit_s(mirror.sim, ROW) == (25.0 + room * 20.0 + 2 * room * 10.0) / (1 + 3 * room)
     assert list(mirror.origin_now().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
     mirror.finish("stays")
-    assert mirror.due() == str(3 * room - 5)
+    assert mirror.find_due_job() == str(3 * room - 5)
 
 
 STEPS = ("submit", "start", "stop", "withdraw", "come back", "give place")
@@ -108,9 +108,9 @@ def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_f
             plain.append((rank, str(number)))
             plain.sort(key=lambda it: it[0])
         elif what == "start" and plain and len(running) < 10:
-            assert mirror.due() == plain[0][1]
+            assert mirror.find_due_job() == plain[0][1]
             assert HEURISTICS["pack"].place(mirror.sim, ROW)
-            assert mirror.start()
+            assert mirror.start_current_job()
             running.append(plain.pop(0))
         elif what == "stop" and running:
             job = running.pop(rank % len(running))
@@ -136,7 +136,7 @@ def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_f
         names = [job for _, job in plain]
         assert list(mirror.origin_now().queue) == names
         ends = [None, *names, None]
-        assert [mirror.beside(job) for job in names] == list(zip(ends, ends[2:], strict=False))
+        assert [mirror.queue_neighbours(job) for job in names] == list(zip(ends, ends[2:], strict=False))
 
 
 def free_gpus(mirror: ClusterMirror) -> tuple[list[int], int]:
@@ -147,7 +147,7 @@ def test_a_gpu_that_comes_back_under_a_running_job_is_free_only_after_the_job() 
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     empty = free_gpus(mirror)
     mirror.submit(JobRequest("job", 1, 60.0, 0.0))
-    assert mirror.due() == "job"
+    assert mirror.find_due_job() == "job"
     mirror.carry_out("job", [0])
     running = free_gpus(mirror)
 
@@ -167,9 +167,9 @@ def test_no_job_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_sho
 
     mirror.hide(nodes)
 
-    assert mirror.due() is None
+    assert mirror.find_due_job() is None
     mirror.show(nodes)
-    assert mirror.due() == "job"
+    assert mirror.find_due_job() == "job"
     mirror.withdraw("job")
     assert free_gpus(mirror) == empty
 

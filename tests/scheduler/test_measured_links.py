@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longshore.scheduler.health import link_probes
-from longshore.scheduler.health.link_probes import BrokenError, Sender, connect
+from longshore.scheduler.health.link_probes import BrokenError, Sender, connect_to_sender
 from tests.scheduler.probing_agents import Agents
 from tests.scheduler.served import Served, until
 from tests.scheduler.served_rings import events, held_by, ring_job, running, seated
@@ -180,6 +180,6 @@ def refuse_from(agents: Agents, node: str, patch: pytest.MonkeyPatch) -> None:
     def try_to(sender: Sender, until_s: float) -> Any:
         if sender.port == port:
             raise BrokenError("Connection refused")
-        return connect(sender, until_s)
+        return connect_to_sender(sender, until_s)
 
-    patch.setattr(link_probes, "connect", try_to)
+    patch.setattr(link_probes, "connect_to_sender", try_to)

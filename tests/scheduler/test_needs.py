@@ -11,8 +11,8 @@ from longshore.cluster.files.errors import PluginError
 from longshore.cluster.model.topology import NodeNeeds, NodeOffer
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorCall, MirrorOrigin
-from longshore.scheduler.mirror.journal import decode, encode, to_json
-from longshore.scheduler.mirror.vacant_seats import PlacementShape, fitted
+from longshore.scheduler.mirror.journal import decode_record, encode_record, record_to_json
+from longshore.scheduler.mirror.vacant_seats import PlacementShape, fit_to_shape
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import layout_of, site_of
@@ -108,7 +108,7 @@ def test_a_node_suits_a_job_whose_needs_its_type_meets(
     layout = layout_of(read_cluster(tmp_path / "cluster.yaml"))
     job = JobFile.model_validate({"command": ["true"], "needs": needs})
 
-    assert layout.nodes_for(job.wants) == nodes
+    assert layout.nodes_for(job.node_needs) == nodes
 
 
 def test_needs_are_reported_in_plain_words() -> None:
@@ -176,7 +176,11 @@ def mirror(tmp_path: Path) -> ClusterMirror:
 
 
 def test_a_live_cluster_and_its_copies_place_a_job_where_its_needs_are_met(mirror: ClusterMirror) -> None:
-    for each in (mirror, ClusterMirror.of(mirror.snapshot()), ClusterMirror(mirror.site, mirror.origin_now())):
+    for each in (
+        mirror,
+        ClusterMirror.from_snapshot(mirror.snapshot()),
+        ClusterMirror(mirror.site, mirror.origin_now()),
+    ):
         assert each.request("needy").types == (1,)
         assert each.suits("needy").tolist() == [False, False, True, True]
         assert each.due() == "needy"
@@ -189,29 +193,29 @@ def test_a_live_cluster_and_its_copies_place_a_job_where_its_needs_are_met(mirro
 
 
 def test_a_job_of_new_needs_disturbs_no_other(mirror: ClusterMirror) -> None:
-    mirror.due()
+    mirror.find_due_job()
     assert mirror.carry_out("needy", (2, 3))
     mirror.submit(JobRequest("any", 1, 60.0, 0.0))
     mirror.submit(JobRequest("old", 2, 60.0, 0.0, types=(0,)))
 
-    assert mirror.picks("needy") == (2, 3)
-    assert mirror.due() == "any"
+    assert mirror.gpus_of_job("needy") == (2, 3)
+    assert mirror.find_due_job() == "any"
     assert mirror.carry_out("any", (0,))
-    assert mirror.due() is None  # one GPU of `old` is left
+    assert mirror.find_due_job() is None  # one GPU of `old` is left
     mirror.finish("any")
     mirror.begin(1.0)
-    assert mirror.due() == "old"
+    assert mirror.find_due_job() == "old"
 
 
 def test_what_jobs_need_is_kept_in_the_journal_and_omitted_where_there_is_nothing() -> None:
     calls = [MirrorCall("submit", (JobRequest("a", 1, 60.0, 0.0, types=types),)) for types in ((1,), ())]
-    written = to_json(encode(0, calls))
+    written = record_to_json(encode_record(0, calls))
     reported: Any = written["calls"]
 
     assert [len(call[1]) for call in reported] == [8, 7]
-    assert decode(written).calls == tuple(calls)
+    assert decode_record(written).calls == tuple(calls)
 
 
 def test_a_form_is_fitted_to_nodes_that_suit_the_job(mirror: ClusterMirror) -> None:
-    assert fitted(mirror, "needy", (), PlacementShape(1)) == (2, 3)
-    assert fitted(mirror, "needy", (), PlacementShape(2)) == ()
+    assert fit_to_shape(mirror, "needy", (), PlacementShape(1)) == (2, 3)
+    assert fit_to_shape(mirror, "needy", (), PlacementShape(2)) == ()

@@ -18,7 +18,7 @@ from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, EndedBy, JobState, RankEnd, Run, Status
-from longshore.scheduler.rules.jobs import Led, in_order
+from longshore.scheduler.rules.jobs import LastTurn, in_queue_order
 from longshore.scheduler.store.jobs import NewJob, insert_job, set_priority, try_again, waiting_jobs
 from longshore.scheduler.store.nodes import user_turns
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
@@ -109,7 +109,7 @@ class Still(Trial):
         with self.store.read() as tx:
             return [
                 it.id
-                for it in in_order(
+                for it in in_queue_order(
                     waiting_jobs(tx, self.now_s()), ORDER_REGIMES["easy"], float("inf"), self.now_s(), GPUS
                 )
             ]
@@ -147,9 +147,9 @@ class Shared(Still):
 
     def turns_in_store(self) -> list[str]:
         with self.store.read() as tx:
-            turns = {user: Led(it.led_s, it.led) for user, it in user_turns(tx).items()}
+            turns = {user: LastTurn(it.led_s, it.led) for user, it in user_turns(tx).items()}
             waiting = waiting_jobs(tx, self.now_s())
-        return [it.id for it in in_order(waiting, ORDER_REGIMES["easy"], float("inf"), self.now_s(), GPUS, turns)]
+        return [it.id for it in in_queue_order(waiting, ORDER_REGIMES["easy"], float("inf"), self.now_s(), GPUS, turns)]
 
     def has_one_order(self) -> bool:
         return super().has_one_order() and self.turns_in_live() == self.turns_in_store()
@@ -248,13 +248,13 @@ def test_a_job_that_is_lowered_and_stopped_comes_to_its_place_whoever_else_is_lo
 
 def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that grows with each look from one job in the queue to the next."""
-    steps, real = list[str](), ClusterMirror.beside
+    steps, real = list[str](), ClusterMirror.queue_neighbours
 
     def beside(mirror: ClusterMirror, job: str) -> tuple[str | None, str | None]:
         steps.append(job)
         return real(mirror, job)
 
-    monkeypatch.setattr(ClusterMirror, "beside", beside)
+    monkeypatch.setattr(ClusterMirror, "queue_neighbours", beside)
     return steps
 
 

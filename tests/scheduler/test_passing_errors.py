@@ -51,7 +51,7 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wait(_placer: Placer, mirror: ClusterMirror) -> Proposal:
-        return Proposal(mirror.current, (), rests=False)
+        return Proposal(mirror.current_job, (), rests=False)
 
     trial.runs(trial.submit("first"))
     job = trial.submit("late")
@@ -59,7 +59,7 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
         fail_once(trial, monkeypatch)
         assert trial.scheduler.errors.last_error(job)
         with monkeypatch.context() as patient:
-            patient.setattr(Placer, "_fall_back", wait)
+            patient.setattr(Placer, "_heuristic_proposal", wait)
             trial.wait(3 * FIRST_REST_S, FIRST_REST_S)
         assert not trial.scheduler.errors.last_error(job)
 

@@ -13,7 +13,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, iteration_s, reference_iteration_s
 from longshore.scheduler.control.state_cache import job_request_of
 from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror, JobRequest, MirrorCall, MirrorOrigin, Spread
-from longshore.scheduler.mirror.journal import decode, encode
+from longshore.scheduler.mirror.journal import decode_record, encode_record
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_spec import JobFile
@@ -35,7 +35,7 @@ PLAN: dict[str, Any] = {
 @given(SPREADS, st.sampled_from([(), (1, 3)]))
 def test_what_is_stored_with_a_decision_has_the_plan(spread: Spread, types: tuple[int, ...]) -> None:
     asked = JobRequest("one", 16 * spread.pipeline * spread.tensor, 60.0, 0.0, types=types, spread=spread)
-    (call,) = decode(json.loads(encode(0, [MirrorCall("submit", (asked,))]))).calls
+    (call,) = decode_record(json.loads(encode_record(0, [MirrorCall("submit", (asked,))]))).calls
     assert call == MirrorCall("submit", (asked,))
 
 
@@ -47,11 +47,11 @@ def test_what_is_stored_with_a_decision_has_the_plan(spread: Spread, types: tupl
 def test_a_stored_plan_that_cannot_be_is_refused(spread: object) -> None:
     reported = ["one", 4, 60.0, 0.0, 0, 1.0, 0.0, [], spread]
     with pytest.raises(InputError):
-        decode({"number": 0, "calls": [["submit", reported]]})
+        decode_record({"number": 0, "calls": [["submit", reported]]})
 
 
 def test_a_job_without_a_plan_is_stored_as_ever() -> None:
-    (entry,) = json.loads(encode(0, [MirrorCall("submit", (JobRequest("one", 4, 60.0, 0.0),))]))["calls"]
+    (entry,) = json.loads(encode_record(0, [MirrorCall("submit", (JobRequest("one", 4, 60.0, 0.0),))]))["calls"]
     assert entry == ["submit", ["one", 4, 60.0, 0.0, 0, 1.0, 0.0]]
 
 
@@ -62,7 +62,7 @@ def test_a_cluster_that_learns_of_its_first_plan_keeps_all_else_and_its_copy_is_
     planned = JobRequest("planned", 2, 60.0, 0.0, spread=Spread(2, 1, 0.0, 1e9, 0.0))
     mirror.submit(planned)
     assert list(mirror.origin_now().queue) == ["ring", "planned"]
-    copy = ClusterMirror.of(mirror.snapshot())
+    copy = ClusterMirror.from_snapshot(mirror.snapshot())
     for it in (mirror, copy):
         assert it.request("planned") == planned
         assert it.request("ring").spread is None
@@ -87,7 +87,7 @@ def test_a_placement_of_a_job_file_is_scored_by_its_plan(gpus: tuple[int, ...], 
     mirror = ClusterMirror(site, MirrorOrigin(0.0))
     mirror.begin(0.0)
     mirror.submit(request_of_file({"command": ["train"], "plan": PLAN}))
-    assert mirror.due() == "job"
+    assert mirror.find_due_job() == "job"
     assert mirror.carry_out("job", gpus)
     did, cluster, rules = Iteration(2, 2, 1, 0.5, 0.125, 1e9, 2e9, 0.0), site.cluster, site.rules
     nodes = cluster.gpu_node[list(gpus)]

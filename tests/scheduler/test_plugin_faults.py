@@ -37,14 +37,14 @@ class Asks:
     def __init__(self, policy: str, deadline_s: float = PATIENCE_S, breaker: Breaker | None = None) -> None:
         self.mirror, self.jobs = ClusterMirror(SITE, MirrorOrigin(0.0)), 0
         self.placer = Placer(HEURISTICS["pack"], policy, deadline_s, breaker=breaker)
-        self.placer.begin(self.mirror)
+        self.placer.follow_mirror(self.mirror)
         self.placer.wait_until_ready(PATIENCE_S)
 
     def decide(self, gpus: int) -> Decision:
         job, self.jobs = f"job {self.jobs}", self.jobs + 1
         self.mirror.begin(float(self.jobs))
         self.mirror.submit(JobRequest(job, gpus, 60.0, float(self.jobs)))
-        assert self.mirror.due() == job
+        assert self.mirror.find_due_job() == job
         decision = self.placer.decide(self.mirror)
         assert (decision.started, decision.job, len(decision.gpus)) == (True, job, gpus)
         return decision
@@ -149,7 +149,7 @@ def test_a_policy_follows_another_cluster_without_being_started_again(mixed: Ask
     first = mixed.decide(1)
     mixed.mirror = ClusterMirror(SITE, MirrorOrigin(float(mixed.jobs)))
 
-    mixed.placer.begin(mixed.mirror)
+    mixed.placer.follow_mirror(mixed.mirror)
     again = mixed.decide_and_end(1)
 
     assert (again.kind, again.gpus) == (None, first.gpus)
@@ -247,13 +247,13 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
         archive.writestr("schema.json", '{"format": 2}')
         archive.writestr("weights.npz", b"")
     placer, mirror = Placer(HEURISTICS["pack"], name), ClusterMirror(SITE, MirrorOrigin(0.0))
-    placer.begin(mirror)
+    placer.follow_mirror(mirror)
 
     with pytest.raises(PluginError, match=reason):
         placer.wait_until_ready(PATIENCE_S)
 
     mirror.submit(JobRequest("job", 2, 60.0, 0.0))
-    assert mirror.due() == "job"
+    assert mirror.find_due_job() == "job"
     decision = placer.decide(mirror)
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.RESTING)
     placer.end()
@@ -263,9 +263,9 @@ def test_jobs_are_placed_where_no_process_can_be_started(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     placer = Placer(HEURISTICS["pack"], "pack", breaker=Breaker(first_rest_s=0.0))
     mirror = ClusterMirror(SITE, MirrorOrigin(0.0))
-    placer.begin(mirror)
+    placer.follow_mirror(mirror)
     mirror.submit(JobRequest("job", 2, 60.0, 0.0))
-    assert mirror.due() == "job"
+    assert mirror.find_due_job() == "job"
 
     decision = placer.decide(mirror)
 

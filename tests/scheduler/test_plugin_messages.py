@@ -15,10 +15,10 @@ from longshore.scheduler.policy_host.messages import (
     LENGTH_BYTES,
     Channel,
     RecordParts,
-    parts_of,
+    decision_record_of,
     read_message,
-    record_of,
-    stored_of,
+    record_parts_of,
+    stored_record_of,
 )
 
 Pair = tuple[socket.socket, Channel]
@@ -116,13 +116,13 @@ RECORD = DecisionRecord(
 
 
 def parts(record: DecisionRecord) -> RecordParts:
-    found = parts_of(record)
+    found = record_parts_of(record)
     assert found is not None
     return found
 
 
 def test_what_a_network_saw_comes_back_as_it_was() -> None:
-    found = record_of(stored_of(parts(RECORD)))
+    found = decision_record_of(stored_record_of(parts(RECORD)))
 
     assert all((a == b).all() for a, b in zip(found, RECORD, strict=True))
 
@@ -144,15 +144,15 @@ def test_what_a_network_saw_comes_back_as_it_was() -> None:
 )
 def test_what_no_network_can_have_seen_is_refused(spoiled: DecisionRecord) -> None:
     with pytest.raises(PluginError):
-        stored_of(parts(spoiled))
+        stored_record_of(parts(spoiled))
 
 
 @pytest.mark.parametrize("field", ["observations", "masks", "log_probabilities"])
 @pytest.mark.parametrize("text", ["a", "=", "====", " ", "\x00", "ü", "\u202e", "😀", "AACAPw==x", "_-_-"])
 def test_what_is_no_base64_is_refused(field: str, text: str) -> None:
     with pytest.raises(PluginError):
-        stored_of(parts(RECORD).model_copy(update={field: text}))
+        stored_record_of(parts(RECORD).model_copy(update={field: text}))
 
 
 def test_what_is_too_much_is_not_sent() -> None:
-    assert parts_of(RECORD._replace(observations=np.zeros((2, 1 << 18), dtype=np.float32))) is None
+    assert record_parts_of(RECORD._replace(observations=np.zeros((2, 1 << 18), dtype=np.float32))) is None

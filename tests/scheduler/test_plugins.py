@@ -13,7 +13,7 @@ from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.policy_host.messages import read_edition
 from longshore.scheduler.policy_host.process import PolicyProcess
-from longshore.scheduler.policy_host.worker import limit, load
+from longshore.scheduler.policy_host.worker import limit_search_time, load_policy
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import LiveCopy, decided, site_of
@@ -35,7 +35,7 @@ def single_faults(case: Case) -> Case:
 def loaded(name: str, mirror: ClusterMirror) -> PolicyProcess:
     process = PolicyProcess(read_edition(name), mirror.site, LOADED_S)
     mirror.journal = []
-    assert process.ready(LOADED_S) is not None
+    assert process.poll_ready(LOADED_S) is not None
     return process
 
 
@@ -50,9 +50,9 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
     def ask() -> None:
         assert live.mirror.journal is not None
         journal, live.mirror.journal = live.mirror.journal, []
-        process.record(journal)
-        process.request(live.mirror.snapshot)
-        answers.append(process.answer())
+        process.record_calls(journal)
+        process.send_question(live.mirror.snapshot)
+        answers.append(process.receive_answer())
 
     pairs = list(decided(live, find_policy(name), ask))
 
@@ -68,16 +68,16 @@ def test_a_policy_that_does_not_exist_is_reported_in_one_line() -> None:
     process = PolicyProcess(read_edition("nobody"), SITE, LOADED_S)
 
     with pytest.raises(PluginError, match=r"nobody.*cannot be loaded"):
-        process.ready(LOADED_S)
+        process.poll_ready(LOADED_S)
 
     assert process.is_over
 
 
 @pytest.mark.parametrize(("name", "budget_s"), [("rollout:patient", 0.07), ("rollout:patient@20ms", 0.02)])
 def test_rollouts_stop_trying_before_the_deadline(name: str, budget_s: float) -> None:
-    policy = load(read_edition(name))
+    policy = load_policy(read_edition(name))
 
-    limit(policy, 0.1)
+    limit_search_time(policy, 0.1)
 
     assert isinstance(policy, Rollout)
     assert policy.search.budget_s == pytest.approx(budget_s)
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_loaded_from_what_was_read_of_it_and_named_as_it_was(tmp
     edition = read_edition(f"rollout:{path}@20ms,h4")
     path.unlink()
 
-    policy = load(edition)
+    policy = load_policy(edition)
 
     assert policy.name == "rollout:mine"
     assert edition.version == sha256((CHECKPOINTS / "hetero64-wait-1.zip").read_bytes()).hexdigest()
@@ -103,7 +103,7 @@ def test_a_live_cluster_is_the_same_after_a_snapshot_taken_between_two_decisions
         nonlocal copied
         copied += 1
         before = live.mirror.snapshot()
-        live.mirror = ClusterMirror.of(pickle.loads(pickle.dumps(before)))
+        live.mirror = ClusterMirror.from_snapshot(pickle.loads(pickle.dumps(before)))
         after = live.mirror.snapshot()
         assert (before.names, before.slot) == (after.names, after.slot)
         assert all((before.state[name] == after.state[name]).all() for name in before.state)

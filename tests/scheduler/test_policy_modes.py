@@ -13,7 +13,7 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.api.decisions import decision_page
 from longshore.scheduler.placement.placer import Mode, Placer, Proposal
-from longshore.scheduler.placement.replay import export
+from longshore.scheduler.placement.replay import export_decisions
 from longshore.scheduler.store.attempts import DecisionRow, decisions_after, decisions_of
 from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import starts_of
@@ -67,7 +67,7 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
 
     twin.run()
     twin.scheduler.close()
-    starts, lines = starts_of(store, layout_of(case)), list(export(store))
+    starts, lines = starts_of(store, layout_of(case)), list(export_decisions(store))
     with store.read() as tx:
         rows = decisions_after(tx, 0, len(lines))
     store.close()
@@ -85,9 +85,9 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
         assert (proposal.expected is None) == (proposal.placement is None)
         if page.decided_by == "patient":
             assert (proposal.placement, proposal.expected) == (page.placement, page.expected)
-        if proposal.agrees:
+        if proposal.agrees_with:
             assert (proposal.placement, proposal.expected) == (page.fallback, page.fallback_expected)
-    assert {proposal.agrees for proposal in proposals if proposal is not None} == {True, False}
+    assert {proposal.agrees_with for proposal in proposals if proposal is not None} == {True, False}
     assert len({line.partition('"decided_by":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)
 
 
@@ -102,7 +102,7 @@ def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuris
     trial.scheduler.parts.placer.policy = "learned"
     words = [None, Proposal(other, (3,), rests=False)]
     with monkeypatch.context() as learned:
-        learned.setattr(Placer, "_receive", lambda *_: (words.pop(), None, None))
+        learned.setattr(Placer, "_receive_proposal", lambda *_: (words.pop(), None, None))
         trial.tick()
 
     told = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}

@@ -92,7 +92,7 @@ def test_tries_come_back_to_a_job_that_came_farther_than_ever_or_is_silent_and_r
     look: LastReport, reported: Mapping[str, float], before: float | None, ran_s: float, expected: object, left: Tries
 ) -> None:
     came = attempt_progress(look, reported, before, ran_s)
-    assert (came.made_progress, came.left_of(USED)) == (expected, left)
+    assert (came.made_progress, came.tries_still_counted(USED)) == (expected, left)
 
 
 @given(
@@ -113,7 +113,13 @@ def test_no_loop_of_short_attempts_that_come_no_farther_lasts(attempts: list[tup
         look = LastReport(came_further=tells, has_reported=tells, step=step if tells else None)
         came = attempt_progress(look, {}, before, ran_s)
         found = attempt_outcome(
-            status, None, DEFAULT_TRIES, came.left_of(used), stuck, progressed=came.made_progress, wait_share=0.5
+            status,
+            None,
+            DEFAULT_TRIES,
+            came.tries_still_counted(used),
+            stuck,
+            progressed=came.made_progress,
+            wait_share=0.5,
         )
         used, stuck, tried = found.used, found.no_progress, tried + 1
         if found.after is not AfterStop.RETRY:
@@ -126,7 +132,9 @@ def test_no_end_that_may_be_tried_again_stops_a_job_that_comes_farther_each_time
     used = Tries()
     for step, status in enumerate(ends):
         came = attempt_progress(LastReport(came_further=True, has_reported=True, step=step + 1), {}, float(step), 5.0)
-        found = attempt_outcome(status, None, DEFAULT_TRIES, came.left_of(used), 0, progressed=True, wait_share=0.5)
+        found = attempt_outcome(
+            status, None, DEFAULT_TRIES, came.tries_still_counted(used), 0, progressed=True, wait_share=0.5
+        )
         assert found.after is AfterStop.RETRY
         used = found.used
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.health.quarantining import by_hand, clear, quarantine
+from longshore.scheduler.health.quarantining import clear_quarantine, operator_finding, quarantine
 from longshore.scheduler.model.gpu_index import HardwarePlace
 from longshore.scheduler.model.states import JobState
 from tests.scheduler.obedient import Obedient
@@ -25,7 +25,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 def put(trial: Trial, *places: HardwarePlace) -> None:
     for place in places:
-        fleet, found = trial.scheduler.parts.monitor.fleet, by_hand(place, "noise", "look", trial.now_s())
+        fleet, found = trial.scheduler.parts.monitor.fleet, operator_finding(place, "noise", "look", trial.now_s())
         trial.store.write(partial(quarantine, fleet=fleet, finding=found, now_s=trial.now_s(), writer="t"))
 
 
@@ -49,7 +49,9 @@ def test_no_job_starts_in_quarantine_those_that_run_run_on_and_it_outlives_the_s
         trial.scheduler.close()
         trial.crash()
 
-    trial.store.write(lambda tx: clear(tx, HardwarePlace(*min(left)), "operator", "", trial.now_s(), writer="t"))
+    trial.store.write(
+        lambda tx: clear_quarantine(tx, HardwarePlace(*min(left)), "operator", "", trial.now_s(), writer="t")
+    )
     trial.runs(third)
     assert held_by(trial, third) == {min(left)}
 

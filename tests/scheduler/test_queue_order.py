@@ -13,7 +13,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.control.state_cache import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRecord, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.rules.jobs import Led, WaitingJob, in_order, places
+from longshore.scheduler.rules.jobs import LastTurn, WaitingJob, in_queue_order, queue_places
 from longshore.scheduler.service.service import QUICKSTART, site_of
 from longshore.scheduler.settings import SchedulerSettings
 
@@ -35,10 +35,10 @@ def waiting_jobs(draw: st.DrawFn, owners: tuple[str, ...] = ("ada",)) -> list[Wa
     return found
 
 
-def turns_of(waiting: list[WaitingJob]) -> dict[tuple[str, int], Led]:
+def turns_of(waiting: list[WaitingJob]) -> dict[tuple[str, int], LastTurn]:
     """Return turns to lead that some of the users have had, some of them at the same time."""
     users = sorted({(it.owner, it.priority) for it in waiting if it.submit_seq % 3})
-    return {user: Led(float(number // 2 * 150), number + 1) for number, user in enumerate(users)}
+    return {user: LastTurn(float(number // 2 * 150), number + 1) for number, user in enumerate(users)}
 
 
 def turned_to(
@@ -46,7 +46,7 @@ def turned_to(
     order: str,
     ageing_s: float,
     folder: Path,
-    turns: dict[tuple[str, int], Led] | None = None,
+    turns: dict[tuple[str, int], LastTurn] | None = None,
 ) -> list[str]:
     """Return jobs in the order in which a scheduler gives them GPUs that has just taken up its store."""
     cluster = folder / "cluster.yaml"
@@ -72,9 +72,9 @@ def turned_to(
     had = [QueueTurn(user, -priority, *led, *led) for (user, priority), led in (turns or {}).items()]
     mirror = ClusterMirror(site, MirrorOrigin(NOW_S, [RUNS, *jobs], queue, turns=had))
     placer = Placer(HEURISTICS["pack"])
-    placer.begin(mirror)
+    placer.follow_mirror(mirror)
     found = []
-    while mirror.due() is not None:
+    while mirror.find_due_job() is not None:
         found.append(placer.decide(mirror).job)
     return found
 
@@ -86,7 +86,7 @@ def turned_to(
 def test_the_order_that_is_shown_is_that_of_the_scheduler(
     tmp_path: Path, order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
-    shown = [it.id for it in in_order(reversed(waiting), ORDER_REGIMES[order], ageing_s, NOW_S, GPUS)]
+    shown = [it.id for it in in_queue_order(reversed(waiting), ORDER_REGIMES[order], ageing_s, NOW_S, GPUS)]
     assert shown == turned_to(waiting, order, ageing_s, tmp_path)
 
 
@@ -97,7 +97,7 @@ def test_jobs_pass_the_first_one_in_the_order_that_is_shown(
     tmp_path: Path, order: str, waiting: list[WaitingJob]
 ) -> None:
     first = WaitingJob("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
-    shown = [it.id for it in in_order([*waiting, first], ORDER_REGIMES[order], float("inf"), NOW_S, GPUS)]
+    shown = [it.id for it in in_queue_order([*waiting, first], ORDER_REGIMES[order], float("inf"), NOW_S, GPUS)]
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
@@ -108,7 +108,7 @@ def test_users_take_turns_in_the_order_that_is_shown(
     tmp_path: Path, order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
     turns, ageing_s = turns_of(waiting), float("inf") if order == "fifo" else ageing_s
-    shown = [it.id for it in in_order(reversed(waiting), ORDER_REGIMES[order], ageing_s, NOW_S, GPUS, turns)]
+    shown = [it.id for it in in_queue_order(reversed(waiting), ORDER_REGIMES[order], ageing_s, NOW_S, GPUS, turns)]
     assert shown == turned_to(waiting, order, ageing_s, tmp_path, turns)
 
 
@@ -120,7 +120,7 @@ def test_users_take_turns_in_passing_the_first_one(tmp_path: Path, order: str, w
     first = WaitingJob("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
     turns = turns_of([*waiting, first])
     every = [*waiting, first]
-    shown = [it.id for it in in_order(every, ORDER_REGIMES[order], float("inf"), NOW_S, GPUS, turns)]
+    shown = [it.id for it in in_queue_order(every, ORDER_REGIMES[order], float("inf"), NOW_S, GPUS, turns)]
     assert shown == ["first", *turned_to(every, order, float("inf"), tmp_path, turns)]
 
 
@@ -130,7 +130,7 @@ def test_of_one_user_alone_the_order_is_that_without_turns(
     order: str, waiting: list[WaitingJob], ageing_s: float
 ) -> None:
     rules = ORDER_REGIMES[order], ageing_s, NOW_S, GPUS
-    assert in_order(waiting, *rules, turns_of(waiting)) == in_order(waiting, *rules)
+    assert in_queue_order(waiting, *rules, turns_of(waiting)) == in_queue_order(waiting, *rules)
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
@@ -147,5 +147,11 @@ def test_no_job_goes_before_one_of_higher_priority_unless_it_ages(
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
     small = WaitingJob("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
     large = WaitingJob("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
-    assert [it.id for it in in_order([large, small], ORDER_REGIMES["easy"], 500.0, NOW_S, 16)] == ["large", "small"]
-    assert places(in_order([large, small], ORDER_REGIMES["easy"], 500.0, NOW_S, 8)) == {"small": 1, "large": 2}
+    assert [it.id for it in in_queue_order([large, small], ORDER_REGIMES["easy"], 500.0, NOW_S, 16)] == [
+        "large",
+        "small",
+    ]
+    assert queue_places(in_queue_order([large, small], ORDER_REGIMES["easy"], 500.0, NOW_S, 8)) == {
+        "small": 1,
+        "large": 2,
+    }

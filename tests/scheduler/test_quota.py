@@ -32,7 +32,7 @@ def test_no_user_gets_more_than_the_quota_and_no_job_is_overtaken_by_a_later_one
     inside: list[tuple[str, int]], waiting: list[tuple[str, int]], most: int
 ) -> None:
     quota = Quota(most, [job(*it) for it in inside])
-    let = [quota.take(job(*it)) for it in waiting]
+    let = [quota.take_if_within(job(*it)) for it in waiting]
     has = Counter[str]()
     for owner, gpus in inside:
         has[owner] += gpus
@@ -48,7 +48,7 @@ def test_no_user_gets_more_than_the_quota_and_no_job_is_overtaken_by_a_later_one
 @given(JOBS)
 def test_without_a_quota_everybody_comes_in(waiting: list[tuple[str, int]]) -> None:
     quota = Quota(None, [job("a", 99)])
-    assert all(quota.take(job(*it)) for it in waiting)
+    assert all(quota.take_if_within(job(*it)) for it in waiting)
 
 
 def test_a_users_further_jobs_wait_until_some_have_ended_also_for_the_next_scheduler(tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ class Served:
     def __init__(self, checkpoint: Path) -> None:
         self.mirror, self.jobs = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0)), 0
         self.placer = Placer(HEURISTICS["pack"], str(checkpoint), PATIENCE_S)
-        self.placer.begin(self.mirror)
+        self.placer.follow_mirror(self.mirror)
         self.placer.wait_until_ready(PATIENCE_S)
 
     def decide(self) -> Decision:
         self.jobs += 1
         self.mirror.begin(float(self.jobs))
         self.mirror.submit(JobRequest(str(self.jobs), 1, 60.0, float(self.jobs)))
-        assert self.mirror.due() is not None
+        assert self.mirror.find_due_job() is not None
         decision = self.placer.decide(self.mirror)
         assert decision.kind is None
         if decision.started:
@@ -83,7 +83,7 @@ def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing
 ) -> None:
     first, (older, newer) = digest(checkpoint), (CHECKPOINTS / f"hetero64-wait-{number}.zip" for number in (1, 2))
     assert served.decide().version == first
-    served.placer.reload()
+    served.placer.request_reload()
     assert served.decide().version == first
     served.decide_until(lambda _: Reload.UNCHANGED in served.reloads)
 

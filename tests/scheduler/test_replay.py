@@ -14,7 +14,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.scheduler.commands.store import decisions
 from longshore.scheduler.commands.store import replay as replay_command
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.placement.replay import Compared, as_line, export, replay
+from longshore.scheduler.placement.replay import Compared, comparison_line, export_decisions, replay
 from longshore.scheduler.store.database import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_candidates
@@ -26,7 +26,7 @@ def recorded(folder: Path, policy: Policy, *, ring: bool) -> Path:
     store = open_store(f"sqlite:///{folder / 'store.db'}")
     twin_of(busy_case(ring=ring), store, Placer(policy)).run()
     file = folder / "decisions.jsonl"
-    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    file.write_text("".join(line + "\n" for line in export_decisions(store)), encoding="utf-8")
     store.close()
     return file
 
@@ -88,7 +88,7 @@ def test_another_policy_is_compared_decision_by_decision_with_what_is_expected_o
     assert pair.expected is not None
     assert pair.other_expected is not None
     assert pair.expected.slowdown != pair.other_expected.slowdown
-    assert json.loads(as_line(pair))["other_gpus"] == list(pair.other_gpus)
+    assert json.loads(comparison_line(pair))["other_gpus"] == list(pair.other_gpus)
 
 
 def test_what_is_expected_of_a_start_is_what_the_scheduler_reckoned_with(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.mirror.cluster_mirror import MirrorOrigin
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
-from longshore.scheduler.placement.replay import export, replay
+from longshore.scheduler.placement.replay import export_decisions, replay
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, old_jobs, prune, remove_files
 from longshore.scheduler.service.service import Service
@@ -293,7 +293,7 @@ def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(trial:
 def _replayed(trial: Trial, folder: Path) -> int:
     """Return how many stored decisions can be met again, each of which is as it was."""
     path = folder / "decisions.jsonl"
-    path.write_text("".join(f"{line}\n" for line in export(trial.store)))
+    path.write_text("".join(f"{line}\n" for line in export_decisions(trial.store)))
     assert isinstance(trial.scheduler.parts.placer, Placer)
     compared = list(replay(path, trial.scheduler.parts.placer.fallback))
     assert all(it.agrees and not it.error for it in compared)

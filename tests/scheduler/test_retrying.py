@@ -116,7 +116,7 @@ def test_both_ends_of_a_job_that_was_tried_again_are_counted_once(trial: Trial) 
     assert trial.ends(job).state is JobState.FAILED
     retry(trial, job)
     trial.until(lambda: trial.job(job).state is JobState.SUCCEEDED)
-    following.follow()
+    following.count_new()
 
     def ends(outcome: str, exit_class: str) -> float | None:
         return registry.get_sample_value("longshore_attempts_total", {"outcome": outcome, "class": exit_class})

@@ -16,8 +16,8 @@ from longshore.cluster.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.scheduler.placement.placer import Mode, Placer
-from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
-from longshore.scheduler.policy_host.messages import record_of
+from longshore.scheduler.placement.replay import export_decisions, read_decisions, replay, stored_record_in
+from longshore.scheduler.policy_host.messages import decision_record_of
 from longshore.scheduler.store.database import open_store
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
@@ -38,7 +38,7 @@ def decided(folder: Path, placer: Placer) -> Path:
     twin.run()
     twin.scheduler.close()
     file = folder / "decisions.jsonl"
-    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    file.write_text("".join(line + "\n" for line in export_decisions(store)), encoding="utf-8")
     store.close()
     return file
 
@@ -64,9 +64,9 @@ def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_sam
     lines = list(read_decisions(file))
     likeliest = 0
     for line in lines:
-        stored = stored_in(line)
+        stored = stored_record_in(line)
         assert stored is not None
-        seen = record_of(stored)
+        seen = decision_record_of(stored)
         observations, masks = torch.from_numpy(seen.observations.copy()), torch.from_numpy(seen.masks)
         greedy = log_probabilities(policy.network, observations, masks)
         expected = (greedy / (temperature * policy.temperature)).log_softmax(dim=1).detach().numpy()

@@ -227,7 +227,7 @@ def test_a_rank_that_is_killed_in_a_checkpoint_leaves_nothing_to_the_next_attemp
     assert (case.job(job).state, len(case.attempts(job))) == (JobState.RUNNING, 2)
     steps = case.service.reconciler.parts.monitor.steps
     assert steps.figures[job].step == step
-    assert set(steps.train_s(f"ls-{job}-2")) <= {1.0}
+    assert set(steps.recent_train_steps_s(f"ls-{job}-2")) <= {1.0}
 
 
 def test_a_job_one_of_whose_ranks_hangs_is_stopped_in_time_and_tried_again(case: StepsCase) -> None:
@@ -267,7 +267,7 @@ def test_a_job_runs_on_when_one_of_its_ranks_has_ended_well(case: StepsCase) -> 
 
     assert (case.health(), case.job(job).state) == ([], JobState.RUNNING)
     # What it waits for is known by the rank that is left.
-    assert case.service.reconciler.parts.monitor.steps.train_s(name)[-1] == pytest.approx(2.0, abs=0.01)
+    assert case.service.reconciler.parts.monitor.steps.recent_train_steps_s(name)[-1] == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.mark.few(1)

@@ -71,7 +71,7 @@ class Launched:
         """Return a GPU that is free."""
         state = self.backend.sim.state
         gpus = [gpu for gpu in range(NODES * NODE_GPUS) if state.gpu_job[0, gpu] < 0 and state.gpu_down[0, gpu] == 0]
-        return self.backend.layout.place(gpus[-1])
+        return self.backend.layout.node_and_index(gpus[-1])
 
     @property
     def used(self) -> int:

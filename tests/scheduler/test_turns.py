@@ -8,7 +8,7 @@ import pytest
 
 from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.model.states import Desired, EndedBy, JobState, RankEnd, Run, Status
-from longshore.scheduler.rules.jobs import in_order
+from longshore.scheduler.rules.jobs import in_queue_order
 from longshore.scheduler.store.jobs import set_priority, try_again, waiting_jobs
 from tests.scheduler.obedient import AGAIN, Obedient
 from tests.scheduler.trials import Trial
@@ -32,7 +32,7 @@ class OneGpu(NamedTuple):
         reported, now_s = self.told(), self.trial.now_s()
         with self.trial.store.read() as tx:
             assert [
-                it.id for it in in_order(waiting_jobs(tx, now_s), ORDER_REGIMES["easy"], float("inf"), now_s, 1)
+                it.id for it in in_queue_order(waiting_jobs(tx, now_s), ORDER_REGIMES["easy"], float("inf"), now_s, 1)
             ] == reported
         self.trial.scheduler.cache = None  # read anew, as after a restart
         self.trial.tick()

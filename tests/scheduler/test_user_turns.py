@@ -11,7 +11,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS
 from longshore.cluster.presets.drawn import hetero64
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorCall, MirrorOrigin
-from longshore.scheduler.mirror.journal import decode, encode, encode_opening, to_json
+from longshore.scheduler.mirror.journal import decode_record, encode_opening, encode_record, record_to_json
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.nodes import UserTurn, put_turns, user_turns
@@ -69,7 +69,7 @@ def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
     for number in range(6):
         mirror.begin(float(number))
         mirror.submit(JobRequest(str(number), 1, 60.0, float(number), number % 2, user=USERS[number % 3]))
-        while (job := mirror.due()) is not None and number == 3:
+        while (job := mirror.find_due_job()) is not None and number == 3:
             mirror.carry_out(job, [int(job)])
     mirror.stop("3")
     known_then = mirror.origin_now()
@@ -77,7 +77,7 @@ def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
     assert max(it.led for it in known_then.turns) == 4
 
     calls = [MirrorCall("submit", (JobRequest("9", 1, 60.0, 9.0, user="eve"),))]
-    past = decode(to_json(encode(0, calls, encode_opening(mirror.site, known_then))))
+    past = decode_record(record_to_json(encode_record(0, calls, encode_opening(mirror.site, known_then))))
 
     assert past.opening is not None
     site, known = past.opening
@@ -86,8 +86,8 @@ def test_a_journal_has_the_owners_of_jobs_and_the_turns_that_they_had() -> None:
     assert list(past.calls) == calls
     again = ClusterMirror(site, known)
     assert again.origin_now() == known_then
-    assert ClusterMirror.of(mirror.snapshot()).origin_now() == known_then
-    assert again.due() == mirror.due()
+    assert ClusterMirror.from_snapshot(mirror.snapshot()).origin_now() == known_then
+    assert again.find_due_job() == mirror.find_due_job()
 
 
 def test_there_is_room_for_more_users_and_priorities_than_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.placement.replay import export
+from longshore.scheduler.placement.replay import export_decisions
 from longshore.scheduler.store.database import Store, open_store
 from longshore.testing.simulated import SimulatedBackend
 from longshore.testing.twin import Start, Twin
@@ -53,6 +53,6 @@ def learning(folder: Path) -> Path:
         if turn % 40 == 20:
             twin.scheduler.cache = None
     file = folder / "decisions.jsonl"
-    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    file.write_text("".join(line + "\n" for line in export_decisions(store)), encoding="utf-8")
     store.close()
     return file

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import save_policy
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.placement.replay import export
+from longshore.scheduler.placement.replay import export_decisions
 from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import Twin
 from tests.policies_under_test import untrained_candidates
@@ -35,6 +35,6 @@ def record_history(case: Case, folder: Path) -> RecordedHistory:
     placer.wait_until_ready(PATIENCE_S)
     twin.run()
     twin.scheduler.close()
-    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    file.write_text("".join(line + "\n" for line in export_decisions(store)), encoding="utf-8")
     store.close()
     return RecordedHistory(file, twin, checkpoint)

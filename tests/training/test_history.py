@@ -22,7 +22,7 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.border import sound_scenarios
 from longshore.envs.features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
-from longshore.scheduler.mirror.journal import decode
+from longshore.scheduler.mirror.journal import decode_record
 from longshore.scheduler.placement.replay import read_decisions
 from longshore.testing.twin import id_of
 from longshore.training.config import TrainingConfig, config_of
@@ -99,15 +99,15 @@ def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(recorded: Re
     history = read_history(recorded.file)
     mirror, units = None, []
     for line in read_decisions(recorded.file):
-        past = decode(line["past"])
+        past = decode_record(line["past"])
         if past.opening is not None:
             mirror = ClusterMirror(*past.opening)
         assert mirror is not None
         *happened, decision = past.calls
-        mirror.follow(happened)
-        mirror.due()
+        mirror.apply_calls(happened)
+        mirror.find_due_job()
         units.append(float(time_unit_s(mirror.sim, ROW)))
-        mirror.follow([decision])
+        mirror.apply_calls([decision])
     assert [seen.unit_s for seen in history.past.observed] == pytest.approx(units)
     finish_s, submit_s = recorded.twin.backend.sim.state.finish_s[0], recorded.twin.backend.sim.scenarios.submit_s[0]
     known = 0

@@ -224,7 +224,7 @@ class ObjectView(Generic[ObjectT]):
         while not self._ends.is_set():
             try:
                 self._list()
-                self._repeats.end()
+                self._repeats.forget()
                 pause_s = _FIRST_PAUSE_S
                 while not self._ends.is_set():
                     self._watch()
@@ -237,7 +237,7 @@ class ObjectView(Generic[ObjectT]):
                 is_usual = isinstance(error, ApiStatusError) and error.code == _VERSION_GONE
                 level = logging.INFO if is_usual else logging.WARNING
                 is_bug = not isinstance(error, BackendError)
-                if message := self._repeats.message(self._stale_reason, time.monotonic()):
+                if message := self._repeats.message_to_log(self._stale_reason, time.monotonic()):
                     log.log(level, "%s are listed anew: %s", self._kind, message, exc_info=is_bug)
                 self._ends.wait(pause_s)
                 pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ....cluster.files.errors import BackendError
-from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import EndRecord, UnixTime
 from .api import JSON_PATCH, MANAGER, ApiStatusError, Json, KubernetesApi
 from .objects import (
@@ -188,7 +188,7 @@ def _ended_by(pods: Sequence[KubernetesPod], record: dict[str, LauncherRecord | 
     for pod in pods:
         found_record = record[pod.name]
         if found_record is not None:
-            found.add(read_reason(found_record.reason)[0])
+            found.add(parse_reason_line(found_record.reason)[0])
         else:
             found.add(EndedBy.CANCEL if pod.is_being_deleted else _failure_cause(pod.terminated))
     order = (EndedBy.TIME_LIMIT, EndedBy.OUT_OF_MEMORY, EndedBy.RANK_FAILED, EndedBy.CANCEL)

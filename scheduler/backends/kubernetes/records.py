@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ....cluster.files.durable import is_there, open_file, read_whole, write_first, write_whole
 from ....cluster.files.errors import BackendError
-from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import opened_folder
 from ..local.ranks import drop_beginning, log_name, read_log
 from ..protocol import NoLogError
@@ -137,7 +137,7 @@ class RecordFolders:
                 return None
             end = _EndRecord.model_validate_json(read_whole(folder, "ended.json", _MAX_RECORD_BYTES))
         ends = tuple(RankEnd(*each) for each in end.ends)
-        return Status(Run(end.run), ends, *read_reason(end.reason), end.started_s, end.progress)
+        return Status(Run(end.run), ends, *parse_reason_line(end.reason), end.started_s, end.progress)
 
     @contextmanager
     def open(self, name: str) -> Iterator[int | None]:

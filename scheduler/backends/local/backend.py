@@ -22,7 +22,7 @@ from ....cluster.model.placement import Placement
 from ....ring.ring_client import RingClient, read_written_ring_report, request_ring_report, retire_members
 from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
-from ...model.states import EndedBy, Run, Status, read_reason
+from ...model.states import EndedBy, Run, Status, parse_reason_line
 from ..protocol import Attempt, Backend, Capabilities, GpuView, MemberPlace, NodeView, StepLines
 from .folders import (
     AttemptFolders,
@@ -279,7 +279,7 @@ def _read_end(folder: int, attempt: str) -> Status | None:
     ended = read_marker(folder, attempt, ExitMarker)
     if ended is None:
         return None
-    by, words = read_reason(ended.reason)
+    by, words = parse_reason_line(ended.reason)
     ends = rank_ends(ended)
     failed = next((end for end in ends if end.code), None) if by in (EndedBy.NONE, EndedBy.RANK_FAILED) else None
     if failed is not None and not words:

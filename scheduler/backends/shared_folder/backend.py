@@ -17,7 +17,7 @@ from pydantic import Field
 from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
-from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import (
     AttemptFolders,
     EndsMarker,
@@ -219,7 +219,7 @@ def proven_status(records: AttemptRecords) -> Status | None:
     if claim is None:
         return None if records.is_launched else Status(Run.ABSENT)
     if claim.revoked:
-        by, words = read_reason(claim.revoked)
+        by, words = parse_reason_line(claim.revoked)
         return Status(Run.EXITED if by is EndedBy.CANCEL else Run.LOST, (), by, words)
     return _ended_status(records, claim.ranks) if all(part.is_over for part in parts) else None
 
@@ -242,8 +242,8 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
     ends, started_s, progress = _rank_ends(parts), _started_s(parts), _merged_progress(parts)
     reasons = [part.reason for part in parts if part.reason]
     reason = next(iter(reasons), "")
-    by, words = read_reason(reason)
-    found = [read_reason(text) for text in (records.stop, *reasons)]
+    by, words = parse_reason_line(reason)
+    found = [parse_reason_line(text) for text in (records.stop, *reasons)]
     fault = next((end for end in found if end[0] is EndedBy.NODE_FAULT), None)
     if fault is not None and (reasons or any(part.nothing_left for part in parts)):
         by, words = fault  # also where the node is back, and has the exit marker of the ranks that were stopped for it

@@ -23,7 +23,7 @@ from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement
 from ...model.job import job_id_of
-from ...model.states import EndedBy, RankEnd, Run, Status, read_reason
+from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import AttemptFolders, Marker, as_backend_error, read_marker
 from ..protocol import Attempt, CannotHonourError, ExternalJob, RefusedError
 from ..shared_folder.node import MISPLACED
@@ -422,7 +422,7 @@ def _ended_marker(name: str, status: Status) -> EndedMarker:
 def _kept_status(ended: EndedMarker) -> Status:
     """Return the status that was kept."""
     ends = (RankEnd(0, ended.code, ended.signal, ended.ended_s),) if ended.has_code else ()
-    return Status(Run(ended.run), ends, *read_reason(ended.reason))
+    return Status(Run(ended.run), ends, *parse_reason_line(ended.reason))
 
 
 def why_unplaceable(needed_nodes: int, gpus: int, nodes: Mapping[str, int]) -> str:

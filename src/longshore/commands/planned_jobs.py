@@ -284,7 +284,7 @@ def _choose_plan(
     Raises:
         InputError: If the model cannot be planned, or no plan fulfils the request.
     """
-    types, switches = job.wants.gpu_types, job.failover == "switch"
+    types, switches = job.node_needs.gpu_types, job.failover == "switch"
     if switches and request.three_degrees is not None and request.three_degrees[1:] != (1, 1):
         problem = f"with `failover: switch` all ranks do the same, and those of {request.degrees} do not"
         raise file.error(("plan", "degrees"), problem, "write Dx1x1, or use `failover: restart`")

@@ -292,7 +292,7 @@ class SimulatedBackend(Backend):
         if ring is None:
             return None
         return [
-            MemberPlace(*self.layout.place(gpu), is_used=rank not in ring.left, is_left=rank in ring.left)
+            MemberPlace(*self.layout.node_and_index(gpu), is_used=rank not in ring.left, is_left=rank in ring.left)
             for rank, gpu in enumerate(ring.ranks)
         ]
 
@@ -336,7 +336,7 @@ class SimulatedBackend(Backend):
                 order=[rank for _, rank in members],
                 step_s=ring.before_s if ring.asks else float(average_s(self.sim, ROW, ring.job)),
                 compute_s={str(rank): float(compute_s(self.sim, ROW, ring.job, gpu)) for gpu, rank in members},
-                nodes={str(rank): self.layout.place(gpu)[0] for gpu, rank in members},
+                nodes={str(rank): self.layout.node_and_index(gpu)[0] for gpu, rank in members},
             )
         return ring.want
 

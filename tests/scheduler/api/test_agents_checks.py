@@ -23,7 +23,8 @@ def elsewhere(service: Service) -> None:
     orders = CheckOrders()
     service.checks = service.checks._replace(orders=orders)
     service.clearing = Clearing(
-        service.store, lambda node, gpu: orders.run(node, (0, 1) if gpu is None else (gpu,)), service.now_s, orders.can
+        service.store, lambda node, gpu: orders.run_checks(node, (0, 1) if gpu is None else (gpu,)), service.now_s,
+        orders.can_check,
     )  # fmt: skip
 
 
@@ -82,13 +83,13 @@ def test_an_agent_that_checks_clears_what_passes(smoking: httpx.Client, tmp_path
 
 
 def test_an_outcome_from_another_node_is_ignored(smoking: httpx.Client, service: Service) -> None:
-    service.checks.orders.fetch(NODE, able=True)
+    service.checks.orders.fetch_orders(NODE, able=True)
     assert clear(smoking).json() == {"cleared": 0, "checking": True}
-    until(lambda: bool(service.checks.orders.fetch(NODE, able=True)))
-    (order,) = service.checks.orders.fetch(NODE, able=True)
+    until(lambda: bool(service.checks.orders.fetch_orders(NODE, able=True)))
+    (order,) = service.checks.orders.fetch_orders(NODE, able=True)
     body = {"passed": True, "evidence": "all is well"}
     assert smoking.post(f"/v1/nodes/rack0-node1/checks/{order.id}", json=body).status_code == 204
-    assert service.checks.orders.fetch(NODE, able=True) == (order,)
+    assert service.checks.orders.fetch_orders(NODE, able=True) == (order,)
     failed = {"passed": False, "evidence": "it smokes"}
     assert smoking.post(f"/v1/nodes/{NODE}/checks/{order.id}", json=failed).status_code == 204
     until(lambda: "it smokes" in str(entry(smoking)))

@@ -11,7 +11,7 @@ from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.protocol import Attempt, RefusedError
 from longshore.scheduler.model.states import Run
-from longshore.scheduler.rules.attempts import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, classify_end
 from tests.kubernetes_double.cluster import uuid_of
 from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.attempts import (
@@ -193,7 +193,7 @@ def test_an_attempt_that_no_node_takes_is_dropped_whole_and_is_the_clusters_faul
     status = wait_for_end(backend, attempt)
     assert status.run is Run.LOST
     assert "was not bound within 0.3 s" in status.reason
-    assert class_of(status)[0] is ExitClass.INFRASTRUCTURE
+    assert classify_end(status)[0] is ExitClass.INFRASTRUCTURE
     assert not (tmp_path / "started-2").exists()
 
 
@@ -231,7 +231,7 @@ def test_a_pod_that_its_cluster_ended_is_the_clusters_fault(trial: Trial, backen
     edit_pod(trial, attempt, 0, end)
     status = wait_for_end(backend, attempt)
     assert status.run is Run.LOST
-    assert class_of(status) == (ExitClass.INFRASTRUCTURE, f"{attempt.name}-0: DeletionByPodGC: node gone")
+    assert classify_end(status) == (ExitClass.INFRASTRUCTURE, f"{attempt.name}-0: DeletionByPodGC: node gone")
 
 
 def test_a_pod_that_was_deleted_by_force_is_lost_and_never_started_again(

@@ -10,7 +10,7 @@ from longshore.scheduler.backends.kubernetes.objects import KubernetesPod
 from longshore.scheduler.backends.kubernetes.reading import must_stop_rest, status_of
 from longshore.scheduler.model.job import DEFAULT_TRIES, Tries
 from longshore.scheduler.model.states import AfterStop, Run, Status
-from longshore.scheduler.rules.attempts import ExitClass, attempt_outcome, class_of
+from longshore.scheduler.rules.attempts import ExitClass, attempt_outcome, classify_end
 
 NAME = "ls-job-1"
 
@@ -55,7 +55,7 @@ DISRUPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "Terminati
 
 def test_an_attempt_has_succeeded_when_every_rank_is_recorded_as_such() -> None:
     status = read(over(0, [0, 0]), over(1, [0, 0]))
-    assert (status.run, len(status.ends), class_of(status)[0]) == (Run.EXITED, 4, ExitClass.SUCCESS)
+    assert (status.run, len(status.ends), classify_end(status)[0]) == (Run.EXITED, 4, ExitClass.SUCCESS)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_an_attempt_has_succeeded_when_every_rank_is_recorded_as_such() -> None:
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_an_attempt_with_an_unrecorded_rank_has_not_succeeded(other: KubernetesPod, *, cancelled: bool) -> None:
     status = read(over(0, [0, 0]), other, cancelled=cancelled)
-    assert class_of(status)[0] is ExitClass.INFRASTRUCTURE
+    assert classify_end(status)[0] is ExitClass.INFRASTRUCTURE
 
 
 def test_a_missing_pod_is_no_success() -> None:
-    assert class_of(read(over(0, [0, 0])))[0] is ExitClass.INFRASTRUCTURE
+    assert classify_end(read(over(0, [0, 0])))[0] is ExitClass.INFRASTRUCTURE
 
 
 def test_what_was_disrupted_after_it_had_succeeded_has_succeeded() -> None:
-    assert class_of(read(over(0, [0, 0]), over(1, [0, 0], conditions=DISRUPTED)))[0] is ExitClass.SUCCESS
+    assert classify_end(read(over(0, [0, 0]), over(1, [0, 0], conditions=DISRUPTED)))[0] is ExitClass.SUCCESS
 
 
 def test_a_disruption_explains_the_ranks_that_it_killed() -> None:
     status = read(over(0, [0, 0]), silent_end(1, 137, conditions=DISRUPTED))
-    assert class_of(status) == (ExitClass.INFRASTRUCTURE, f"{NAME}-1: TerminationByKubelet: low on disk")
+    assert classify_end(status) == (ExitClass.INFRASTRUCTURE, f"{NAME}-1: TerminationByKubelet: low on disk")
 
 
 SECOND_S = 1795305600.0  # of the pods that end without a word
@@ -142,7 +142,7 @@ def test_each_reason_of_a_container_that_ended_has_a_class_and_its_text(
     reason: str, code: int, message: str, exit_class: ExitClass, cause: str
 ) -> None:
     status = read(over(0, [0, 0]), silent_end(1, code, message=message, ended=reason))
-    assert class_of(status) == (exit_class, cause)
+    assert classify_end(status) == (exit_class, cause)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_pod_with_a_reason_was_ended_by_its_cluster_whatever_its_container_say
     reason: str, other: Callable[..., KubernetesPod]
 ) -> None:
     status = read(over(0, [1, 0]), other(1, reason=reason, message="low on disk"))
-    assert class_of(status) == (INFRASTRUCTURE, f"{NAME}-1: {reason}: low on disk")
+    assert classify_end(status) == (INFRASTRUCTURE, f"{NAME}-1: {reason}: low on disk")
 
 
 @pytest.mark.parametrize("end", [unlocated, bare])
@@ -163,18 +163,18 @@ def test_a_pod_that_its_cluster_lets_run_for_so_long_only_has_reached_its_time_l
     end: Callable[..., KubernetesPod],
 ) -> None:
     status = read(end(0, reason="DeadlineExceeded"), end(1, reason="DeadlineExceeded"))
-    assert class_of(status)[0] is ExitClass.LIMIT
+    assert classify_end(status)[0] is ExitClass.LIMIT
 
 
 def test_a_pod_that_ended_before_its_container_began_does_not_hide_which_rank_failed() -> None:
     status = read(over(0, [3, 0], reason="rank failed"), unlocated(1, deleted=True))
     assert [(end.rank, end.code, end.signal) for end in status.ends] == [(0, 3, 0), (1, 0, 0)]
-    assert class_of(status) == (ExitClass.USER, "rank 0 ended with exit code 3")
+    assert classify_end(status) == (ExitClass.USER, "rank 0 ended with exit code 3")
 
 
 def test_pods_that_were_cancelled_before_their_containers_began_were_not_started() -> None:
     status = read(unlocated(0, deleted=True), unlocated(1, deleted=True), cancelled=True)
-    assert class_of(status) == (ExitClass.REQUESTED, "it was not started")
+    assert classify_end(status) == (ExitClass.REQUESTED, "it was not started")
 
 
 def test_a_restarted_node_costs_its_job_no_retry_of_an_ambiguous_end() -> None:
@@ -186,7 +186,7 @@ def test_a_restarted_node_costs_its_job_no_retry_of_an_ambiguous_end() -> None:
 def test_a_container_that_cannot_start_fails_as_its_runtime_says() -> None:
     status = read(silent_end(0, 128), silent_end(1, 128))
     assert {(end.code, end.signal) for end in status.ends} == {(128, 0)}
-    assert class_of(status)[0] is ExitClass.USER
+    assert classify_end(status)[0] is ExitClass.USER
 
 
 def test_words_of_a_job_in_place_of_those_of_its_launcher_count_for_nothing() -> None:
@@ -197,7 +197,7 @@ def test_words_of_a_job_in_place_of_those_of_its_launcher_count_for_nothing() ->
 
 def test_a_container_that_was_killed_as_memory_ran_out_says_so() -> None:
     status = read(silent_end(0, 137, ended="OOMKilled"), over(1, [0, 15]))
-    assert class_of(status) == (ExitClass.RESOURCE, "rank 0 was killed as memory ran out")
+    assert classify_end(status) == (ExitClass.RESOURCE, "rank 0 was killed as memory ran out")
 
 
 def test_pods_on_a_silent_node_are_unreachable_until_they_are_over() -> None:

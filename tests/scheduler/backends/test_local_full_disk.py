@@ -11,7 +11,7 @@ import pytest
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.model.states import Run
-from longshore.scheduler.rules.attempts import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, classify_end
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
@@ -105,7 +105,7 @@ def test_an_end_that_could_never_be_written_is_a_loss_with_its_cause_and_no_succ
     until(lambda: backend.is_proven_gone(attempt.name))
     status = backend.status(attempt.name)
     assert (status.run, status.ends) == (Run.LOST, ())
-    assert class_of(status) == (
+    assert classify_end(status) == (
         ExitClass.AMBIGUOUS, "no record of how it ended: supervisor lost: it was killed",
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_an_attempt_that_ended_before_it_began_by_a_clock_that_was_set_back_ende
     marker = json.loads(path.read_text())
     marker["ends"] = [[*end[:3], max(end[3] - 3600.0, 0.0)] for end in marker["ends"]]
     path.write_text(json.dumps(marker))
-    assert class_of(backend.status(attempt.name))[0] is exit_class
+    assert classify_end(backend.status(attempt.name))[0] is exit_class
     assert backend.is_proven_gone(attempt.name)
 
 

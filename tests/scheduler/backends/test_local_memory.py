@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.rules.attempts import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, classify_end
 from tests.scheduler.backends.attempts import THREE_GPUS, shell_attempt, wait_for_end
 
 MOST_BYTES = 48 << 20
@@ -44,12 +44,12 @@ def test_a_rank_that_is_killed_as_memory_runs_out_differs_from_any_other_kill(
     hungry = f"echo $$ > {little}/cgroup.procs && exec {sys.executable} -S -c 'bytearray({4 * MOST_BYTES})'"
     attempt = shell_attempt(f"[ $RANK = 1 ] || exec sleep 1000; {hungry}", environment={"PATH": os.defpath})
     backend.launch(attempt, THREE_GPUS)
-    reported = class_of(wait_for_end(backend, attempt))
+    reported = classify_end(wait_for_end(backend, attempt))
     assert reported == (ExitClass.RESOURCE, "rank 1 was killed as memory ran out")
 
     killed = shell_attempt("[ $RANK = 1 ] || exec sleep 1000; kill -KILL $$")
     backend.launch(killed, THREE_GPUS)
-    assert class_of(wait_for_end(backend, killed))[0] is ExitClass.AMBIGUOUS
+    assert classify_end(wait_for_end(backend, killed))[0] is ExitClass.AMBIGUOUS
 
 
 @pytest.mark.full
@@ -61,4 +61,4 @@ def test_a_rank_that_dies_long_after_its_kill_for_memory_is_still_reported_as_su
     script = f"[ $RANK = 1 ] || exec sleep 1000; (sh -c {shlex.quote(hungry)}); sleep 2; kill -KILL $$"
     attempt = shell_attempt(script, environment={"PATH": os.defpath})
     backend.launch(attempt, THREE_GPUS)
-    assert class_of(wait_for_end(backend, attempt))[0] is ExitClass.RESOURCE
+    assert classify_end(wait_for_end(backend, attempt))[0] is ExitClass.RESOURCE

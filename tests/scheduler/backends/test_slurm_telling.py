@@ -16,7 +16,7 @@ from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.commands import SLURM_TIMES, SlurmTimes
 from longshore.scheduler.backends.slurm.submission import comment_of
 from longshore.scheduler.model.states import Run
-from longshore.scheduler.rules.attempts import ExitClass, class_of
+from longshore.scheduler.rules.attempts import ExitClass, classify_end
 from tests.scheduler.backends.attempts import own_folder, shell_attempt, wait_for_end, wait_until_running
 from tests.scheduler.backends.slurm_backends import IMPATIENT, NODES, ON_A, backend_of
 
@@ -49,7 +49,7 @@ def test_the_marker_is_believed_and_not_a_slurm_that_says_completed(backend: Slu
     backend.launch(attempt, ON_A)
     wait_for_end(backend, attempt)
     other = saying(f"echo '1|COMPLETED|{comment_of(attempt.name)}'")
-    assert class_of(other.status(attempt.name))[0] is ExitClass.USER
+    assert classify_end(other.status(attempt.name))[0] is ExitClass.USER
 
 
 def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
@@ -61,7 +61,7 @@ def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
     slurm_cluster.call("scancel", "--name", attempt.name)
     assert wait_for_end(backend, attempt).reason == "stopped by Slurm"
     other = saying(f"echo '1|TIMEOUT|{comment_of(attempt.name)}'")
-    assert class_of(other.status(attempt.name))[0] is ExitClass.LIMIT
+    assert classify_end(other.status(attempt.name))[0] is ExitClass.LIMIT
 
 
 @pytest.mark.few(1)

@@ -167,9 +167,9 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
     assert place is not None
     mirror = ClusterMirror(place.site, MirrorOrigin(0.0))
     mirror.submit(JobRequest("job", 4, 3600.0, 0.0))
-    mirror.due()
+    mirror.find_due_job()
     find_policy(str(CHECKPOINT)).place(mirror.sim, ROW)
-    chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in mirror.picks("job")}
+    chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in mirror.gpus_of_job("job")}
     assert found.outcome is RankingOutcome.POLICY
     assert {found.order[0]} == chosen
     assert len(found.order) == RANKED_NODES
@@ -222,7 +222,7 @@ def test_the_policy_is_called_once_for_a_pod_and_the_heuristic_ranks_what_follow
     asked, consult = [], ranker.placer.consult
 
     def counted(mirror: ClusterMirror) -> PlacementAdvice:
-        asked.append(mirror.current)
+        asked.append(mirror.current_job)
         return consult(mirror)
 
     try:

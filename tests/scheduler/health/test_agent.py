@@ -98,7 +98,7 @@ def test_a_gpu_without_memory_or_utilisation_values_is_healthy_and_a_lost_one_is
         nvmlDeviceGetTemperature=lambda *_: 30,
     )  # fmt: skip
     setattr(nvml, asked, fails)
-    monkeypatch.setattr(agent, "_nvml", lambda: nvml)
+    monkeypatch.setattr(agent, "_load_nvml", lambda: nvml)
     reported = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
     (found,) = gpu_reports()
     assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *reported) if healthy else (False, 0.0, 0))

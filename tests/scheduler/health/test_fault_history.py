@@ -12,7 +12,7 @@ from longshore.scheduler.health.fault_report import (
     FAULTS_KEPT_S,
     MAX_FAULT_EVENTS,
     FaultHistory,
-    learned_from,
+    learn_beliefs,
     read_fault_history,
 )
 from longshore.scheduler.mirror.cluster_mirror import Beliefs
@@ -24,7 +24,7 @@ from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE,
 
 
 def learned(*events: EventRow, days: float = 30.0) -> Beliefs:
-    found = learned_from(SITE, LAYOUT, FaultHistory(0.0, events, days * DAY_S))
+    found = learn_beliefs(SITE, LAYOUT, FaultHistory(0.0, events, days * DAY_S))
     assert found is not None
     return found
 
@@ -76,7 +76,7 @@ def test_a_silent_node_that_answers_again_did_not_fail() -> None:
 @pytest.mark.parametrize("rule", [True, False])
 def test_nothing_is_learned_where_rates_are_known(*, rule: bool) -> None:
     site = SITE._replace(rules=SITE.rules._replace(estimated_hazards=rule))
-    assert (learned_from(site, LAYOUT, FaultHistory(0.0, (), 1.0)) is None) is not rule
+    assert (learn_beliefs(site, LAYOUT, FaultHistory(0.0, (), 1.0)) is None) is not rule
 
 
 WORDS = ("faulty", "healthy", "up", "suspect", "down", "out of service", "in service", "alarm", "")

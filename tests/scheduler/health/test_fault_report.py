@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.health.evidence import GpuReport, NodeReport
-from longshore.scheduler.health.fault_report import FaultHistory, FaultReport, fault_report, learned_from
+from longshore.scheduler.health.fault_report import FaultHistory, FaultReport, fault_report, learn_beliefs
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.events import EventRow
 from tests.scheduler.health.fault_events import DAY_S, LAYOUT, RATE_PER_S, SITE, event
@@ -23,7 +23,7 @@ WORDS = ["faulty", "healthy", "down", "up", "suspect", "out of service", "in ser
 
 def report(*events: EventRow, days: float = 10.0) -> FaultReport:
     past = FaultHistory(0.0, events, days * DAY_S)
-    return fault_report(past, learned_from(SITE, LAYOUT, past), LAYOUT, TYPES)
+    return fault_report(past, learn_beliefs(SITE, LAYOUT, past), LAYOUT, TYPES)
 
 
 def test_rates_and_repairs_by_hand() -> None:
@@ -91,7 +91,7 @@ def test_a_fault_changes_what_a_heuristic_does_at_once_and_after_a_restart(trial
     def report_gpu(*, healthy: bool) -> None:
         reported = NodeReport(gpus=(GpuReport(index=0, healthy=healthy, utilisation=0.0, free_bytes=1),))
         whole = NodeReport(gpus=(*reported.gpus, reported.gpus[0].model_copy(update={"index": 1, "healthy": True})))
-        trial.scheduler.parts.monitor.reports.take(first, whole, trial.now_s())
+        trial.scheduler.parts.monitor.reports.add(first, whole, trial.now_s())
         trial.wait(5.0)
 
     another()

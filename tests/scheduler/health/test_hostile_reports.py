@@ -63,7 +63,7 @@ class AgentCluster:
             for index, fine in enumerate(healthy)
             if fine is not None
         ]
-        self.monitor.reports.take(node, NodeReport(gpus=tuple(gpus)), self.nodes.now_s)
+        self.monitor.reports.add(node, NodeReport(gpus=tuple(gpus)), self.nodes.now_s)
 
     def look(self, later_s: float = 1.0) -> set[str]:
         """Return the nodes with GPUs that are faulty."""

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from longshore.scheduler.health.guarding import Lease, is_valid
+from longshore.scheduler.health.guarding import Lease, is_lease_valid
 from longshore.scheduler.health.monitor import LEASE_MARGIN_S, LEASE_S, NO_LEASE, Leases
 from tests.support.budgets import examples
 
@@ -64,7 +64,7 @@ class OneNode(RuleBasedStateMachine):
         if self.machine_stands:
             return  # it computes nothing; behind that a guard looks first
         # What a guard does: it looks several times in a second, and kills where no lease is valid.
-        if is_valid(self.lease, str(self.boot), self.true_s):
+        if is_lease_valid(self.lease, str(self.boot), self.true_s):
             self.until_killed_s = float("inf")
         else:
             self.until_killed_s = min(self.until_killed_s, self.true_s + KILLED_S)
@@ -122,13 +122,13 @@ class OneNode(RuleBasedStateMachine):
         self.old = None if is_dead else (self.leases, self.token, self.renewed_s)
         self.token += 1
         self.leases = Leases(lambda: self.true_s)
-        self.leases.begin()
+        self.leases.begin_leading()
         self.renewed_s = self.true_s
 
     @precondition(lambda self: not self.machine_stands and not self.leases.has_run_out("n"))
     @rule()
     def an_attempt_starts_where_a_lease_is_valid(self) -> None:
-        if is_valid(self.lease, str(self.boot), self.true_s):
+        if is_lease_valid(self.lease, str(self.boot), self.true_s):
             self.lives, self.until_killed_s = True, float("inf")
 
     @precondition(lambda self: self.leases.has_run_out("n"))
@@ -141,7 +141,7 @@ class OneNode(RuleBasedStateMachine):
         self.machine_stands = self.stood = self.agent_stands = False
         self.requests_pass = self.answers_pass = True
         self.report(to_old=False, on_its_way_s=0.0)
-        self.lives, self.until_killed_s = is_valid(self.lease, str(self.boot), self.true_s), float("inf")
+        self.lives, self.until_killed_s = is_lease_valid(self.lease, str(self.boot), self.true_s), float("inf")
 
 
 TestNoTwoOwners: Any = OneNode.TestCase
@@ -151,7 +151,7 @@ TestNoTwoOwners.settings = settings(max_examples=examples(150), stateful_step_co
 def test_a_lease_runs_out_only_behind_the_time_of_the_last_answer_and_the_margin() -> None:
     now_s = 0.0
     leases = Leases(lambda: now_s)
-    leases.begin()
+    leases.begin_leading()
     now_s = 5.0
     assert leases.grant("n", 7, lambda: True).lease_s == LEASE_S
     now_s = 5.0 + LEASE_S + LEASE_MARGIN_S
@@ -159,7 +159,7 @@ def test_a_lease_runs_out_only_behind_the_time_of_the_last_answer_and_the_margin
     now_s += 0.001
     assert leases.has_run_out("n")
     assert leases.has_run_out("never seen")
-    leases.begin()  # another one may have granted a lease a moment ago
+    leases.begin_leading()  # another one may have granted a lease a moment ago
     assert not leases.has_run_out("n")
     assert not leases.has_run_out("never seen")
 

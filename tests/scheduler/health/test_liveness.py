@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.health.monitor import judge
+from longshore.scheduler.health.monitor import judge_nodes
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
 
@@ -21,7 +21,7 @@ def watched(nodes: list[NodeRow], last_s: list[float], polls: int) -> list[list[
     for poll in range(1, polls + 1):
         now_s = START_S + POLL_S * poll
         answers = {row.name: min(now_s, end_s) for row, end_s in zip(nodes, last_s, strict=True)}
-        nodes = judge(nodes, answers, now_s, polls=True)[0]
+        nodes = judge_nodes(nodes, answers, now_s, polls=True)[0]
         found.append(nodes)
     return found
 
@@ -37,7 +37,7 @@ def test_a_node_is_suspect_after_three_misses_and_down_after_six() -> None:
 @given(misses=st.integers(0, 1000), liveness=st.sampled_from(Liveness), polls=st.booleans())
 def test_one_answer_restores_a_node_whatever_it_has_missed(misses: int, liveness: Liveness, polls: bool) -> None:  # noqa: FBT001
     (row,) = nodes_of(1)
-    (after,) = judge([row._replace(misses=misses, liveness=liveness)], {"n0": 2000.0}, 2001.0, polls=polls)[0]
+    (after,) = judge_nodes([row._replace(misses=misses, liveness=liveness)], {"n0": 2000.0}, 2001.0, polls=polls)[0]
 
     assert (after.liveness, after.misses, after.seen_s) == (UP, 0, 2000.0)
 
@@ -47,7 +47,7 @@ def test_however_long_a_scheduler_was_held_up_a_look_is_one_miss_at_most(looks: 
     nodes, now_s = nodes_of(1), START_S
     for looked, wait_s in enumerate(looks, 1):
         now_s += wait_s
-        nodes = judge(nodes, {"n0": START_S}, now_s, polls=True)[0]
+        nodes = judge_nodes(nodes, {"n0": START_S}, now_s, polls=True)[0]
         assert nodes[0].misses == looked
     assert (nodes[0].liveness is DOWN) == (len(looks) >= 6)
 

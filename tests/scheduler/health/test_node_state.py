@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.health.monitor import NodeWord, state_of
+from longshore.scheduler.health.monitor import NodeWord, node_state_of
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
@@ -33,7 +33,7 @@ def test_a_state_and_what_it_rests_on(
     liveness: Liveness, entry: QuarantineEntry, fenced: str, state: NodeWord, words: str
 ) -> None:
     row = NodeRow("a", "local", "a100", False, liveness, 0.0, 95.0, 4)  # noqa: FBT003
-    found = state_of(row, [entry], is_fenced=fenced == "a", now_s=100.0)
+    found = node_state_of(row, [entry], is_fenced=fenced == "a", now_s=100.0)
     assert found.state is state
     assert words in found.evidence
 
@@ -56,7 +56,7 @@ def test_what_was_found_at_a_node_that_is_down_is_part_of_its_evidence(
     begins: str,
 ) -> None:
     row = NodeRow("a", "local", "a100", False, Liveness.DOWN, 0.0, 95.0, 4, verdict=verdict, found="b is refused")  # noqa: FBT003
-    found = state_of(row, [], is_fenced=fenced, now_s=100.0)
+    found = node_state_of(row, [], is_fenced=fenced, now_s=100.0)
     assert (found.state, found.evidence.startswith(begins)) == (state, True)
     assert "b is refused" in found.evidence
 
@@ -64,7 +64,7 @@ def test_what_was_found_at_a_node_that_is_down_is_part_of_its_evidence(
 @pytest.mark.parametrize(("misses", "frozen"), [(3, False), (5, False), (6, True), (60, True)])
 def test_a_node_that_is_suspect_for_long_says_that_none_of_many_is_declared(misses: int, frozen: bool) -> None:  # noqa: FBT001
     row = NodeRow("a", "local", "a100", False, Liveness.SUSPECT, 0.0, 95.0, misses, found="b is refused")  # noqa: FBT003
-    found = state_of(row, [], is_fenced=False, now_s=100.0)
+    found = node_state_of(row, [], is_fenced=False, now_s=100.0)
     assert found.state is NodeWord.SUSPECT
     assert ("many nodes fell silent together" in found.evidence) == frozen
 

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.scheduler.health.quarantining import QuarantineOutcome, by_hand, clear, keep, quarantine
+from longshore.scheduler.health.quarantining import (
+    QuarantineOutcome,
+    clear_quarantine,
+    operator_finding,
+    quarantine,
+    record_failed_checks,
+)
 from longshore.scheduler.model.gpu_index import (
     Clears,
     HardwarePlace,
@@ -13,7 +19,7 @@ from longshore.scheduler.model.gpu_index import (
     QuarantineFinding,
     Scope,
 )
-from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_due
+from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_check_due
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_entries, quarantined
@@ -36,7 +42,7 @@ def find(store: Store, found: QuarantineFinding, now_s: float | None = None, fle
 
 
 def end(store: Store, place: HardwarePlace, at_s: float, by: str = BY_CHECKS) -> int:
-    return store.write(lambda tx: clear(tx, place, by, "level 3 passed", at_s, writer="test"))
+    return store.write(lambda tx: clear_quarantine(tx, place, by, "level 3 passed", at_s, writer="test"))
 
 
 def standing(store: Store) -> list[QuarantineEntry]:
@@ -70,8 +76,8 @@ def test_a_finding_that_comes_again_renews_the_symptom_and_is_no_second_quaranti
     assert find(store, finding(at_s=NOW_S + 100.0)._replace(evidence="again")) is QuarantineOutcome.KNOWN
     (entry,) = standing(store)
     assert (entry.symptom_s, entry.evidence, entry.since_s) == (NOW_S + 100.0, "again", NOW_S)
-    assert not is_due(entry, "", NOW_S + 100.0 + QUIET_S - 1.0)
-    assert is_due(entry, "", NOW_S + 100.0 + QUIET_S)
+    assert not is_check_due(entry, "", NOW_S + 100.0 + QUIET_S - 1.0)
+    assert is_check_due(entry, "", NOW_S + 100.0 + QUIET_S)
 
 
 @pytest.mark.parametrize("cleared", [GPU, HardwarePlace("n0")], ids=["the GPU", "its node"])
@@ -139,7 +145,7 @@ def test_the_rest_grows_with_each_return_and_checks_clear_the_same_twice_in_thir
 def test_checks_that_do_not_pass_keep_it_for_longer(store: Store) -> None:
     find(store, finding())
     for rest_s in BACK_OFF_S[1:]:
-        store.write(lambda tx: keep(tx, GPU, "gemm.ref: index 7", NOW_S + 700.0, writer="test"))
+        store.write(lambda tx: record_failed_checks(tx, GPU, "gemm.ref: index 7", NOW_S + 700.0, writer="test"))
         (entry,) = standing(store)
         assert (entry.not_before_s, entry.checked) == (NOW_S + 700.0 + rest_s, "gemm.ref: index 7")
 
@@ -159,8 +165,8 @@ def test_checks_clear_by_themselves_only_once_the_action_is_done(
 ) -> None:
     find(store, finding(clears=clears))
     (entry,) = standing(store)
-    assert not is_due(entry, boot, NOW_S + BACK_OFF_S[0] - 1.0)
-    assert is_due(entry, boot, NOW_S + BACK_OFF_S[0]) is due
+    assert not is_check_due(entry, boot, NOW_S + BACK_OFF_S[0] - 1.0)
+    assert is_check_due(entry, boot, NOW_S + BACK_OFF_S[0]) is due
 
 
 def test_over_a_tenth_of_a_type_within_an_hour_is_an_alarm_and_no_quarantine(store: Store) -> None:
@@ -184,14 +190,14 @@ def test_each_type_has_a_budget_of_its_own_and_of_one_node_at_least(store: Store
     assert find(store, finding(HardwarePlace("a")), fleet=small) is QuarantineOutcome.SET
     assert find(store, finding(HardwarePlace("b", 0)), fleet=small) is QuarantineOutcome.REFUSED
     assert find(store, finding(HardwarePlace("c")), fleet=small) is QuarantineOutcome.SET
-    hand = by_hand(HardwarePlace("b", 0), "noise", "look", NOW_S)
+    hand = operator_finding(HardwarePlace("b", 0), "noise", "look", NOW_S)
     assert find(store, hand, fleet=small) is QuarantineOutcome.SET  # an operator may always
 
 
 def test_an_operator_may_put_back_what_was_just_cleared(store: Store) -> None:
     find(store, finding())
     end(store, GPU, NOW_S)
-    assert find(store, by_hand(GPU, "noise", "look", NOW_S)) is QuarantineOutcome.SET
+    assert find(store, operator_finding(GPU, "noise", "look", NOW_S)) is QuarantineOutcome.SET
 
 
 @pytest.mark.parametrize(
@@ -222,7 +228,7 @@ ENDS = st.builds(HardwarePlace, st.sampled_from(["a", "b", "c"]), st.integers(0,
 PLACES = st.one_of(
     ENDS, st.builds(HardwarePlace, st.sampled_from(["a", "b", "c"])),
     st.tuples(ENDS, ENDS).filter(lambda it: it[0] != it[1]).map(lambda it: HardwarePlace(*it[0][:2],
-    *it[1][:2]).ordered()),
+    *it[1][:2]).with_ends_ordered()),
 )  # fmt: skip
 
 

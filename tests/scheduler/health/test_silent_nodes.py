@@ -115,7 +115,7 @@ class Watched:
         reported = [
             GpuReport(index=index, healthy=fine, utilisation=0.0, free_bytes=1) for index, fine in enumerate(healthy)
         ]
-        self.twin.parts.monitor.reports.take(node, NodeReport(gpus=tuple(reported)), self.backend.now_s)
+        self.twin.parts.monitor.reports.add(node, NodeReport(gpus=tuple(reported)), self.backend.now_s)
 
     def node(self, name: str) -> NodeRow:
         with self.store.read() as tx:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from longshore.reporting import Steps
 from longshore.scheduler.backends.local.folders import MAX_NEW_BYTES, read_new_lines
-from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch, saved_in, steps_in
+from longshore.scheduler.health.step_watch import Begun, StepKind, StepWatch, parse_checkpoints, parse_steps
 
 GOOD = b"train 17 1732294800.125 0.5 -1.5e-3\n"
 WORDS = st.sampled_from(
@@ -22,13 +22,13 @@ WORDS = st.sampled_from(
 
 @given(st.one_of(st.binary(), st.lists(WORDS).map(b"".join)))
 def test_no_bytes_are_too_odd_to_be_read(content: bytes) -> None:
-    steps = steps_in(content)
+    steps = parse_steps(content)
     watch = StepWatch(1, None, None, 0.0)
-    watch.take([steps], 1.0)
-    watch.hang(1e6)
-    for saved in saved_in(content):
+    watch.add_steps([steps], 1.0)
+    watch.find_hang(1e6)
+    for saved in parse_checkpoints(content):
         assert saved.path.isprintable()
-    assert steps_in(content + b"\n" + GOOD)[-1] == Begun(StepKind.TRAIN, 17, 1732294800.125, 0.5, -0.0015)
+    assert parse_steps(content + b"\n" + GOOD)[-1] == Begun(StepKind.TRAIN, 17, 1732294800.125, 0.5, -0.0015)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_no_bytes_are_too_odd_to_be_read(content: bytes) -> None:
      b"train 17 5.0 - " + b"1" * 401],
 )  # fmt: skip
 def test_a_line_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
-    assert steps_in(line + b"\n") == []
+    assert parse_steps(line + b"\n") == []
 
 
 @pytest.mark.parametrize(
     "line", [b"1 5.0 - ", b"1 5.0 xyz /a", b"1 5.0 - a\xffb", b"1 5.0 - " + b"a" * 1025, b"1 - /a"]
 )
 def test_a_checkpoint_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
-    assert saved_in(line + b"\n") == []
+    assert parse_checkpoints(line + b"\n") == []
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.lists(st.integers(0, 40), max_size=20))
@@ -104,11 +104,11 @@ def test_what_a_program_writes_is_what_is_read(tmp_path: Path, monkeypatch: pyte
     steps.saved(2, "/ckpt/ü 2", digest="ab12cd34")
     steps.done()
 
-    reported = steps_in((tmp_path / "steps-0").read_bytes())
+    reported = parse_steps((tmp_path / "steps-0").read_bytes())
     assert [(it.kind.value, it.step, it.computed_s) for it in reported] == [
         ("train", 1, None), ("train", 2, 0.00001), ("checkpoint", 2, None), ("done", 0, None),
     ]  # fmt: skip
-    saved = saved_in((tmp_path / "saved-0").read_bytes())
+    saved = parse_checkpoints((tmp_path / "saved-0").read_bytes())
     assert [(it.step, it.digest, it.path) for it in saved] == [(2, "ab12cd34", "/ckpt/ü 2")]
 
 
@@ -118,7 +118,7 @@ def test_a_step_counts_though_its_loss_is_no_number(
 ) -> None:
     monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
     Steps().begin(3, computed_s=computed_s)
-    assert [(it.step, it.computed_s) for it in steps_in((tmp_path / "steps-0").read_bytes())] == [(3, None)]
+    assert [(it.step, it.computed_s) for it in parse_steps((tmp_path / "steps-0").read_bytes())] == [(3, None)]
 
 
 @given(st.floats() | st.integers())
@@ -126,7 +126,7 @@ def test_any_number_is_read_as_a_loss(loss: float) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("LONGSHORE_STEPS", f"{folder}/steps-0")
         Steps().begin(3, loss=loss)
-        (reported,) = steps_in((Path(folder) / "steps-0").read_bytes())
+        (reported,) = parse_steps((Path(folder) / "steps-0").read_bytes())
     assert reported.step == 3
     assert reported.loss == pytest.approx(loss, rel=1e-8, abs=0.0, nan_ok=True)
 
@@ -138,7 +138,7 @@ def test_any_number_is_read_as_a_loss(loss: float) -> None:
      ("1,5", None)],
 )  # fmt: skip
 def test_a_step_counts_however_its_loss_is_written(text: str, loss: float | None) -> None:
-    (reported,) = steps_in(f"train 17 5.0 0.5 {text}\n".encode())
+    (reported,) = parse_steps(f"train 17 5.0 0.5 {text}\n".encode())
     assert (reported.step, reported.computed_s) == (17, 0.5)
     assert reported.loss == (None if loss is None else pytest.approx(loss, nan_ok=True))
 
@@ -149,7 +149,7 @@ def test_what_is_no_number_is_no_loss_and_ends_no_program(
 ) -> None:
     monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
     Steps().begin(3, computed_s=0.5, loss=loss)
-    (reported,) = steps_in((tmp_path / "steps-0").read_bytes())
+    (reported,) = parse_steps((tmp_path / "steps-0").read_bytes())
     assert (reported.step, reported.computed_s, reported.loss) == (3, 0.5, None)
 
 
@@ -161,7 +161,7 @@ def test_each_field_of_a_line_is_read_without_the_others(tmp_path: Path) -> None
         patch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps"))
         for computed_s, loss, away_bytes in figures:
             Steps().begin(3, computed_s=computed_s, loss=loss, away_bytes=away_bytes)
-    reported = steps_in((tmp_path / "steps").read_bytes())
+    reported = parse_steps((tmp_path / "steps").read_bytes())
     assert [(it.computed_s, it.loss, it.away_bytes) for it in reported] == figures
 
 
@@ -171,7 +171,7 @@ def test_a_path_that_is_no_text_ends_no_program(tmp_path: Path, monkeypatch: pyt
     steps = Steps()
     steps.saved(1, path)
     steps.saved(2, "/ckpt/2")
-    assert [it.step for it in saved_in((tmp_path / "saved-0").read_bytes())] == [2]
+    assert [it.step for it in parse_checkpoints((tmp_path / "saved-0").read_bytes())] == [2]
 
 
 def test_a_program_without_a_scheduler_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

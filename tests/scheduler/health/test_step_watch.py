@@ -15,8 +15,8 @@ from longshore.scheduler.health.step_monitor import (
     STEPS_POLL_S,
     RunningAttempt,
     StepMonitor,
-    nodes_of,
-    together,
+    jobs_slow_together,
+    nodes_at_fault,
 )
 from longshore.scheduler.health.step_watch import Begun, Cusum, Slowness, StepKind, StepWatch
 from longshore.scheduler.model.job_spec import Watching
@@ -33,7 +33,7 @@ def train(it: StepWatch, steps: int, step_s: float = 1.0, begin_s: float = 0.0, 
     """Let all ranks begin steps, and return when the last of them began."""
     for at in range(steps):
         now_s = begin_s + at * step_s
-        it.take([[Begun(TRAIN, first + at, now_s, None)]] * len(it._ranks), now_s)
+        it.add_steps([[Begun(TRAIN, first + at, now_s, None)]] * len(it._ranks), now_s)
     return begin_s + (steps - 1) * step_s
 
 
@@ -41,8 +41,8 @@ def train(it: StepWatch, steps: int, step_s: float = 1.0, begin_s: float = 0.0, 
 def test_a_step_hangs_after_a_minute_or_ten_of_its_like(step_s: float, limit_s: float) -> None:
     it = watch()
     last_s = train(it, 50, step_s)
-    assert it.hang(last_s + limit_s - 1.0) is None
-    hang = it.hang(last_s + limit_s + 1.0)
+    assert it.find_hang(last_s + limit_s - 1.0) is None
+    hang = it.find_hang(last_s + limit_s + 1.0)
     assert hang is not None
     assert (hang.rank, hang.kind, hang.step, hang.since_s) == (0, TRAIN, 49, last_s)
 
@@ -51,35 +51,35 @@ def test_a_step_may_take_twice_the_longest_before_it() -> None:
     it = watch()
     last_s = train(it, 2, 100.0)
     last_s = train(it, 50, 1.0, last_s + 100.0, 2)
-    assert it.hang(last_s + 199.0) is None
-    assert it.hang(last_s + 201.0) is not None
+    assert it.find_hang(last_s + 199.0) is None
+    assert it.find_hang(last_s + 201.0) is not None
 
 
 @pytest.mark.parametrize("kind", [CHECKPOINT, OTHER])
 def test_a_step_of_unknown_duration_may_take_a_quarter_of_an_hour(kind: StepKind) -> None:
     it = watch()
     last_s = train(it, 50) + 1.0
-    it.take([[Begun(kind, 50, last_s, None)]], last_s)
-    assert it.hang(last_s + 899.0) is None
-    assert it.hang(last_s + 901.0) is not None
+    it.add_steps([[Begun(kind, 50, last_s, None)]], last_s)
+    assert it.find_hang(last_s + 899.0) is None
+    assert it.find_hang(last_s + 901.0) is not None
 
 
 def test_ranks_that_wait_for_one_that_saves_a_checkpoint_do_not_hang() -> None:
     it = watch(2)
     last_s = train(it, 50) + 1.0
-    it.take([[Begun(CHECKPOINT, 50, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
-    assert it.hang(last_s + 899.0) is None
+    it.add_steps([[Begun(CHECKPOINT, 50, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
+    assert it.find_hang(last_s + 899.0) is None
 
 
 def test_a_job_that_is_done_may_take_as_long_as_it_likes() -> None:
     it = watch(2)
     last_s = train(it, 50) + 1.0
-    it.take([[Begun(DONE, 0, last_s, None)]] * 2, last_s)
-    assert it.hang(last_s + 1e6) is None
+    it.add_steps([[Begun(DONE, 0, last_s, None)]] * 2, last_s)
+    assert it.find_hang(last_s + 1e6) is None
 
 
 def test_without_reports_no_rank_hangs() -> None:
-    assert watch().hang(1e6) is None
+    assert watch().find_hang(1e6) is None
 
 
 @pytest.mark.parametrize("took_s", [5.0, 840.0])
@@ -87,53 +87,53 @@ def test_how_long_a_checkpoint_takes_is_learnt_from_the_one_rank_that_saves(took
     it, now_s = watch(2), 0.0
     for at in range(30):
         both = Begun(TRAIN, at, now_s, None)
-        it.take([[both], [both]], now_s)
+        it.add_steps([[both], [both]], now_s)
         now_s += 1.0
         saver, saves = at % 2, Begun(CHECKPOINT, at, now_s, None)  # in turns
-        it.take([[saves] if rank == saver else [] for rank in (0, 1)], now_s)
+        it.add_steps([[saves] if rank == saver else [] for rank in (0, 1)], now_s)
         now_s += took_s
-    assert it.limit_s(CHECKPOINT) == max(60.0, 10.0 * took_s)
+    assert it.step_limit_s(CHECKPOINT) == max(60.0, 10.0 * took_s)
 
 
 def test_a_rank_that_is_done_is_not_waited_for() -> None:
     it = watch(2)
     last_s = train(it, 50) + 1.0
-    it.take([[Begun(DONE, 0, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
+    it.add_steps([[Begun(DONE, 0, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
     for at in range(51, 150):
         last_s += 2.0
-        it.take([[], [Begun(TRAIN, at, last_s, None)]], last_s)
-    assert it.present_s() == 2.0
+        it.add_steps([[], [Begun(TRAIN, at, last_s, None)]], last_s)
+    assert it.present_step_s() == 2.0
 
 
 def test_a_training_step_waits_for_a_rank_that_is_behind() -> None:
     it = watch(2)
     for at in range(50):
         behind = [Begun(TRAIN, at - 3, 2.0 * at, None)] if at >= 3 else []
-        it.take([[Begun(TRAIN, at, 1.0 * at, None)], behind], 2.0 * at)
-    assert set(it.train_s()[5:]) == {2.0}
+        it.add_steps([[Begun(TRAIN, at, 1.0 * at, None)], behind], 2.0 * at)
+    assert set(it.recent_train_steps_s()[5:]) == {2.0}
 
 
 def test_a_wrong_clock_makes_no_rank_hang_earlier_or_later() -> None:
     for wrong_s in (-1e6, 1e6):
         it = watch()
         for at in range(50):
-            it.take([[Begun(TRAIN, at, 2e6 + at + wrong_s, None)]], float(at))
-        assert it.hang(49.0 + 59.0) is None
-        assert it.hang(49.0 + 62.0) is not None
+            it.add_steps([[Begun(TRAIN, at, 2e6 + at + wrong_s, None)]], float(at))
+        assert it.find_hang(49.0 + 59.0) is None
+        assert it.find_hang(49.0 + 62.0) is not None
 
 
 def test_a_step_takes_as_long_as_on_the_slowest_rank() -> None:
     it = watch(2)
     for at in range(30):
-        it.take([[Begun(TRAIN, at, at * 1.0, None)], [Begun(TRAIN, at, at * 1.5, None)]], at * 1.5)
-    assert it.present_s() == 1.5
+        it.add_steps([[Begun(TRAIN, at, at * 1.0, None)], [Begun(TRAIN, at, at * 1.5, None)]], at * 1.5)
+    assert it.present_step_s() == 1.5
 
 
 def test_each_reported_step_counts_as_all_since_the_last_one() -> None:
     it = watch()
     for at in range(30):
-        it.take([[Begun(TRAIN, 10 * at, at * 1.0, None)]], at * 1.0)
-    assert it.present_s() == pytest.approx(0.1)
+        it.add_steps([[Begun(TRAIN, 10 * at, at * 1.0, None)]], at * 1.0)
+    assert it.present_step_s() == pytest.approx(0.1)
 
 
 def slow_after(it: StepWatch, ranks: int, slow: dict[int, float]) -> Slowness:
@@ -142,9 +142,9 @@ def slow_after(it: StepWatch, ranks: int, slow: dict[int, float]) -> Slowness:
     for at in range(600):
         factor = 1.5 if at >= 300 else 1.0
         computed = [0.5 * (slow.get(rank, 1.0) if at > 300 else 1.0) for rank in range(ranks)]
-        it.take([[Begun(TRAIN, at, now_s, computed_s)] for computed_s in computed], now_s)
+        it.add_steps([[Begun(TRAIN, at, now_s, computed_s)] for computed_s in computed], now_s)
         now_s += factor
-    found = it.slowness(now_s)
+    found = it.check_slowness(now_s)
     assert found is not None
     return found
 
@@ -159,9 +159,9 @@ def test_the_rank_that_computes_longer_is_to_blame_and_not_those_that_wait_for_i
 def test_slow_steps_are_returned_once_a_minute() -> None:
     it = watch()
     slow_after(it, 1, {0: 1.5})
-    assert it.slowness(1e4 - 1.0) is not None
-    assert it.slowness(1e4 + 50.0) is None
-    again = it.slowness(1e4 + 60.0)
+    assert it.check_slowness(1e4 - 1.0) is not None
+    assert it.check_slowness(1e4 + 50.0) is None
+    again = it.check_slowness(1e4 + 60.0)
     assert again is not None
     assert again.checks == 3
 
@@ -183,7 +183,7 @@ def test_nodes_are_to_blame_whose_ranks_compute_longer(
     placement: Placement, ranks: tuple[int, ...] | None, nodes: set[str]
 ) -> None:
     by_rank = dict(enumerate(share.node for share in placement for _ in share.gpus))
-    assert nodes_of(by_rank, ranks) == nodes
+    assert nodes_at_fault(by_rank, ranks) == nodes
 
 
 def slow(since_s: float, *nodes: str) -> Slowness:
@@ -205,7 +205,7 @@ def test_many_that_become_slow_at_once_have_another_cause_than_a_node(
     others: dict[str, Slowness], ready: int, is_shared: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
     one = slow(0.0, "n0")
-    assert bool(together(one, {"a": one, **others}, ready)) is is_shared
+    assert bool(jobs_slow_together(one, {"a": one, **others}, ready)) is is_shared
 
 
 def test_checkpoints_are_returned_until_they_are_written(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_checkpoints_are_returned_until_they_are_written(tmp_path: Path) -> None
         found = monitor.poll(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext())
         reported.append([it.step for it in found.saved.get("ls-j-1", [])])
         if at == 1:
-            monitor.written()
+            monitor.mark_written()
     assert reported == [[0], [0, 1], [2]]
 
 
@@ -316,9 +316,9 @@ def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_tim
 def test_slow_steps_are_looked_at_behind_a_clock_that_was_set_back() -> None:
     it = watch()
     slow_after(it, 1, {0: 1.5})
-    assert it.slowness(-3600.0) is not None
-    assert it.slowness(-3550.0) is None
-    assert it.slowness(-3540.0) is not None
+    assert it.check_slowness(-3600.0) is not None
+    assert it.check_slowness(-3550.0) is None
+    assert it.check_slowness(-3540.0) is not None
 
 
 class Broken(LocalBackend):
@@ -339,5 +339,5 @@ def test_a_bug_of_a_backend_stops_no_other_job(tmp_path: Path, caplog: pytest.Lo
                 running, {it.name for it in running}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext()
             )
         )
-    assert monitor.end(running[0]) == ([], False, None)
+    assert monitor.read_end(running[0]) == ([], False, None)
     assert "ls-a-1" in caplog.text

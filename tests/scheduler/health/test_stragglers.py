@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longshore.cluster.model.placement import Share
 from longshore.ring.membership import MIN_EXCESS_S, SLOW_RATIO
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.health.step_monitor import RunningAttempt, StepMonitor, Stragglers, straggling
+from longshore.scheduler.health.step_monitor import RunningAttempt, StepMonitor, Stragglers, find_stragglers
 from longshore.scheduler.health.step_watch import SKIPPED_STEPS, RankStepTimes
 from longshore.scheduler.model.job_spec import Watching
 
@@ -46,14 +46,14 @@ def times_of(compute_s: Sequence[float | None]) -> list[RankStepTimes]:
 def test_a_straggler_computes_three_times_as_long_as_the_median_of_the_others(
     compute_s: list[float | None], slow: list[int]
 ) -> None:
-    assert [it.rank for it in straggling(times_of(compute_s), range(len(compute_s)))] == slow
+    assert [it.rank for it in find_stragglers(times_of(compute_s), range(len(compute_s)))] == slow
 
 
 @given(COMPUTE_S)
 def test_at_most_half_of_the_ranks_are_stragglers_and_each_is_slower_than_all_that_are_none(
     compute_s: list[float | None],
 ) -> None:
-    found = straggling(times_of(compute_s), range(len(compute_s)))
+    found = find_stragglers(times_of(compute_s), range(len(compute_s)))
     reported = [it for it in compute_s if it is not None]
     rest = [it for at, it in enumerate(compute_s) if it is not None and at not in {one.rank for one in found}]
     assert len(found) <= len(reported) / 2
@@ -64,21 +64,21 @@ def test_at_most_half_of_the_ranks_are_stragglers_and_each_is_slower_than_all_th
 
 def test_a_rank_that_ended_is_not_compared() -> None:
     ranks = times_of([0.1, 0.1, 1.0, 1.0, 1.0])
-    assert [it.rank for it in straggling(ranks, [0, 1, 2])] == [2]
-    assert straggling(ranks, [0, 1]) == []
+    assert [it.rank for it in find_stragglers(ranks, [0, 1, 2])] == [2]
+    assert find_stragglers(ranks, [0, 1]) == []
 
 
 def test_each_counts_once_after_three_comparisons_in_a_row_and_again_only_if_it_was_none_meanwhile() -> None:
     it, slow, well = Stragglers(0.0), times_of([0.1, 0.1, 1.0]), times_of([0.1, 0.1, 0.1])
     seen = [slow, slow, well, slow, slow, slow, slow, slow, well, slow, slow, slow]
-    returned = [bool(it.compare(ranks, range(3), 61.0 * (at + 1))) for at, ranks in enumerate(seen)]
+    returned = [bool(it.newly_straggling(ranks, range(3), 61.0 * (at + 1))) for at, ranks in enumerate(seen)]
     assert [at for at, was in enumerate(returned) if was] == [5, 11]
-    assert it.compare(slow, range(3), 61.0 * 12 + 1.0) == []  # not yet
+    assert it.newly_straggling(slow, range(3), 61.0 * 12 + 1.0) == []  # not yet
 
 
 def test_ranks_are_compared_though_a_clock_was_set_back() -> None:
     it, slow = Stragglers(10_000.0), times_of([0.1, 0.1, 1.0])
-    assert [len(it.compare(slow, range(3), 6_400.0 + 61.0 * at)) for at in range(3)] == [0, 0, 1]
+    assert [len(it.newly_straggling(slow, range(3), 6_400.0 + 61.0 * at)) for at in range(3)] == [0, 0, 1]
 
 
 def test_ranks_that_came_later_are_read_from_then_on_and_at_the_end(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_ranks_that_came_later_are_read_from_then_on_and_at_the_end(tmp_path: Pa
     later = first._replace(later=("b", "c"))
     assert look(later, 2010.0) == ["/ckpt/9"]
     assert monitor.figures["j"].slowest == "c"
-    means_s = {kind: it.mean_s for kind, it in monitor.news(3000.0)["j"].items()}
+    means_s = {kind: it.mean_s for kind, it in monitor.unrecorded_compute_times(3000.0)["j"].items()}
     assert means_s == pytest.approx({"slow": 0.1, "fast": 0.5})
     assert look(first, 2020.0) == ["/ckpt/9"]  # for a moment nobody can tell who came later
-    end = monitor.end(later)
+    end = monitor.read_end(later)
     assert ([it.path for it in end.saved], end.step) == (["/ckpt/9"], 19)

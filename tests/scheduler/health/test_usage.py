@@ -11,7 +11,7 @@ from longshore.scheduler.health.evidence import (
     NodeReport,
     Usage,
     UseSample,
-    sample_of,
+    use_sample_of,
 )
 
 NODES = {"a": 4, "b": 4}
@@ -37,18 +37,18 @@ def report(*utilisation: float, at_s: float = 0.0) -> AgentReport:
 def test_a_sample_has_the_held_share_and_the_reported_utilisation(
     held: list[tuple[str, int]], reports: dict[str, AgentReport], sample: tuple[float, float | None]
 ) -> None:
-    assert sample_of(held, NODES, reports, 0.0) == UseSample(0.0, *sample)
+    assert use_sample_of(held, NODES, reports, 0.0) == UseSample(0.0, *sample)
 
 
 def test_a_cluster_without_gpus_uses_none() -> None:
-    assert sample_of([], {}, {}, 0.0) == UseSample(0.0, 0.0, None)
+    assert use_sample_of([], {}, {}, 0.0) == UseSample(0.0, 0.0, None)
 
 
 def test_no_more_than_a_day_is_kept() -> None:
     usage = Usage()
     for number in range(MAX_USE_SAMPLES + 10):
         assert usage.is_due(number * SAMPLE_EVERY_S)
-        usage.take(UseSample(number * SAMPLE_EVERY_S, 0.0, None))
+        usage.add(UseSample(number * SAMPLE_EVERY_S, 0.0, None))
     assert (len(usage.samples()), usage.samples()[0].at_s, usage.taken) == (
         MAX_USE_SAMPLES,
         10 * SAMPLE_EVERY_S,
@@ -60,7 +60,7 @@ def test_no_more_than_a_day_is_kept() -> None:
 def test_samples_stay_in_order_when_a_clock_is_set_back() -> None:
     usage = Usage()
     for at_s in (100.0, 200.0, 300.0):
-        usage.take(UseSample(at_s, 0.0, None))
+        usage.add(UseSample(at_s, 0.0, None))
     assert usage.is_due(150.0)
-    usage.take(UseSample(150.0, 1.0, None))
+    usage.add(UseSample(150.0, 1.0, None))
     assert [it.at_s for it in usage.samples()] == [100.0, 150.0]

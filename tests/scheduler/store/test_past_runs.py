@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert
 
 from longshore.cluster.workloads.estimates import Alike, histories
-from longshore.scheduler.model.job import estimate_words
+from longshore.scheduler.model.job import estimate_source_words
 from longshore.scheduler.model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store import jobs
@@ -161,9 +161,9 @@ def test_an_index_finds_the_last_ended_jobs(sqlite_url: str, alike: Alike, index
 
 
 def test_where_an_estimate_is_from_is_said_in_words() -> None:
-    assert estimate_words(GIVEN, 0) == "given by its owner"
-    assert estimate_words(UNKNOWN, 0).startswith("assumed")
-    assert estimate_words("user-and-name", 1) == "from the last ended job of the same user and name"
+    assert estimate_source_words(GIVEN, 0) == "given by its owner"
+    assert estimate_source_words(UNKNOWN, 0).startswith("assumed")
+    assert estimate_source_words("user-and-name", 1) == "from the last ended job of the same user and name"
     for alike in Alike:
-        assert estimate_words(alike, 3).startswith("from the last 3 ended jobs ")
-    assert len({estimate_words(alike, 3) for alike in Alike}) == len(Alike)
+        assert estimate_source_words(alike, 3).startswith("from the last 3 ended jobs ")
+    assert len({estimate_source_words(alike, 3) for alike in Alike}) == len(Alike)

@@ -7,7 +7,7 @@ from sqlalchemy import update
 from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.control.state_cache import queue_key
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.rules.jobs import in_order
+from longshore.scheduler.rules.jobs import in_queue_order
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.jobs import (
     NewJob,
@@ -44,7 +44,7 @@ def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> No
     fill(store)
     with store.read() as tx:
         inside = [row for row in open_jobs(tx) if row.desired == Desired.RUN and row.not_before_s <= NOW_S]
-        line = in_order(waiting_jobs(tx, NOW_S), ORDER_REGIMES["easy"], float("inf"), NOW_S, 16)
+        line = in_queue_order(waiting_jobs(tx, NOW_S), ORDER_REGIMES["easy"], float("inf"), NOW_S, 16)
 
     assert [it.id for it in line] == [row.id for row in sorted(inside, key=queue_key)]
 

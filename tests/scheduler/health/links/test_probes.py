@@ -29,15 +29,15 @@ from longshore.scheduler.health.link_probes import (
     ProbePlace,
     Prober,
     Sender,
-    connect,
-    new_id,
-    opened,
-    probe,
-    prober_at,
-    proof_of,
+    connect_to_sender,
+    new_probe_id,
+    open_prober,
+    order_proof,
+    probe_link,
     read_line,
-    sealed,
     sender_at,
+    signed_line,
+    verified_message,
 )
 from tests.scheduler.served import PATIENCE_S, until
 from tests.support.budgets import examples
@@ -97,12 +97,12 @@ def impostors() -> Iterator[Callable[[Serve], ProbePlace]]:
 
 
 def order_on(connection: socket.socket) -> ProbeOrder:
-    return opened(ProbeOrder, "f" * 64, read_line(connection, time.monotonic() + LONG_S))
+    return verified_message(ProbeOrder, "f" * 64, read_line(connection, time.monotonic() + LONG_S))
 
 
 def test_a_link_is_measured(agents: tuple[Prober, Prober]) -> None:
     for sender, receiver in (agents, agents[::-1]):
-        found = probe(sender.place, receiver.place, LONG_S)
+        found = probe_link(sender.place, receiver.place, LONG_S)
         assert (found.state, found.why) == (LinkState.MEASURED, "")
         assert found.bytes_per_s > 0.0
 
@@ -110,10 +110,10 @@ def test_a_link_is_measured(agents: tuple[Prober, Prober]) -> None:
 def test_a_link_to_an_agent_that_has_ended_is_not_known(agents: tuple[Prober, Prober]) -> None:
     ended = Prober(HERE)
     ended.close()
-    found = probe(ended.place, agents[0].place, LONG_S)
+    found = probe_link(ended.place, agents[0].place, LONG_S)
     assert found.state is LinkState.UNKNOWN
     assert found.why.startswith("the agent that should send does not answer")
-    found = probe(agents[0].place, ended.place, LONG_S)
+    found = probe_link(agents[0].place, ended.place, LONG_S)
     assert found.state is LinkState.UNKNOWN
     assert found.why.startswith("the agent that should receive does not answer")
 
@@ -125,11 +125,13 @@ def test_a_link_over_which_a_node_is_not_reached_is_broken_if_the_scheduler_reac
 
     def refuse(sender: Sender, until_s: float) -> socket.socket:
         if threading.current_thread() is scheduler:
-            return connect(sender, until_s)
+            return connect_to_sender(sender, until_s)
         raise BrokenError("127.0.0.1:1: Connection refused")
 
-    monkeypatch.setattr(link_probes, "connect", refuse)  # as the receiver does; the scheduler connects as ever
-    found = probe(agents[0].place, agents[1].place, LONG_S)
+    monkeypatch.setattr(
+        link_probes, "connect_to_sender", refuse
+    )  # as the receiver does; the scheduler connects as ever
+    found = probe_link(agents[0].place, agents[1].place, LONG_S)
     assert (found.state, found.why) == (LinkState.BROKEN, "127.0.0.1:1: Connection refused")
 
 
@@ -137,7 +139,7 @@ def test_a_refused_connection_is_a_broken_link() -> None:
     ended = Prober(HERE)
     ended.close()
     with pytest.raises(BrokenError, match="Connection refused"):
-        connect(sender_at(ended.place, ProbeOrder(id=new_id(), limit_s=1.0)), time.monotonic() + LONG_S)
+        connect_to_sender(sender_at(ended.place, ProbeOrder(id=new_probe_id(), limit_s=1.0)), time.monotonic() + LONG_S)
 
 
 def silent(connection: socket.socket) -> None:
@@ -146,12 +148,12 @@ def silent(connection: socket.socket) -> None:
 
 
 def proves_and_is_silent(connection: socket.socket) -> None:
-    connection.sendall(f"{proof_of('f' * 64, order_on(connection).id)}\n".encode())
+    connection.sendall(f"{order_proof('f' * 64, order_on(connection).id)}\n".encode())
     time.sleep(2.0)
 
 
 def sends_a_little(connection: socket.socket) -> None:
-    connection.sendall(f"{proof_of('f' * 64, order_on(connection).id)}\n".encode() + bytes(100_000))
+    connection.sendall(f"{order_proof('f' * 64, order_on(connection).id)}\n".encode() + bytes(100_000))
     time.sleep(2.0)
 
 
@@ -167,7 +169,7 @@ def is_another(connection: socket.socket) -> None:
 def test_a_sender_that_hangs_or_is_another_one_leaves_a_link_that_is_not_known(
     serve: Serve, agents: tuple[Prober, Prober], impostors: Callable[[Serve], ProbePlace]
 ) -> None:
-    found = probe(impostors(serve), agents[0].place, LONG_S)
+    found = probe_link(impostors(serve), agents[0].place, LONG_S)
     assert found.state is LinkState.UNKNOWN
     assert found.why
 
@@ -176,7 +178,7 @@ def test_a_receiver_that_hangs_is_waited_for_no_longer_than_the_limit(
     agents: tuple[Prober, Prober], impostors: Callable[[Serve], ProbePlace]
 ) -> None:
     place = impostors(lambda connection: time.sleep(PATIENCE_S))
-    found = probe(agents[0].place, place)
+    found = probe_link(agents[0].place, place)
     assert (found.state, found.why) == (LinkState.UNKNOWN, "the agent that should receive does not answer: timed out")
 
 
@@ -211,8 +213,8 @@ LIES = {
     "a text": signed(counted_bytes="1", seconds=1e-6),
     "what nobody asked": signed(extra=1, counted_bytes=1 << 20, seconds=1e-6),
     "unsigned": lambda order: f"{'0' * 64} " + json.dumps({"id": order.id, "counted_bytes": 1, "seconds": 1e-3}),
-    "as an order": lambda order: sealed("f" * 64, order),
-    "by another key": lambda order: sealed(
+    "as an order": lambda order: signed_line("f" * 64, order),
+    "by another key": lambda order: signed_line(
         "0" * 64, ProbeMeasurement(id=order.id, counted_bytes=1 << 20, seconds=1e-6)
     ),
     "without an end": lambda order: "x" * (2 * MAX_PROBE_LINE_BYTES),
@@ -223,14 +225,14 @@ LIES = {
 
 def test_what_can_be_is_believed(agents: tuple[Prober, Prober], impostors: Callable[[Serve], ProbePlace]) -> None:
     place = impostors(liar(signed(counted_bytes=1 << 20, seconds=1e-6)))
-    assert probe(agents[0].place, place, LONG_S).bytes_per_s == pytest.approx((1 << 20) / 1e-6)
+    assert probe_link(agents[0].place, place, LONG_S).bytes_per_s == pytest.approx((1 << 20) / 1e-6)
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_what_cannot_be_is_not_believed(
     lie: str, agents: tuple[Prober, Prober], impostors: Callable[[Serve], ProbePlace]
 ) -> None:
-    found = probe(agents[0].place, impostors(liar(LIES[lie])), LONG_S)
+    found = probe_link(agents[0].place, impostors(liar(LIES[lie])), LONG_S)
     assert found.state is LinkState.UNKNOWN
     assert found.why
 
@@ -255,9 +257,9 @@ def answer_to(place: ProbePlace, said: bytes) -> bytes:
 
 def test_an_order_is_carried_out_once(agents: tuple[Prober, Prober]) -> None:
     place = agents[0].place
-    order = ProbeOrder(id=new_id(), limit_s=0.25)
-    line = f"{sealed(place.key, order)}\n".encode()
-    assert answer_to(place, line) == f"{proof_of(place.key, order.id)}\n".encode()
+    order = ProbeOrder(id=new_probe_id(), limit_s=0.25)
+    line = f"{signed_line(place.key, order)}\n".encode()
+    assert answer_to(place, line) == f"{order_proof(place.key, order.id)}\n".encode()
     assert answer_to(place, line) == b""
 
 
@@ -267,9 +269,9 @@ def test_an_agent_answers_only_with_its_key(said: bytes) -> None:
     found = Prober(HERE)
     try:
         assert answer_to(found.place, said + b"\n") == b""
-        order = ProbeOrder(id=new_id(), limit_s=0.25)
-        assert answer_to(found.place, f"{sealed('0' * 64, order)}\n".encode()) == b""
-        assert answer_to(found.place, f"{sealed(found.place.key, order)}\n".encode()) != b""
+        order = ProbeOrder(id=new_probe_id(), limit_s=0.25)
+        assert answer_to(found.place, f"{signed_line('0' * 64, order)}\n".encode()) == b""
+        assert answer_to(found.place, f"{signed_line(found.place.key, order)}\n".encode()) != b""
     finally:
         found.close()
 
@@ -278,7 +280,7 @@ def test_an_agent_is_not_used_up_by_connections_that_say_nothing(agents: tuple[P
     place = agents[0].place
     held = [socket.create_connection((place.address, place.port)) for _ in range(2 * MAX_CONNECTIONS)]
     try:
-        until(lambda: probe(place, agents[1].place, LONG_S).state is LinkState.MEASURED)
+        until(lambda: probe_link(place, agents[1].place, LONG_S).state is LinkState.MEASURED)
     finally:
         for it in held:
             it.close()
@@ -295,17 +297,17 @@ def test_an_agent_is_not_used_up_by_connections_that_say_nothing(agents: tuple[P
 )
 def test_an_address_of_another_machine_is_refused(reported: str, why: str) -> None:
     with pytest.raises(InputError) as refused:
-        prober_at(reported)
+        open_prober(reported)
     assert why in str(refused.value)
 
 
 @pytest.mark.parametrize("reported", ["127.0.0.1", "127.0.0.1:0", "::1", "[::1]:0"])
 def test_a_place_is_an_address_with_or_without_a_port(reported: str) -> None:
     try:
-        one, other = prober_at(reported), prober_at(reported)
+        one, other = open_prober(reported), open_prober(reported)
     except InputError as error:
         pytest.skip(str(error))  # no IPv6 here
     assert one.place.address in ("127.0.0.1", "::1")
-    assert probe(one.place, other.place, LONG_S).state is LinkState.MEASURED
+    assert probe_link(one.place, other.place, LONG_S).state is LinkState.MEASURED
     one.close()
     other.close()

@@ -18,7 +18,7 @@ from longshore.scheduler.health.link_probes import (
     LinkTable,
     Pair,
     ProbePlace,
-    startable,
+    startable_pairs,
 )
 from tests.scheduler.served import until
 
@@ -40,7 +40,7 @@ pairs = st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)).filter(lambda 
 
 @given(st.lists(pairs, unique=True), st.lists(pairs, max_size=3))
 def test_as_many_are_probed_at_once_as_share_no_node(waiting: list[Pair], running: list[Pair]) -> None:
-    found = startable(waiting, running)
+    found = startable_pairs(waiting, running)
     together = [*found, *running]
     assert not any(share(it, other) for at, it in enumerate(found) for other in [*running, *found[:at]])
     assert all(any(share(it, other) for other in together) for it in waiting if it not in found)
@@ -78,7 +78,7 @@ def test_of_any_rings_at_once_no_two_probes_share_a_node_and_all_are_done_once(
     table = LinkTable(PLACES.copy, probed=probes)
     wanted = [neighbour_links(NODES, (before, after), candidates) for before, after, candidates in asked]
     until_s = time.monotonic() + 60.0
-    while True in {table.request(it, until_s, nothing) for it in wanted}:
+    while True in {table.request_probes(it, until_s, nothing) for it in wanted}:
         time.sleep(0.001)
     assert probes.clashes == []
     assert sorted(probes.done) == sorted({pair for it in wanted for pair in it})
@@ -89,7 +89,7 @@ def test_of_any_rings_at_once_no_two_probes_share_a_node_and_all_are_done_once(
         for pair in ((NODES[before], NODES[node]), (NODES[node], NODES[after]))
         if pair[0] != pair[1]
     }
-    assert set(table.known()) == expected
+    assert set(table.fresh_outcomes()) == expected
 
 
 class Clock:
@@ -100,7 +100,7 @@ class Clock:
 
 
 def done(table: LinkTable, wanted: list[Pair], until_s: float) -> None:
-    until(lambda: not table.request(wanted, until_s, nothing))
+    until(lambda: not table.request_probes(wanted, until_s, nothing))
 
 
 def test_what_was_measured_counts_for_ten_minutes_and_what_is_not_known_is_probed_again_after_one() -> None:
@@ -113,10 +113,10 @@ def test_what_was_measured_counts_for_ten_minutes_and_what_is_not_known_is_probe
         table, wanted = LinkTable(PLACES.copy, clock, probes), [("n0", "n1")]
         done(table, wanted, clock.now_s + ROUND_S)
         clock.now_s += kept_s
-        assert table.known()["n0", "n1"][:3] == outcome[:3]
-        assert not table.request(wanted, clock.now_s + ROUND_S, nothing)
+        assert table.fresh_outcomes()["n0", "n1"][:3] == outcome[:3]
+        assert not table.request_probes(wanted, clock.now_s + ROUND_S, nothing)
         clock.now_s += 0.1
-        assert table.known() == {}
+        assert table.fresh_outcomes() == {}
         done(table, wanted, clock.now_s + ROUND_S)
         assert len(probes.done) == 2
 
@@ -124,8 +124,8 @@ def test_what_was_measured_counts_for_ten_minutes_and_what_is_not_known_is_probe
 def test_a_node_without_an_agent_and_a_node_with_itself_are_not_probed() -> None:
     probes = Probes()
     table = LinkTable(lambda: {"n0": PLACES["n0"]}, probed=probes)
-    assert not table.request([("n0", "n1"), ("n1", "n0"), ("n0", "n0")], time.monotonic() + ROUND_S, nothing)
-    assert (probes.done, table.known()) == ([], {})
+    assert not table.request_probes([("n0", "n1"), ("n1", "n0"), ("n0", "n0")], time.monotonic() + ROUND_S, nothing)
+    assert (probes.done, table.fresh_outcomes()) == ([], {})
 
 
 class Hanging:
@@ -144,17 +144,17 @@ def test_what_would_not_end_in_time_is_not_begun_and_what_ends_late_is_kept() ->
     clock, probes, woken = Clock(), Hanging(), threading.Event()
     table, until_s = LinkTable(PLACES.copy, clock, probes), clock.now_s + ROUND_S
     wanted = [("n0", "n1"), ("n0", "n2"), ("n3", "n4")]
-    assert table.request(wanted, until_s, woken.set)
+    assert table.request_probes(wanted, until_s, woken.set)
     until(lambda: len(probes.begun) == 2)
     assert set(probes.begun) == {("n0", "n1"), ("n3", "n4")}
     clock.now_s = until_s - WHOLE_PROBE_S + 0.01
-    assert table.request(wanted, until_s, woken.set)  # two may still end
+    assert table.request_probes(wanted, until_s, woken.set)  # two may still end
     assert not woken.is_set()
     probes.go.set()
-    until(lambda: len(table.known()) == 2)
+    until(lambda: len(table.fresh_outcomes()) == 2)
     assert woken.wait(60.0)
-    assert not table.request(wanted, until_s, woken.set)
-    assert set(probes.begun) == set(table.known()) == {("n0", "n1"), ("n3", "n4")}
+    assert not table.request_probes(wanted, until_s, woken.set)
+    assert set(probes.begun) == set(table.fresh_outcomes()) == {("n0", "n1"), ("n3", "n4")}
 
 
 def test_a_probe_that_raises_leaves_a_link_that_is_not_known() -> None:
@@ -169,4 +169,4 @@ def test_a_probe_that_raises_leaves_a_link_that_is_not_known() -> None:
         done(table, [("n0", "n1")], time.monotonic() + 60.0)
     finally:
         threading.excepthook = before
-    assert table.known()["n0", "n1"].state is LinkState.UNKNOWN
+    assert table.fresh_outcomes()["n0", "n1"].state is LinkState.UNKNOWN

@@ -15,8 +15,8 @@ from longshore.scheduler.health.link_probes import (
     STAMPS,
     TRANSFER_LIMIT_S,
     TRANSFER_STALLED_S,
-    _figure,
-    receive,
+    _counted_bytes_and_seconds,
+    measure_received,
 )
 
 CHUNK = 16 << 10  # bytes that come at a time
@@ -64,7 +64,7 @@ class Line:
 def measured(line: Line) -> tuple[int, float] | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link_probes, "time", line)
-        return receive(cast("socket.socket", line), TRANSFER_LIMIT_S)
+        return measure_received(cast("socket.socket", line), TRANSFER_LIMIT_S)
 
 
 @given(st.floats(5e6, 1e10), st.integers(0, 150_000))
@@ -133,5 +133,5 @@ def test_a_sender_that_pauses_for_less_than_half_of_the_time_makes_no_link_slow(
     for at in range(400):
         now_s += CHUNK / rate + (0.005 if at % (400 // pauses) == 150 // pauses else 0.0)
         came.append((at * CHUNK, now_s))
-    counted_bytes, seconds = _figure(came) or (0, 0.0)
+    counted_bytes, seconds = _counted_bytes_and_seconds(came) or (0, 0.0)
     assert counted_bytes / seconds == pytest.approx(rate, rel=0.01)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from longshore.scheduler.health.evidence import Evidence, PortState, PortWitness, verdict_of, words_of
+from longshore.scheduler.health.evidence import Evidence, PortState, PortWitness, evidence_words, verdict_of
 from longshore.scheduler.model.states import ProbeVerdict
 
 OWN = [None, *(PortWitness("", result, known) for result, known in itertools.product(PortState, (True, False)))]
@@ -47,18 +47,21 @@ def test_words_name_the_prober_and_its_result() -> None:
         PortWitness("n2", PortState.TIMED_OUT, reached_before=False),
     )
     doubt = "(it never reached it before, so that is no evidence)"
-    assert words_of(Evidence(refused, late)) == f"the scheduler is refused, n2 gets no answer {doubt}"
+    assert evidence_words(Evidence(refused, late)) == f"the scheduler is refused, n2 gets no answer {doubt}"
     assert (
-        words_of(Evidence(refused, None, has_others=False)) == "the scheduler is refused, no other agent can probe it"
+        evidence_words(Evidence(refused, None, has_others=False))
+        == "the scheduler is refused, no other agent can probe it"
     )
     reached = PortWitness("n2", PortState.ANSWERED, reached_before=True)
-    assert words_of(Evidence(refused, reached)) == "n2 reaches it: the link between it and the scheduler is broken"
-    assert words_of(Evidence()) == ""
+    assert (
+        evidence_words(Evidence(refused, reached)) == "n2 reaches it: the link between it and the scheduler is broken"
+    )
+    assert evidence_words(Evidence()) == ""
 
 
 def test_who_found_something_is_named_or_the_node_is_reached() -> None:
     for evidence in EVERY:
-        words = words_of(evidence)
+        words = evidence_words(evidence)
         if verdict_of(evidence) is not ProbeVerdict.REACHED:
             assert ("the scheduler" in words) == (evidence.own is not None)
             assert ("n2" in words) == (evidence.other is not None)

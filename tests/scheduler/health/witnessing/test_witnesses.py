@@ -20,7 +20,7 @@ from longshore.scheduler.health.evidence import (
     Witnesses,
     verdict_of,
 )
-from longshore.scheduler.health.monitor import at_once, judge
+from longshore.scheduler.health.monitor import judge_nodes, troubled_together
 from longshore.scheduler.model.states import ProbeVerdict
 from longshore.scheduler.store.nodes import NodeRow
 from longshore.scheduler.store.schema import Liveness
@@ -55,11 +55,11 @@ class Cluster:
         self.now_s += POLL_S
         found = self.witnesses.update(self.reports, self.now_s, polls=polls)
         answered = {name: it.at_s for name, it in self.reports.items()}
-        self.rows = judge(self.rows, answered, self.now_s, polls=polls, found=found)[0]
+        self.rows = judge_nodes(self.rows, answered, self.now_s, polls=polls, found=found)[0]
         self.plain.look({name: it.at_s for name, it in self.reports.items()}, self.now_s, polls=polls)
         for who in self.names:
-            self.plain.orders(who, [it.id for it in self.witnesses.fetch(who)], self.now_s)
-        self.probes += [(it, self.now_s) for it in self.witnesses.due(self.now_s)]
+            self.plain.orders(who, [it.id for it in self.witnesses.orders_for(who)], self.now_s)
+        self.probes += [(it, self.now_s) for it in self.witnesses.take_due_probes(self.now_s)]
 
     def see(self, node: str, result: PortState) -> None:
         """Let all probes of the scheduler at a agent_port come to their end."""
@@ -70,7 +70,7 @@ class Cluster:
 
     def answer(self, who: str, result: PortState) -> None:
         """Let an agent carry out all that it was asked for."""
-        for order in self.witnesses.fetch(who):
+        for order in self.witnesses.orders_for(who):
             assert order.probe.node != who
             assert self.witnesses.record_result(who, order.id, result)
             self.plain.seen(who, order.probe.node, result, self.plain.asked_s[order.id])
@@ -85,7 +85,7 @@ class Cluster:
 
     def asked(self) -> dict[str, list[str]]:
         """Return who is asked to probe at whose agent_ports."""
-        return {who: [it.probe.node for it in self.witnesses.fetch(who)] for who in self.names}
+        return {who: [it.probe.node for it in self.witnesses.orders_for(who)] for who in self.names}
 
 
 @dataclass
@@ -101,7 +101,9 @@ class Plain:
         self.history.append(("look", dict(answered_s), now_s, polls))
         silent = {name: since for name in self.names if (since := self.silent_since(name)) is not None}
         misses = {name: self.misses(name) for name in self.names}
-        many = at_once([(answered_s[name], name) for name in self.names if misses[name] >= 3], len(self.names))
+        many = troubled_together(
+            [(answered_s[name], name) for name in self.names if misses[name] >= 3], len(self.names)
+        )
         for name in self.names:
             was, stood = self.states.get(name, (Liveness.UP, ProbeVerdict.NONE))
             verdict = self.verdict(name, silent) if name in silent else ProbeVerdict.NONE
@@ -271,7 +273,7 @@ def quiet(cluster: Cluster, looks: int) -> None:
 
 
 def agent_ports(cluster: Cluster, node: str = "n0") -> list[tuple[str, PortProbeOrder]]:
-    return [(who, it) for who in cluster.names for it in cluster.witnesses.fetch(who) if it.probe.node == node]
+    return [(who, it) for who in cluster.names for it in cluster.witnesses.orders_for(who) if it.probe.node == node]
 
 
 def test_a_silent_node_is_dead_at_once_if_all_are_refused_and_after_six_misses_if_no_probe_gets_through() -> None:
