@@ -196,7 +196,7 @@ class Fencing:
         self._until_s = since_start_s()  # no lease yet: what runs here survives only if the first report is answered
         self._guard: subprocess.Popen[bytes] | None = None
 
-    def processes_by_attempt(self) -> tuple[str, ...]:
+    def attempts_here(self) -> tuple[str, ...]:
         """Return the attempts that have processes here."""
         return tuple(sorted(processes_by_attempt()))
 

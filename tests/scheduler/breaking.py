@@ -21,7 +21,7 @@ class Place(NamedTuple):
 def mentions(value: object, job: str) -> bool:
     """Say whether an argument of a call is a job, or something of it."""
     if isinstance(value, ClusterMirror):
-        return value.sim.state.current[0] >= 0 and value.current == job
+        return value.sim.state.current[0] >= 0 and value.current_job == job
     if isinstance(value, dict | list | tuple) and not hasattr(value, "_fields"):
         return any(mentions(it, job) for it in value)
     fields = ("id", "job_id", "job", "row", "name")

@@ -137,6 +137,6 @@ def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: ClusterS
     mirror.pass_over()
     assert mirror.find_due_job() == "small"
 
-    follower.follow(journal)
+    follower.apply_calls(journal)
 
-    assert follower.due() == "small"
+    assert follower.find_due_job() == "small"

@@ -182,13 +182,13 @@ def test_a_live_cluster_and_its_copies_place_a_job_where_its_needs_are_met(mirro
         ClusterMirror(mirror.site, mirror.origin_now()),
     ):
         assert each.request("needy").types == (1,)
-        assert each.suits("needy").tolist() == [False, False, True, True]
-        assert each.due() == "needy"
+        assert each.suitable_gpus("needy").tolist() == [False, False, True, True]
+        assert each.find_due_job() == "needy"
         assert each.sim.state.free[0].tolist() == [0, 2]
         with pytest.raises(PluginError, match="GPU 1 is of a node that does not suit job needy"):
             each.carry_out("needy", (1, 2))
         assert each.carry_out("needy", (2, 3))
-        assert each.due() is None
+        assert each.find_due_job() is None
         assert each.sim.state.free[0].tolist() == [2, 0]
 
 

@@ -85,9 +85,9 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
         assert (proposal.expected is None) == (proposal.placement is None)
         if page.decided_by == "patient":
             assert (proposal.placement, proposal.expected) == (page.placement, page.expected)
-        if proposal.agrees_with:
+        if proposal.agrees:
             assert (proposal.placement, proposal.expected) == (page.fallback, page.fallback_expected)
-    assert {proposal.agrees_with for proposal in proposals if proposal is not None} == {True, False}
+    assert {proposal.agrees for proposal in proposals if proposal is not None} == {True, False}
     assert len({line.partition('"decided_by":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)
 
 

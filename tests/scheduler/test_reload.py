@@ -113,12 +113,12 @@ def test_a_newer_version_that_cannot_be_read_changes_nothing(monkeypatch: pytest
     served = Rollover("pack", PATIENCE_S)
     mirror = ClusterMirror(site_of(busy_case(ring=False)), MirrorOrigin(0.0))
     monkeypatch.setattr(process, "read_edition", gone)
-    served.reload()
+    served.request_reload()
     end_s = time.monotonic() + PATIENCE_S
     while Reload.REFUSED not in served.reloads:
         assert time.monotonic() < end_s
-        served.update(mirror)
+        served.advance_reload(mirror)
 
-    served.update(mirror)
+    served.advance_reload(mirror)
     assert served.reloads == {Reload.REFUSED: 1}
     assert "cannot be read" in served.last_refusal
