@@ -1,4 +1,4 @@
-"""Random histories of attempts under `next_attempt_step` and `attempt_outcome`, with crashes at each call, in a plain world.
+"""Random histories of attempts under `next_attempt_step` and `attempt_outcome`, with crashes at each call.
 
 The world is one backend and the rows of a store, as small as can be: what the scheduler does with steps is written here
 once more, from the definition, so that hundreds of thousands of histories take seconds.
