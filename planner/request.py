@@ -237,9 +237,9 @@ class PlanRequest:
 
     @property
     def max_step_s(self) -> float:
-        """Longest predicted iteration whose bound meets the deadline."""
+        """Longest predicted iteration whose bound meets the deadline; inf without one."""
         if self.deadline_s is None:
-            return 0.0
+            return math.inf
         return self.deadline_s / (self.iterations * self.hardware.accuracy.bound_factor)
 
     @property

@@ -57,8 +57,8 @@ def find_plan(request: PlanRequest) -> SearchResult:
        ascending GPUs, then by ascending bound, and omit those whose bound is too long.
     5. If a plan meets the deadline, find the fastest plan on fewer GPUs, for comparison.
     6. Otherwise find the fastest plan: evaluate layouts by ascending bound, until no bound is below the best time.
-    7. If that plan misses the deadline, find the number of GPUs of one type that meets it. If no plan fits, find the
-       layout that is closest to fitting.
+    7. If that plan misses the deadline, or none fits, find the number of GPUs of one type that is enough. If none
+       fits, find the layout that is closest to fitting, too.
 
     To evaluate a layout is to cut the model into its stages, and to compute their times and memory (`evaluate`).
 
@@ -74,7 +74,8 @@ def find_plan(request: PlanRequest) -> SearchResult:
     evaluated = space.evaluated
     if plan is not None and request.deadline_s is None:
         return SearchResult(plan, meets=True, layouts=count, evaluated=evaluated)
-    more, closest = _plan_with_more_gpus(request), None if plan is not None else _closest_to_fitting(space)  # 7
+    more = _plan_with_more_gpus(request)  # 7
+    closest = None if plan is not None else _closest_to_fitting(space)
     return SearchResult(
         plan, meets=False, layouts=count, evaluated=evaluated, closest=closest, with_more_gpus=more
     )  # fmt: skip
@@ -235,9 +236,9 @@ def may_fit_mask(request: PlanRequest, chain: Chain, found: PlanLayouts) -> NDAr
 
 
 def _plan_with_fewest_gpus(space: _SearchSpace) -> FoundPlan | None:
-    """Return the fastest of the plans with the fewest GPUs that meet the deadline."""
+    """Return the fastest of the plans with the fewest GPUs that fit, and meet the deadline if there is one."""
     max_step_s = space.request.max_step_s
-    possible = np.flatnonzero(space.min_step_s <= max_step_s)
+    possible = np.flatnonzero(np.isfinite(space.min_step_s) & (space.min_step_s <= max_step_s))
     order = possible[np.lexsort((space.min_step_s[possible], space.gpus[possible]))]
     best: FoundPlan | None = None
     for at in order.tolist():
@@ -271,7 +272,7 @@ def _closest_to_fitting(space: _SearchSpace) -> Misfit | None:
 
 
 def _plan_with_more_gpus(request: PlanRequest) -> FoundPlan | None:
-    """Return the plan with the fewest GPUs that meets the deadline, if the cluster had more of one of its types."""
+    """Return the plan with the fewest GPUs that fits and meets the deadline, if there were more GPUs of one type."""
     if isinstance(request.hardware, HostProfile):
         return None  # more ranks were not measured
     found = list[FoundPlan]()
@@ -279,7 +280,7 @@ def _plan_with_more_gpus(request: PlanRequest) -> FoundPlan | None:
         for gpus in _doubled_counts(gpu_type.gpus):
             more = replace(request, pool=(gpu_type._replace(gpus=gpus),))
             space = _search_space(more, [more.pool])
-            plan = _plan_with_fewest_gpus(space) if request.deadline_s is not None else None
+            plan = _plan_with_fewest_gpus(space)
             if plan is not None:
                 found.append(plan)
                 break

@@ -112,6 +112,18 @@ def test_a_deadline_that_is_missed_names_the_gap_and_what_is_enough() -> None:
     assert not find_plan(request((a100(choice.with_more_gpus.gpus - 1),), gpt(), 900.0, batch=256)).meets
 
 
+@pytest.mark.parametrize("deadline_s", [None, 1e12])
+def test_where_nothing_fits_the_gpus_that_would_be_enough_are_named(deadline_s: float | None) -> None:
+    model = gpt(layers=32, hidden=4096, sequence=2048, words=32_000, heads=32)
+    choice = find_plan(request((a100(1),), model, deadline_s, batch=512))
+    assert choice.plan is None
+    assert choice.closest is not None
+    assert choice.with_more_gpus is not None
+    enough = choice.with_more_gpus.gpus
+    assert find_plan(request((a100(enough),), model, deadline_s, batch=512)).plan is not None
+    assert find_plan(request((a100(enough - 1),), model, deadline_s, batch=512)).plan is None
+
+
 def test_a_deadline_of_a_millisecond_has_no_size_that_is_enough() -> None:
     choice = find_plan(request((a100(4),), gpt(), 0.001))
     assert not choice.meets
