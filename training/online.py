@@ -39,7 +39,7 @@ def digest_of(path: Path) -> str:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def publish(new: Path, served: Path) -> None:
+def publish_checkpoint(new: Path, served: Path) -> None:
     """Replace a checkpoint by another one. A reader finds the old one or the new one, whole.
 
     That holds even if this process or the machine dies in between.
@@ -193,7 +193,7 @@ class _OnlineLearner:
         is_better = later.high < 0.0  # not if there is no interval
         replaced = digest_of(self.served) != digest_of(folder / SERVED)
         if is_better and not replaced:
-            publish(best, self.served)
+            publish_checkpoint(best, self.served)
         return Round(number, history.workload.jobs, later, is_better and not replaced, replaced)
 
 

@@ -259,7 +259,7 @@ class StudyState(NamedTuple):
     interrupted_by: int = 0  # signal, 0 if there was none
 
     @property
-    def parameters(self) -> Path:
+    def parameter_file(self) -> Path:
         """File of the best trial's hyper-parameters."""
         return self.folder / BEST
 
@@ -296,7 +296,7 @@ class StudyFolder:
         self.study.sampler = optuna.samplers.TPESampler(
             seed=self.config.seed * 100_003 + number, constant_liar=True, n_startup_trials=2 * len(self.bounds)
         )
-        return int(self.study.ask({name: _distribution(bounds) for name, bounds in self.bounds.items()}).number)
+        return int(self.study.ask({name: _optuna_distribution(bounds) for name, bounds in self.bounds.items()}).number)
 
     def trials(self, state: str = "") -> "list[FrozenTrial]":
         """Return the trials in their order, those of a state if one is named."""
@@ -447,7 +447,7 @@ def _best_text(tuned: StudyState) -> str:
     return "" if best is None else f"; the best is trial {best.number} at {best.percent:+.2f} %"
 
 
-def _distribution(bounds: ParameterRange) -> Any:
+def _optuna_distribution(bounds: ParameterRange) -> Any:
     import optuna
 
     if bounds.is_whole:

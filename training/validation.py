@@ -244,7 +244,7 @@ def comparison_json(comparison: LaterComparison) -> dict[str, object]:
     }
 
 
-def verdict(comparisons: tuple[LaterComparison, ...], by: Weighting = MEAN_JCT) -> str:
+def recommendation(comparisons: tuple[LaterComparison, ...], by: Weighting = MEAN_JCT) -> str:
     """Return what to run, by the last comparison, which is the widest and against the best rival."""
     last = comparisons[-1]
     if last.high < 0.0:

@@ -245,7 +245,7 @@ class LearnedPolicy:
                 "use a policy whose network serves clusters of any size, or train one for this cluster"
             )
 
-    def choose(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def choose_actions(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the most probable open action of each row, shape (rows,); ties go to the first."""
         return _first_of_largest(self._open_logits(observations, masks))
 
@@ -392,7 +392,7 @@ class LearnedPolicy:
         begin_rows(sim, *kinds, np.arange(scenarios.size), scenarios, observations, masks, table, ended)
         while not ended.all():
             rows = np.flatnonzero(~ended)
-            chosen = self.choose(observations[rows], masks[rows])
+            chosen = self.choose_actions(observations[rows], masks[rows])
             continue_rows(sim, *kinds, rows, chosen, observations, masks, table, ended)
 
 

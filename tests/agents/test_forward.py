@@ -140,7 +140,7 @@ def run_in_an_environment(case: Case, policy: CandidatePolicy) -> list[Event]:
     batch.reset(case.row)
     by_torch = LearnedPolicy("by torch", policy.schema, policy.network)
     while batch.masks[0].any():
-        batch.step(by_torch.choose(batch.observations, batch.masks))
+        batch.step(by_torch.choose_actions(batch.observations, batch.masks))
     return read_out(batch.sim)[0]
 
 

@@ -17,7 +17,7 @@ from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history import read_history
-from longshore.training.online import PAST, ROUND, Round, digest_of, learn_online, publish
+from longshore.training.online import PAST, ROUND, Round, digest_of, learn_online, publish_checkpoint
 from longshore.training.problems import GroupParameters, Hyperparameters, Sizes
 from longshore.training.run_folder import OnProgress, Progress
 from tests.command_line import Command
@@ -185,7 +185,7 @@ def test_a_reader_finds_one_version_whole_while_another_is_published(recorded: R
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(100):
-        publish(versions[number % 2], served)
+        publish_checkpoint(versions[number % 2], served)
     ends.set()
     reader.join()
     assert seen <= whole
@@ -196,7 +196,7 @@ def test_what_cannot_be_published_leaves_what_is_served(recorded: RecordedHistor
     served = served_in(tmp_path, recorded.checkpoint)
     before = served.read_bytes()
     with pytest.raises(InputError, match="cannot be published"):
-        publish(tmp_path / "nothing.zip", served)
+        publish_checkpoint(tmp_path / "nothing.zip", served)
     assert served.read_bytes() == before
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_published_leaves_what_is_served(recorded: RecordedHistor
 def test_a_link_to_what_is_served_stays_one(recorded: RecordedHistory, tmp_path: Path) -> None:
     served, link = served_in(tmp_path, recorded.checkpoint), tmp_path / "link.zip"
     link.symlink_to(served)
-    publish(CHECKPOINTS / "hetero64-wait-1.zip", link)
+    publish_checkpoint(CHECKPOINTS / "hetero64-wait-1.zip", link)
     assert link.is_symlink()
     assert digest_of(served) == digest_of(CHECKPOINTS / "hetero64-wait-1.zip")
 

@@ -19,8 +19,8 @@ from longshore.training.validation import (
     LaterComparison,
     best_order_and_heuristic,
     compare_on_later_windows,
+    recommendation,
     run_for_costs,
-    verdict,
 )
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
@@ -150,7 +150,7 @@ def test_patient_itself_is_no_better_than_patient_tuned(given: ProblemRequest) -
         assert it.factor in FACTORS
         if it is found[0]:
             assert same[0].percent == pytest.approx(0.0, abs=1e-9)
-            assert "not shown to be better" in verdict(same)
+            assert "not shown to be better" in recommendation(same)
 
 
 @pytest.mark.full
@@ -192,7 +192,7 @@ def test_the_best_pair_is_the_least_of_all_by_the_requested_objective() -> None:
 )
 def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: float, expected: str) -> None:
     last = LaterComparison("t", 9, (low + high) / 2.0, low, high, np.nan, "easy + eft")
-    assert expected in verdict((LaterComparison("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
+    assert expected in recommendation((LaterComparison("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: floa
     [(-5.0, -1.0, "run this policy"), (-5.0, 1.0, "not shown"), (1.0, 2.0, "worse"), (np.nan, np.nan, "not shown")],
 )
 def test_the_verdict_follows_the_interval(low: float, high: float, expected: str) -> None:
-    assert expected in verdict((LaterComparison("t", 9, (low + high) / 2.0, low, high, 0.4),))
+    assert expected in recommendation((LaterComparison("t", 9, (low + high) / 2.0, low, high, 0.4),))
 
 
 @pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")

@@ -71,7 +71,7 @@ def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Stud
 @pytest.mark.full
 def test_what_was_best_can_be_trained_with(whole: StudyState) -> None:
     assert whole.best is not None
-    config = with_parameter_file(configured(), whole.parameters)
+    config = with_parameter_file(configured(), whole.parameter_file)
     for name, value in whole.best.parameters.items():
         assert getattr(config.group, name) == value
         assert type(getattr(config.group, name)) is type(getattr(GroupParameters(), name))

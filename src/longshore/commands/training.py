@@ -253,7 +253,7 @@ def _print_result(result: "TrainingResult", logdir: Path, config: "TrainingConfi
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
     )
     if result.later:
-        from ..training.validation import MEAN_JCT, verdict
+        from ..training.validation import MEAN_JCT, recommendation
 
         by, which = config.weighting or MEAN_JCT, "`patient`, tuned,"
         if config.weighting is not None:
@@ -262,7 +262,7 @@ def _print_result(result: "TrainingResult", logdir: Path, config: "TrainingConfi
         typer.echo(f"{title} against {which} on the last 30 % of the jobs, which training never saw:")
         for comparison in result.later:
             typer.echo(f"  {comparison.text}")
-        typer.echo(verdict(result.later, by))
+        typer.echo(recommendation(result.later, by))
     if not result.finished:
         raise typer.Exit(BY_SIGNAL + result.interrupted_by)
 
@@ -325,7 +325,7 @@ def tune(
     words += [word for name in order or () for word in ("--order", name)]
     words += [] if waiting is None else ["--waiting" if waiting else "--no-waiting"]
     if tuned.best is not None:
-        typer.echo(f"Use them by: {shlex.join([*words, '--parameters', str(tuned.parameters)])}")
+        typer.echo(f"Use them by: {shlex.join([*words, '--parameters', str(tuned.parameter_file)])}")
     if not tuned.finished:
         typer.echo("interrupted; the same command continues")
         raise typer.Exit(BY_SIGNAL + tuned.interrupted_by)
