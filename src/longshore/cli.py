@@ -138,11 +138,11 @@ CONFIG_COMMANDS = CommandGroup("Check the configuration of a scheduler.", {
 
 POLICY_COMMANDS = CommandGroup("List policies, import models, replay decisions.", {
     "list": CommandEntry(
-        "commands.policies:list_policies", "List the policies that can be named, and the shipped checkpoints.",
+        "commands.policies:list_policies", "List the policies that can be named, and the shipped policy files.",
         "longshore policy list",
     ),
     "import": CommandEntry(
-        "commands.policies:import_model", "Make a checkpoint of a Stable-Baselines3 model.",
+        "commands.policies:import_model", "Make a policy file of a Stable-Baselines3 model.",
         "longshore policy import model.zip --out policy.zip",
     ),
     "replay": CommandEntry(

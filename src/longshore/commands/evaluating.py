@@ -106,7 +106,7 @@ def evaluate(
 ) -> None:
     """Compare orders and policies on the same workloads and faults, and recommend one.
 
-    Without --order, every order regime with every policy, and the answer in words. With --order or --preset: the
+    Without --order, every order with every policy, and the answer in words. With --order or --preset: the
     policies under one order only. Without a trace and a cluster: the preset hetero64.
 
     With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %. If
@@ -160,7 +160,7 @@ def _regime(
 def simulate(
     cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/).")],
     policy: Annotated[
-        str, typer.Option(help="A name from `longshore policy list`, or a checkpoint (NAME.zip), or rollout:NAME.")
+        str, typer.Option(help="A name from `longshore policy list`, a policy file (NAME.zip), or rollout:NAME.")
     ] = "pack",
     trace: TraceOption = None,
     faults: FaultsOption = None,

@@ -23,13 +23,13 @@ def in_words(names: Iterable[str]) -> str:
 
 
 def order_name(text: str) -> str:
-    """Return the name of an order regime that an option takes.
+    """Return the name of an order that an option takes.
 
     Raises:
         typer.BadParameter: If there is no such regime.
     """
     if text not in ORDER_REGIMES:
-        raise typer.BadParameter(f"there is no order regime {text!r}; {nearest(text, ORDER_REGIMES)}")
+        raise typer.BadParameter(f"there is no order {text!r}; {nearest(text, ORDER_REGIMES)}")
     return text
 
 
@@ -120,7 +120,7 @@ ObjectiveOption = Annotated[
 RivalsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A checkpoint (NAME.zip), a name from `longshore policy list`, or rollout:NAME; repeatable. "
+        help="A policy file (NAME.zip), a name from `longshore policy list`, or rollout:NAME; repeatable. "
         "All heuristics run too."
     ),
 ]

@@ -23,7 +23,7 @@ def compile_kernels(
 ) -> None:
     """Compile what other commands would compile at their first use, such as in a container image.
 
-    heuristics: for evaluate and simulate. candidates, networks: for checkpoints, and rollouts. environments,
+    heuristics: for evaluate and simulate. candidates, networks: for policy files, and rollouts. environments,
     training: with those, for train and tune. serve: for a scheduler and its policy.
 
     What is compiled already stays, so an interrupted command continues where it stopped. Code is kept in
@@ -53,7 +53,7 @@ SHIPPED_CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 
 
 def list_policies() -> None:
-    """List the policies that can be named, and the shipped checkpoints."""
+    """List the policies that can be named, and the shipped policy files."""
     from ..agents.registry import find_policy, policy_names
 
     for name in policy_names():
@@ -63,10 +63,10 @@ def list_policies() -> None:
             typer.echo(f"{name:16s} cannot be used: {error}")
         else:
             typer.echo(f"{name:16s} {found.about}{' (only with --waiting)' if found.waits else ''}")
-    typer.echo("\nA learned policy is named by the path of its checkpoint (NAME.zip, as `longshore train` writes).")
+    typer.echo("\nA learned policy is named by the path of its policy file (NAME.zip, as `longshore train` writes).")
     typer.echo("rollout:NAME simulates futures of the alternatives of any of them before it decides;")
     typer.echo("rollout:NAME@20ms takes at most 20 ms for that; rollout:NAME.zip@h16 ends futures after 16 started")
-    typer.echo("jobs, where the checkpoint's value estimates the rest; @20ms,h16 is both.")
+    typer.echo("jobs, where the policy's value estimates the rest; @20ms,h16 is both.")
     for path in sorted(SHIPPED_CHECKPOINTS.glob("*.zip")):
         typer.echo(f"Shipped: {path}")
 
@@ -74,7 +74,7 @@ def list_policies() -> None:
 def import_model(
     model: Annotated[Path, typer.Argument(help="What `model.save` of PPO, A2C or MaskablePPO with MlpPolicy wrote.")],
     out: Annotated[
-        Path | None, typer.Option(help="Checkpoint to write, NAME.zip; default: MODEL-policy.zip beside the model.")
+        Path | None, typer.Option(help="Policy file to write, NAME.zip; default: MODEL-policy.zip beside the model.")
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="Cluster file of its training, if the model does not name it.")
@@ -87,7 +87,7 @@ def import_model(
         typer.Option("--waiting/--no-waiting", help="Whether its actions include waiting, if only that is open."),
     ] = None,
 ) -> None:
-    """Make a checkpoint of a model that Stable-Baselines3 or sb3-contrib trained on an environment of Longshore.
+    """Make a policy file of a model that Stable-Baselines3 or sb3-contrib trained on an environment of Longshore.
 
     Nothing in the file is executed: weights are read as numbers, and what is pickled is left alone. Its spaces are
     compared with those of the environment, which models that were trained in this version name themselves.
@@ -100,7 +100,7 @@ def import_model(
         _check_observation(observation)
         target = out or model.with_name(f"{model.stem}-policy.zip")
         if target.suffix != ".zip":
-            raise InputError(f"{target} is no name of a checkpoint", "write one such as policy.zip", field="--out")
+            raise InputError(f"{target} is no name of a policy file", "write one such as policy.zip", field="--out")
         if target.exists():
             raise InputError(f"{target} exists already", "give another --out, or remove it", field="--out")
         check_outputs({"--out": target}, {"MODEL": model})

@@ -49,8 +49,8 @@ OnlineOption = Annotated[
     Path | None,
     typer.Option(
         "--online",
-        metavar="CHECKPOINT",
-        help="Continue in rounds as the history grows; better ones replace this checkpoint, which a scheduler serves.",
+        metavar="POLICY",
+        help="Continue in rounds as the history grows; better ones replace this policy file, which a scheduler serves.",
     ),
 ]
 OrdersOption = Annotated[
@@ -145,7 +145,7 @@ RandomRunsOption = Annotated[
 ]
 InitOption = Annotated[
     Path | None,
-    typer.Option(help="Checkpoint to begin with; group and distil take one of the network candidates."),
+    typer.Option(help="Policy file to begin with; group and distil take one of the network candidates."),
 ]
 ParametersOption = Annotated[
     Path | None, typer.Option(help="Hyper-parameters (YAML or JSON), as `longshore tune` writes them.")
@@ -225,7 +225,7 @@ def _initial_checkpoint(
     if objective is not None:
         raise InputError("rounds are judged by the mean JCT", "omit it", field="--objective")
     if init is not None:
-        raise InputError("each round begins with the checkpoint that is served", "omit it", field="--init")
+        raise InputError("each round begins with the policy that is served", "omit it", field="--init")
     return online
 
 
