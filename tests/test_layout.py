@@ -57,6 +57,17 @@ def test_the_files_that_pages_and_the_product_name_exist() -> None:
     assert {(text, name) for text, name in named if not (ROOT / name).is_file()} == set()
 
 
+def test_the_functions_that_pages_name_behind_their_file_exist() -> None:
+    named = {
+        (page.name, file, name)
+        for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+        for file, name in re.findall(r"`([\w/]+\.py)` `([A-Za-z]\w+)`", page.read_text())
+    }
+    assert len(named) > 10
+    gone = [it for it in named if not re.search(rf"\b{it[2]}\b", (ROOT / it[1]).read_text())]
+    assert gone == []
+
+
 def sources() -> list[Path]:
     return [path for room in (*ROOMS, "src", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")]
 
