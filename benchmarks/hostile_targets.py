@@ -33,8 +33,13 @@ from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.comparison import run_all
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin, check_decision
-from longshore.scheduler.mirror.cluster_mirror import expected_start as expected_of
+from longshore.scheduler.mirror.cluster_mirror import (
+    ClusterMirror,
+    JobRequest,
+    MirrorOrigin,
+    check_decision,
+    expected_start,
+)
 from longshore.scheduler.model.job_spec import JobFile, stored_job
 from longshore.scheduler.policy_host.messages import MAX_MESSAGE_BYTES, PolicyAnswer, read_message, stored_record_of
 from longshore.scheduler.service.service import site_of
@@ -84,9 +89,9 @@ def feed_job(data: bytes, folder: Path) -> bool:
             parameter_bytes=job.parameter_bytes)
         )  # fmt: skip
         mirror.find_due_job()
-        expected_start = expected_of(mirror, "job", range(job.gpus))
-        if not (0.0 < expected_start.slowdown < np.inf and 0.0 < expected_start.end_s < np.inf):
-            raise AssertionError(f"a job is expected to end at {expected_start}")
+        expected = expected_start(mirror, "job", range(job.gpus))
+        if not (0.0 < expected.slowdown < np.inf and 0.0 < expected.end_s < np.inf):
+            raise AssertionError(f"a job is expected to end at {expected}")
     return True
 
 

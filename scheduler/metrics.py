@@ -331,7 +331,7 @@ class SchedulerMetrics:
         self.registry.register(Stepping(steps))
 
     @contextmanager
-    def tick(self) -> Iterator[None]:
+    def timed_tick(self) -> Iterator[None]:
         """Time a pass of the reconcile loop; one that fails does not end the lag."""
         with self.reconcile_s.time():
             yield

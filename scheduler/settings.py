@@ -138,14 +138,14 @@ def read_settings(path: Path) -> ServeOptions:
 def with_absolute_paths(found: SchedulerSettings, file: YamlFile) -> SchedulerSettings:
     """Return settings whose paths start from the folder of the file that they come from."""
     home = file.path.absolute().parent
-    cluster, asked = _from(home, found.cluster), found.preflight
+    cluster, asked = _path_from(home, found.cluster), found.preflight
     preflight = asked.model_copy(
-        update={name: _from(home, getattr(asked, name)) for name in ("wiring", "port_facts", "scratch")}
+        update={name: _path_from(home, getattr(asked, name)) for name in ("wiring", "port_facts", "scratch")}
     )
     return found.model_copy(update={"cluster": cluster, "folder": home / found.folder, "preflight": preflight})
 
 
-def _from(home: Path, path: Path | None) -> Path | None:
+def _path_from(home: Path, path: Path | None) -> Path | None:
     return None if path is None else home / path
 
 

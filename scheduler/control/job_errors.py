@@ -156,7 +156,7 @@ class JobErrors:
         """Note that a job took a step, and did not only wait or run on."""
         self._tallies[action].well_s[step, job] = now_s
 
-    def charge(self, job: str, error: Exception, now_s: float) -> None:
+    def charge_error(self, job: str, error: Exception, now_s: float) -> None:
         """Count an error that is certainly the fault of its job."""
         self._count_error(job, error, now_s)
         self._counts[job].charged += 1

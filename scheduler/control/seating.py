@@ -112,7 +112,7 @@ class Seating:
             self._rings, key=lambda job: (-cache.table.jobs[job].priority, cache.table.jobs[job].submit_seq)
         )
         # Rings that stand still come before those that go on, and these before those that have all their members.
-        for step in (self._refill, self._grow, self._add_backup):
+        for step in (self._refill_ring, self._grow_ring, self._add_backup):
             for job in in_turn:
                 if cache.errors.is_resting(job, now_s):
                     continue
@@ -147,7 +147,7 @@ class Seating:
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
         return runs and _is_ring_attempt(cache, row) and cache.mirror.has(row.job_id)
 
-    def _refill(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
+    def _refill_ring(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Free the GPUs that a ring has left, assign those that passed their checks, and fill its empty seats."""
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
@@ -179,7 +179,7 @@ class Seating:
             call_backend(self._backend.add_to_ring, ring.row.name, row.rank, row.node, row.gpu)
         ring.reminded = want
 
-    def _grow(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
+    def _grow_ring(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
         if ring.short and ring.given is not None and not why_blocked and not self.is_measuring:
             self._fill_empty_seats(cache, ring, now_s, grows=True)

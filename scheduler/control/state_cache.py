@@ -251,7 +251,7 @@ class WriteBatch:
                 refused[job] = error
         for job, refusal in refused.items():
             if job is not None:
-                self._errors.charge(job, refusal, now_s)
+                self._errors.charge_error(job, refusal, now_s)
         if None in refused:
             raise joint_error
 
@@ -485,7 +485,7 @@ class StateCache:
         self.table.apply_requests(rows, unreadable)
 
 
-def _within(value: object, least: float, most: float, otherwise: float) -> float:
+def _number_within(value: object, least: float, most: float, otherwise: float) -> float:
     """Return a number, or another one in place of what is beyond bounds or no number."""
     return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
 
@@ -493,7 +493,7 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
 def job_request_of(row: JobRow, layout: Layout) -> JobRequest:
     """Return what a job requests of a cluster."""
     spec = stored_job_or_default(row.spec)
-    submitted_s, types = _within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.node_needs)
+    submitted_s, types = _number_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0), layout.types_for(spec.node_needs)
     request = JobRequest(
         row.id, row.gpus, estimate_of(row), submitted_s, queue_rank_of(row), spec.compute_s, spec.parameter_bytes,
         types, user=row.owner,
@@ -508,12 +508,12 @@ def job_request_of(row: JobRow, layout: Layout) -> JobRequest:
 
 def queue_rank_of(row: JobRow) -> int:
     """Return the rank of a job in the queue: those of a lower rank go before those of a higher."""
-    return -int(_within(row.priority, -MAX_RANK, MAX_RANK, 0))
+    return -int(_number_within(row.priority, -MAX_RANK, MAX_RANK, 0))
 
 
 def estimate_of(row: JobRow) -> float:
     """Return how long a job is expected to run on the reference placement, in seconds."""
-    return _within(row.estimate_s, MIN_JOB_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
+    return _number_within(row.estimate_s, MIN_JOB_ESTIMATE_S, MAX_TIME_S, StoredJob.model_fields["estimate_s"].default)
 
 
 def shape_of(row: JobRow) -> PlacementShape | None:
@@ -538,22 +538,22 @@ def waiting_progress(row: JobRow) -> JobRecord:
     """Return the progress of a job that waits."""
     guess_s, entered_s, saved_s = _guess_entered_saved_s(row)
     return JobRecord(
-        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
-        first_start_s=_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
+        guess_s, entered_s, saved_s, wait_s=_number_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
+        first_start_s=_number_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
         came_back=goes_first_in_queue(row),
     )  # fmt: skip
 
 
 def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRecord:
     """Return the progress of a job that holds GPUs."""
-    opened_s = _within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
+    opened_s = _number_within(attempt.opened_s, 0.0, MAX_TIME_S, 0.0)
     guess_s, entered_s, saved_s = _guess_entered_saved_s(row)
     return JobRecord(
-        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MAX_TIME_S, MAX_TIME_S,
-        0.0),
+        guess_s, entered_s, saved_s,
+        wait_s=_number_within(row.wait_s + opened_s - row.entered_s, -MAX_TIME_S, MAX_TIME_S, 0.0),
         stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
-        overhead_s=_within(attempt.overhead_s, 0.0, MAX_SLOWDOWN, 0.0),
-        slowdown=_within(attempt.slowdown, 1.0 / MAX_SLOWDOWN, MAX_SLOWDOWN, 1.0),
+        overhead_s=_number_within(attempt.overhead_s, 0.0, MAX_SLOWDOWN, 0.0),
+        slowdown=_number_within(attempt.slowdown, 1.0 / MAX_SLOWDOWN, MAX_SLOWDOWN, 1.0),
         gpus=layout.numbers(attempt.placement),
     )  # fmt: skip
 
@@ -561,9 +561,9 @@ def running_progress(row: JobRow, attempt: AttemptRow, layout: Layout) -> JobRec
 def _guess_entered_saved_s(row: JobRow) -> tuple[float, float, float]:
     """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
     return (
-        _within(row.guess_s, MIN_JOB_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
-        _within(row.entered_s, 0.0, MAX_TIME_S, 0.0),
-        _within(row.saved_s, 0.0, MAX_SAVED_S, 0.0),
+        _number_within(row.guess_s, MIN_JOB_ESTIMATE_S, MAX_GUESS_S, estimate_of(row)),
+        _number_within(row.entered_s, 0.0, MAX_TIME_S, 0.0),
+        _number_within(row.saved_s, 0.0, MAX_SAVED_S, 0.0),
     )
 
 
@@ -572,7 +572,7 @@ def queue_key(row: JobRow) -> tuple[int, int, float, int]:
 
     The others are ordered by when they came into the queue.
     """
-    entered_s, not_before_s = (_within(at_s, 0.0, MAX_TIME_S, 0.0) for at_s in (row.entered_s, row.not_before_s))
+    entered_s, not_before_s = (_number_within(at_s, 0.0, MAX_TIME_S, 0.0) for at_s in (row.entered_s, row.not_before_s))
     if goes_first_in_queue(row):
         return queue_rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
     return queue_rank_of(row), 1, entered_s, row.submit_seq

@@ -303,7 +303,7 @@ def _gpus_of_same_indices(
 GAIN = 0.8  # of the present step time, at most, on other GPUs
 
 
-def candidates(
+def other_gpu_sets(
     mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: PlacementShape | None = None
 ) -> list[list[int]]:
     """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones."""
@@ -355,5 +355,5 @@ def best_other_step_s(
     """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it."""
     slot = int(mirror.sim.state.gpu_job[ROW, own[0]])
     present = slowdown_on(mirror, slot, list(own))
-    others = [slowdown_on(mirror, slot, gpus) for gpus in candidates(mirror, own, len(own), slow_gpus, form)]
+    others = [slowdown_on(mirror, slot, gpus) for gpus in other_gpu_sets(mirror, own, len(own), slow_gpus, form)]
     return usual_s * min(others, default=np.inf) / present

@@ -375,11 +375,11 @@ def _without_invalid_fields(spec: object, error: ValidationError) -> object:
             raise UnreadableSpecError(f"its stored job file cannot be used: {where}: {problem['msg']}") from error
         bound = problem.get("ctx", {}).get(NEAREST.get(problem["type"], ""))
         is_number = problem["input"] == problem["input"]
-        _replace(mended, place, bound if is_number else None)
+        _set_or_remove(mended, place, bound if is_number else None)
     return mended
 
 
-def _replace(spec: dict[str, Any], place: tuple[int | str, ...], value: object) -> None:
+def _set_or_remove(spec: dict[str, Any], place: tuple[int | str, ...], value: object) -> None:
     """Put a value at the deepest key of a place that is there, or take the key out if the value is None."""
     inside, last = spec, place[0]
     for part in place[1:]:

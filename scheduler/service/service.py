@@ -246,7 +246,7 @@ class Service:
     def _run(self) -> None:
         while not self.ends.is_set():
             try:
-                with self.metrics.tick():
+                with self.metrics.timed_tick():
                     self.reconciler.tick()
                 self._ticked = time.monotonic()
                 self._forget()

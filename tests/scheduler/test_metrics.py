@@ -208,7 +208,7 @@ def test_gpus_leak_that_an_attempt_holds_long_after_it_was_to_be_gone(watched: W
 def test_commits_and_passes_of_the_loop_are_timed(watched: Watched) -> None:
     watched.store.watch_commits(watched.metrics.commit_s.observe)
     watched.submit()
-    with watched.metrics.tick():
+    with watched.metrics.timed_tick():
         pass
 
     scraped = watched.scraped()
