@@ -5,6 +5,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..agents.registry import checkpoint_in
 from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
 from ..cluster.model.orders import OrderName
@@ -142,7 +143,13 @@ def with_absolute_paths(found: SchedulerSettings, file: YamlFile) -> SchedulerSe
     preflight = asked.model_copy(
         update={name: _path_from(home, getattr(asked, name)) for name in ("wiring", "port_facts", "scratch")}
     )
-    return found.model_copy(update={"cluster": cluster, "folder": home / found.folder, "preflight": preflight})
+    policy = found.policy
+    if policy.name is not None and (checkpoint := checkpoint_in(policy.name)) is not None:
+        name = policy.name.replace(str(checkpoint), str(home / checkpoint), 1)
+        policy = policy.model_copy(update={"name": name})
+    return found.model_copy(
+        update={"cluster": cluster, "folder": home / found.folder, "policy": policy, "preflight": preflight}
+    )
 
 
 def _path_from(home: Path, path: Path | None) -> Path | None:

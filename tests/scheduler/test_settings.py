@@ -111,3 +111,24 @@ def test_a_live_cluster_follows_no_rule_of_what_simulated_jobs_do_at_a_fault() -
     assert setup.rules.switching
     rules = site_of(setup, SchedulerSettings()).rules
     assert rules == stopping(rules)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("mine.zip", "HOME/mine.zip"),
+        ("runs/../mine.zip", "HOME/runs/../mine.zip"),
+        ("/srv/mine.zip", "/srv/mine.zip"),
+        ("rollout:mine.zip@20ms,h16", "rollout:HOME/mine.zip@20ms,h16"),
+        ("rollout:rollout:mine.zip@h2@h3", "rollout:rollout:HOME/mine.zip@h2@h3"),
+        ("patient@0.8", "patient@0.8"),
+        ("rollout:patient@20ms", "rollout:patient@20ms"),
+    ],
+)
+def test_paths_start_from_the_folder_of_the_file(name: str, read: str, tmp_path: Path) -> None:
+    path = tmp_path / "longshore.yaml"
+    path.write_text(f"folder: here\ncluster: c.yaml\npolicy: {{name: '{name}'}}\npreflight: {{wiring: w.yaml}}\n")
+    found = read_settings(path).settings
+    assert found.policy.name == read.replace("HOME", str(tmp_path))
+    assert (found.folder, found.cluster) == (tmp_path / "here", tmp_path / "c.yaml")
+    assert found.preflight.wiring == tmp_path / "w.yaml"
