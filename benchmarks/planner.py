@@ -14,11 +14,19 @@ from statistics import mean
 
 import numpy as np
 
-from longshore.planner.calibration import calibrate, fit_constants, predicted_over_measured, read_runs
-from longshore.planner.model import DEFAULT, Constants, MeasuredHardware, MeasuredRuns, select_runs
+from longshore.planner.calibration import (
+    MeasuredRuns,
+    calibrate,
+    fit_constants,
+    predicted_over_measured,
+    read_runs,
+    select_runs,
+)
+from longshore.planner.hardware import DEFAULT, MeasuredHardware
 from longshore.planner.profile.profiling import ModelProfile, ProfilingLimits, profile_model
 from longshore.planner.request import GpuType, make_request
 from longshore.planner.search import find_plan
+from longshore.planner.step_time import Constants
 
 from . import planner_execution
 from .harness import ROOT, Row, main, medians, progress, seconds

@@ -77,7 +77,7 @@ def carry_out(out: Path, paths: list[Path]) -> None:
 
     from longshore.planner.execution.cutting import load_script
     from longshore.planner.execution.training import StageTrainer, take_seat
-    from longshore.planner.model import default_schedule
+    from longshore.planner.schedule import default_schedule
 
     dist.init_process_group("gloo")
     rank, members, plans = dist.get_rank(), list[StageTrainer | None](), [read_plan(path) for path in paths]

@@ -128,8 +128,9 @@ def be_rank(kind: str, folder: Path, how: str) -> None:
 def _member(plan: PlanFile, folder: Path, how: str) -> Any:
     from longshore.planner.execution.cutting import load_script
     from longshore.planner.execution.training import StageTrainer, take_seat
-    from longshore.planner.model import OffloadMode, default_schedule
+    from longshore.planner.memory import OffloadMode
     from longshore.planner.offload.offloading import OffloadOptions
+    from longshore.planner.schedule import default_schedule
 
     seat = take_seat(plan)
     assert seat is not None
@@ -169,7 +170,7 @@ def _rank_shared(plan: PlanFile, _: Path, __: str) -> dict[str, Any]:
 
     from longshore.planner.execution.cutting import load_script
     from longshore.planner.execution.training import StageTrainer, take_seat
-    from longshore.planner.model import Schedule
+    from longshore.planner.schedule import Schedule
     from longshore.planner.sharing import DeviceTurn
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the device

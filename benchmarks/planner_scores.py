@@ -6,8 +6,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import kendalltau
 
-from longshore.planner.calibration import fit_constants, predicted_over_measured, random_folds
-from longshore.planner.model import Array, MeasuredHardware, MeasuredRuns, select_runs
+from longshore.planner.calibration import (
+    MeasuredRuns,
+    fit_constants,
+    predicted_over_measured,
+    random_folds,
+    select_runs,
+)
+from longshore.planner.hardware import MeasuredHardware
+from longshore.planner.step_time import Array
 
 MIN_RUNS = 3  # layouts of a group, for its order to mean anything
 

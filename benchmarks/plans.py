@@ -21,8 +21,8 @@ from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
 from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, evaluation_key, windows_of
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
+from longshore.planner.hardware import DEFAULT
 from longshore.planner.jobs import PlanTables, attach_plans, read_models
-from longshore.planner.model import DEFAULT
 
 from .harness import ROOT, Row, main, progress
 

@@ -1,4 +1,4 @@
-"""Hardware profiles: fitted to measured runs, validated by runs outside of the fit, and their files.
+"""Calibration: the constants of the step-time model, fitted to measured runs and tested with runs outside of the fit.
 
 A fit minimises, in logarithms, the mean of |log(predicted / measured)| and a small share of the squared distance to a
 prior from datasheets. Without the prior, a constant that no run depends on would diverge.
@@ -14,6 +14,7 @@ from contextlib import closing
 from functools import partial
 from math import ceil, log
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,40 +22,112 @@ from pydantic import ValidationError
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import read_head
-from ..cluster.files.output_file import readable, write_text
-from ..cluster.files.yaml_file import read_yaml, validated, yaml_text
+from ..cluster.files.output_file import readable
 from ..cluster.traces.read import TraceRows, columns_of, read_rows
-from .model import (
-    FULL,
-    NONE,
-    PRIOR,
-    SELECTIVE,
-    Accuracy,
+from .hardware import Accuracy, FittedConstants, HardwareProfile, MeasuredHardware, scaled_to_bandwidths
+from .step_time import (
+    NUMBER_BYTES,
+    OPTIMIZER_BYTES,
     Array,
     Constants,
-    DecoderWork,
-    FittedConstants,
-    HardwareProfile,
     HardwareRates,
-    HostProfile,
-    MeasuredHardware,
-    MeasuredRuns,
-    decoder_work_of,
-    predicted_iteration_s,
-    scaled_to_bandwidths,
-    select_runs,
+    IterationWork,
+    MicroBatchWork,
+    all_reduce_bytes,
+    iteration_s,
+    micro_batch_s,
 )
 
+FULL, SELECTIVE, NONE = 2.0, 1.0, 0.0  # how much of a layer is computed twice
+
+
+class MeasuredRuns(NamedTuple):
+    """Runs of decoders, each array of shape (runs,)."""
+
+    gpus: Array
+    batch: Array  # global, in samples
+    micro_batch: Array
+    hidden: Array
+    layers: Array
+    sequence: Array
+    vocabulary: Array
+    tensor: Array  # degrees of parallelism
+    pipeline: Array
+    data: Array
+    recompute: Array  # FULL, SELECTIVE or NONE
+    interleave: Array  # parts of the model on each stage
+    zero3: Array  # 1 where parameters are spread over all members, else 0
+    iteration_s: Array  # as measured
+
+
+def select_runs(runs: MeasuredRuns, rows: NDArray[np.int64]) -> MeasuredRuns:
+    """Return some of the runs, by their indices."""
+    return MeasuredRuns(*(column[rows] for column in runs))
+
+
+class DecoderWork(NamedTuple):
+    """The work of runs, for predictions with any constants."""
+
+    micro_batch: MicroBatchWork
+    iteration: IterationWork
+    machine: HardwareRates
+
+
+def decoder_work_of(runs: MeasuredRuns, measured: MeasuredHardware) -> DecoderWork:
+    """Return the work of each run on its slowest stage, arrays of shape (runs,).
+
+    One dense decoder layer has 24 s h^2 + 4 s^2 h forward FLOPs for a sample, and 12 h^2 parameters; the head has
+    2 s h V FLOPs. The last stage is the slowest, as it holds the head too.
+    """
+    t, p, d = runs.tensor, runs.pipeline, runs.data
+    local = runs.layers / p
+    parameters = 12.0 * runs.hidden**2 * local / t + runs.vocabulary * runs.hidden / t
+    micro_batches = runs.batch / (d * runs.micro_batch)
+    summed = np.where(runs.zero3 > 0, 0.0, all_reduce_bytes(d, NUMBER_BYTES * parameters))
+    gathered = 3.0 * NUMBER_BYTES * parameters * micro_batches * (d - 1.0) / d
+    is_inside = runs.gpus <= measured.gpus_per_node
+    iteration = IterationWork(
+        steps=micro_batches + (p - 1.0) / runs.interleave,
+        inside_bytes=np.where(is_inside, summed, 0.0),
+        across_bytes=np.where(is_inside, 0.0, summed),
+        gathered_bytes=np.where(runs.zero3 > 0, gathered, 0.0),
+        optimizer_bytes=OPTIMIZER_BYTES * parameters,
+    )
+    machine = HardwareRates(measured.peak_flops, measured.memory_bytes_per_s, measured.nic_bytes_per_s)
+    return DecoderWork(_micro_batch_work(runs, local), iteration, machine)
+
+
+def _micro_batch_work(runs: MeasuredRuns, layers_per_stage: Array) -> MicroBatchWork:
+    t, b, s, h = runs.tensor, runs.micro_batch, runs.sequence, runs.hidden
+    layer = 24.0 * s * h**2 + 4.0 * s**2 * h
+    # Selective recomputation does the products of attention a second time, and no others.
+    passes = np.where(runs.recompute == FULL, 4.0, 3.0)
+    again = np.where(runs.recompute == SELECTIVE, 4.0 * s**2 * h, 0.0)
+    reduces = np.where(runs.recompute == FULL, 6.0, 4.0)  # all-reduces of a layer
+    head = 3.0 * 2.0 * s * h * runs.vocabulary
+    activation = b * s * h
+    return MicroBatchWork(
+        flops=b / t * ((passes * layer + again) * layers_per_stage + head),
+        elements=activation / t,
+        tensor_bytes=all_reduce_bytes(t, reduces * layers_per_stage * activation * NUMBER_BYTES),
+        layers=layers_per_stage,
+        tensor_layers=np.where(t > 1, layers_per_stage, 0.0),
+    )
+
+
+def predicted_iteration_s(work: DecoderWork, constants: Constants) -> Array:
+    """Return the iteration time of each run, shape (runs,)."""
+    each_s = micro_batch_s(work.micro_batch, work.machine.peak_flops, constants)
+    return iteration_s(each_s, work.iteration, work.machine, constants)
+
+
+# Where a fit starts, and what it is regularised to: from datasheets of the A100.
+PRIOR = Constants(0.55, 0.30e6, 150e9, 100e9, 20e9, 1e-3, 0.5e-3, 5e-3)
 WEIGHT = 0.003  # of the distance to the prior: a factor of 2 weighs as much as an error of 0.14 %
 STARTS, SPREAD, SEED = 4, 0.5, 0  # starts of the search: the prior, and random points around it
 MAX_LOG_DISTANCE = 14.0  # a constant is at most a million times off the prior: numbers stay finite
 SEARCH = {"maxfev": 4000, "xatol": 1e-4, "fatol": 1e-7, "adaptive": True}
 SHORT_SEARCH = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-6, "adaptive": True}  # from the fit to all runs
-
-
-def _work_of_runs(runs: MeasuredRuns, measured: MeasuredHardware) -> DecoderWork:
-    rates = HardwareRates(measured.peak_flops, measured.memory_bytes_per_s, measured.nic_bytes_per_s)
-    return decoder_work_of(runs, rates, measured.gpus_per_node)
 
 
 def fit_constants(runs: MeasuredRuns, measured: MeasuredHardware, start: Constants | None = None) -> Constants:
@@ -71,7 +144,7 @@ def fit_constants(runs: MeasuredRuns, measured: MeasuredHardware, start: Constan
         scaled_to_bandwidths(PRIOR, MeasuredHardware(), measured.intra_bytes_per_s, measured.nic_bytes_per_s)
     )
     loss = partial(
-        _fit_loss, work=_work_of_runs(runs, measured), log_measured_s=np.log(runs.iteration_s), log_prior=prior
+        _fit_loss, work=decoder_work_of(runs, measured), log_measured_s=np.log(runs.iteration_s), log_prior=prior
     )
     if start is not None:
         return Constants(*np.exp(minimize(loss, np.log(start), method="Nelder-Mead", options=SHORT_SEARCH).x).tolist())
@@ -91,7 +164,7 @@ def _fit_loss(log_constants: Array, work: DecoderWork, log_measured_s: Array, lo
 
 def predicted_over_measured(runs: MeasuredRuns, measured: MeasuredHardware, constants: Constants) -> Array:
     """Return predicted over measured time of each run, shape (runs,)."""
-    found: Array = predicted_iteration_s(_work_of_runs(runs, measured), constants) / runs.iteration_s
+    found: Array = predicted_iteration_s(decoder_work_of(runs, measured), constants) / runs.iteration_s
     return found
 
 
@@ -305,43 +378,3 @@ def _check_runs(
         raise rows.error(
             "zero", int(odd[0]), "is no stage of ZeRO that is modelled", "write 0, 1 or 3, or drop the row"
         )
-
-
-PROFILE_HEAD = (
-    "# A profile for `longshore plan find --hardware`, by `longshore plan calibrate`. Units are in the names.\n"
-)
-HOST_PROFILE_HEAD = PROFILE_HEAD.replace("calibrate", "measure")
-
-
-def read_hardware(path: Path) -> HardwareProfile | HostProfile:
-    """Read a hardware profile, of GPUs or of this machine's ranks.
-
-    Raises:
-        InputError: If the file cannot be used.
-    """
-    file = read_yaml(path, "docs/planner.md")
-    if isinstance(file.data, dict) and str(file.data.get("format")).startswith("longshore-host"):
-        return validated(file, HostProfile, file.data)
-    return validated(file, HardwareProfile, file.data)
-
-
-def read_gpu_hardware(path: Path) -> HardwareProfile:
-    """Read a hardware profile of GPUs.
-
-    Raises:
-        InputError: If the file cannot be used, or is of this machine's ranks.
-    """
-    found = read_hardware(path)
-    if isinstance(found, HostProfile):
-        raise InputError("it is of a machine without GPUs", "give one of `plan calibrate`", path=path)
-    return found
-
-
-def write_hardware(path: Path, profile: HardwareProfile | HostProfile) -> None:
-    """Write a hardware profile.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
-    head = HOST_PROFILE_HEAD if isinstance(profile, HostProfile) else PROFILE_HEAD
-    write_text(path, head + yaml_text(profile.model_dump(mode="json")))

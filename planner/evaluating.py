@@ -16,28 +16,13 @@ from math import inf
 
 import numpy as np
 
-from .model import (
+from .hardware import HOST_NUMBER_BYTES, HostProfile, LayerRates
+from .memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
-    HOST_NUMBER_BYTES,
-    NUMBER_BYTES,
-    OPTIMIZER_BYTES,
-    Array,
     CopyTimes,
-    HostProfile,
-    IterationWork,
-    LayerRates,
-    MicroBatchWork,
     OffloadMode,
-    StageSeconds,
-    StageWork,
-    all_reduce_bytes,
-    compute_s,
-    default_schedule,
-    micro_batch_s,
     offload_pays,
-    simulate_schedule,
-    synchronisation_s,
     unhidden_copy_s,
     usable_memory_bytes,
 )
@@ -54,6 +39,18 @@ from .request import (
     layer_work,
     memory_costs,
     stage_types,
+)
+from .schedule import StageSeconds, StageWork, default_schedule, simulate_schedule
+from .step_time import (
+    NUMBER_BYTES,
+    OPTIMIZER_BYTES,
+    Array,
+    IterationWork,
+    MicroBatchWork,
+    all_reduce_bytes,
+    compute_s,
+    micro_batch_s,
+    synchronisation_s,
 )
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..cluster.files.errors import InputError
 from ..cluster.presets.cluster_file import read_cluster
-from .calibration import read_hardware
-from .model import DEFAULT, HardwareProfile, HostProfile
+from .hardware import DEFAULT, HardwareProfile, HostProfile, read_hardware
 from .profile.profiling import ModelProfile, ProfilingLimits, profile_model, read_layer_table
 from .request import PlanRequest, Pool, gpu_pool_of, make_request, rank_pool_of
 

@@ -24,11 +24,12 @@ from ..cluster.files.yaml_file import read_yaml, validated
 from ..cluster.model.problem import laid_out, reference_s
 from ..cluster.model.workload import Iteration, JobPlan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
-from .model import NUMBER_BYTES, HardwareProfile
+from .hardware import HardwareProfile
 from .plan import FoundPlan
 from .profile.profiling import LayerProfile, ModelProfile
 from .request import GpuType, gpu_pool_of, make_request
 from .search import fastest_by_gpus
+from .step_time import NUMBER_BYTES
 
 KEPT_BYTES = 34.0  # bytes that a layer keeps for each number of its activation
 Size = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -31,7 +31,7 @@ from torch.nn import functional
 from ..ring.gradients import pieces_of
 from .execution.cutting import adamw
 from .execution.training import ReplicaGroup, average_gradients
-from .model import HOST_NUMBER_BYTES, Accuracy, ExchangeCost, HostProfile, LayerRates
+from .hardware import HOST_NUMBER_BYTES, Accuracy, ExchangeCost, HostProfile, LayerRates
 from .profile.profiling import ModelProfile
 from .profile.rungs import profile_by_rungs
 from .request import LayerArrays, host_layer_arrays

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.model.training_plan import MemorySaving
-from .model import StageSeconds
+from .schedule import StageSeconds
 
 Counts = NDArray[np.int64]
 SAVINGS = tuple(MemorySaving)

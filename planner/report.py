@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..cluster.files.durations import duration_text, exact_text
-from .calibration import RELIABLE_RUNS
-from .model import CONTEXT_BYTES, FRAGMENTATION, HardwareProfile, HostProfile, MeasuredRuns
+from .calibration import RELIABLE_RUNS, MeasuredRuns
+from .hardware import HardwareProfile, HostProfile
+from .memory import CONTEXT_BYTES, FRAGMENTATION
 from .plan import FoundPlan, IterationTimes, Misfit, PlanStage
 from .request import PlanRequest
 from .search import SearchResult

@@ -13,23 +13,12 @@ import numpy as np
 from ..cluster.model.topology import Cluster
 from ..cluster.model.training_plan import MemorySaving
 from ..cluster.presets.cluster_file import ClusterSetup
-from .model import HOST_NUMBER_BYTES as HOST_BYTES
-from .model import (
-    NUMBER_BYTES,
-    Array,
-    Constants,
-    HardwareProfile,
-    HardwareRates,
-    HostProfile,
-    MicroBatchWork,
-    all_reduce_bytes,
-    kept_activation_share,
-    optimizer_bytes_per_parameter,
-    scaled_to_bandwidths,
-    state_bytes_per_parameter,
-)
+from .hardware import HOST_NUMBER_BYTES as HOST_BYTES
+from .hardware import HardwareProfile, HostProfile, scaled_to_bandwidths
+from .memory import kept_activation_share, optimizer_bytes_per_parameter, state_bytes_per_parameter
 from .plan import PlanLayout
 from .profile.profiling import ModelProfile
+from .step_time import NUMBER_BYTES, Array, Constants, HardwareRates, MicroBatchWork, all_reduce_bytes
 
 
 class GpuType(NamedTuple):

@@ -15,20 +15,11 @@ from numpy.typing import NDArray
 from ..cluster.files.errors import InputError
 from ..cluster.model.training_plan import MemorySaving
 from .evaluating import evaluate, iteration_work, max_stages_on_host
-from .model import (
-    NUMBER_BYTES,
-    OPTIMIZER_STATE_BYTES,
-    STATE_BYTES,
-    Array,
-    HostProfile,
-    compute_s,
-    iteration_s,
-    kept_activation_share,
-    micro_batch_s,
-    usable_memory_bytes,
-)
+from .hardware import HostProfile
+from .memory import OPTIMIZER_STATE_BYTES, STATE_BYTES, kept_activation_share, usable_memory_bytes
 from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, possible_layouts, tensor_degrees
 from .request import Chain, GpuType, PlanRequest, chains, layer_work, total_gpus
+from .step_time import NUMBER_BYTES, Array, compute_s, iteration_s, micro_batch_s
 
 MAX_CLUSTER_GPUS = 65_536  # of a larger cluster that is tried
 NO_MEMORY_SAVING = SAVINGS.index(MemorySaving.none)

@@ -242,7 +242,6 @@ def wrap_command(
         scratch: Folder there for a scratch folder of each rank; None for none.
     """
     of_job = ("--dtype", workload.dtype, "--backend", workload.backend)
-    # Where the job runs there may be a Longshore that does not know this option.
     used = () if workload.attachments == ALL_ATTACHMENTS else ("--attachments", *workload.attachments)
     more = {
         "--link-bytes-per-s": workload.link_bytes_per_s, "--gpu-clock": workload.clock_mhz,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from longshore.planner.calibration import write_hardware
+from longshore.planner.hardware import write_hardware
 from tests.command_line import Command
 from tests.planner.models import HOST
 from tests.scheduler.served import Served, until

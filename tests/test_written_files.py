@@ -19,10 +19,9 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.traces.write import write_events, write_jobs
-from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.plan_file import read_plan, write_plan
 from longshore.planner.execution.worker import MeasuredTraining
-from longshore.planner.model import DEFAULT, HardwareProfile
+from longshore.planner.hardware import DEFAULT, HardwareProfile, read_hardware, write_hardware
 from longshore.preflight.check import warned
 from longshore.preflight.warm_worker import decode_reply, encode_reply
 from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint

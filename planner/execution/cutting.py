@@ -24,9 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from ...cluster.files.errors import InputError
-from ..model import Schedule
 from ..profile.building import BuildError, BuiltModel, build_function_of, call_build, run_file
 from ..profile.profiling import OUTSIDE, file_and_function
+from ..schedule import Schedule
 from ..sharing import PassKind
 
 

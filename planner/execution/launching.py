@@ -19,7 +19,7 @@ from pathlib import Path
 from ...cluster.files.errors import InputError
 from ...cluster.files.processes import free_port
 from ...cluster.files.signals import unwound_by_signals
-from ..model import HostProfile
+from ..hardware import HostProfile
 
 RANKS_MODULE = "longshore.planner.execution.ranks"
 REPORT_POLL_S = 0.05

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ...cluster.files.errors import InputError
 from ...cluster.model.training_plan import PlanFile
 from ...ring.gradients import Gathered, GradientPiece, average_in_place, check_parameters, pieces_of, sparse_weight_ids
-from ..model import Schedule, StageSeconds
 from ..offload.offloading import Offloading, OffloadOptions, PartMeasured
+from ..schedule import Schedule, StageSeconds
 from ..sharing import DeviceTurn, PassKind
 from .cutting import (
     CutModel,

@@ -29,9 +29,10 @@ from ...cluster.files.errors import InputError, LongshoreError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.training_plan import PlanFile
 from ...reporting import Steps
-from ..model import OffloadMode, Schedule, StageSeconds, default_schedule
+from ..memory import OffloadMode
 from ..offload.offloading import OffloadOptions, PartMeasured
 from ..profile.building import BuildError
+from ..schedule import Schedule, StageSeconds, default_schedule
 from ..sharing import DeviceTurn
 from .checkpoints import NAME_ANOTHER_FOLDER, Checkpoints, has_checkpoints_without_ring, job_folder_and_attempt, resume
 from .cutting import Script, check_layers, load_script, model_arguments, slice_samples, state_by_name

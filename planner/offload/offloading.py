@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from ...cluster.files.errors import CheckpointError
-from ..model import CopyTimes, OffloadMode, copy_back_begins_s, offload_pays, offload_reason, unhidden_copy_s
+from ..memory import CopyTimes, OffloadMode, copy_back_begins_s, offload_pays, offload_reason, unhidden_copy_s
 from . import places
 from .places import FilePlace, OffloadPlace, PinnedPlace, Storage, Storages
 

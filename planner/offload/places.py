@@ -24,21 +24,21 @@ from torch import Tensor
 LARGE_BYTES = 8_000_000
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of `mallopt`
 OF_USERS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
-_HEAP_LIBRARY = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def limit_heap() -> None:
     """Limit the freed memory that the heap keeps, except with settings of a user, or other C libraries."""
-    if hasattr(_HEAP_LIBRARY, "mallopt") and not any(name in os.environ for name in OF_USERS):
-        _HEAP_LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-        _HEAP_LIBRARY.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
-        _HEAP_LIBRARY.mallopt(M_ARENA_MAX, 1)  # or the thread of backward passes has its own heap
+    if hasattr(_LIBC, "mallopt") and not any(name in os.environ for name in OF_USERS):
+        _LIBC.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        _LIBC.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
+        _LIBC.mallopt(M_ARENA_MAX, 1)  # or the thread of backward passes has its own heap
 
 
 def trim_heap() -> None:
     """Release the freed memory that the heap keeps."""
-    if hasattr(_HEAP_LIBRARY, "malloc_trim"):
-        _HEAP_LIBRARY.malloc_trim(0)
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 OFFLOAD_PREFIX = "longshore-offload-"
@@ -81,7 +81,6 @@ def remove_left_files(folder: Path) -> None:
 
 BUFFERS = 256  # of one call to read or write
 SPARE_SHARE = 0.05  # of the machine's memory, that a copy back leaves free
-_LIBRARY = ctypes.CDLL(None, use_errno=True)
 Storage = torch.UntypedStorage
 Storages = Sequence[Storage]
 
@@ -141,7 +140,7 @@ class FilePlace:
     def release(self, storages: Storages) -> None:
         """Release whole pages to the machine; their addresses stay reserved."""
         for address, size in (_own_pages(storage) for storage in storages):
-            if size and _LIBRARY.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
+            if size and _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def has_room(self) -> bool:

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from longshore.planner.model import FULL, Constants, HardwareRates, MeasuredRuns, decoder_work_of, predicted_iteration_s
+from longshore.planner.calibration import FULL, MeasuredRuns, decoder_work_of, predicted_iteration_s
+from longshore.planner.hardware import MeasuredHardware
+from longshore.planner.step_time import Constants
 
 HEAD = "gpus,batch,micro_batch,hidden,layers,sequence,tensor,pipeline,data,iteration_s\n"
 ROW = "8,64,2,1024,24,1024,2,2,2,0.5\n"
@@ -22,5 +24,5 @@ def made_runs(count: int, noise: float, seed: int = 0) -> MeasuredRuns:
         data=data, recompute=np.full(count, FULL), interleave=np.ones(count), zero3=np.zeros(count),
         iteration_s=np.ones(count),
     )  # fmt: skip
-    exact = predicted_iteration_s(decoder_work_of(runs, HardwareRates(312e12, 1.5e12, 25e9), 8), TRUE)
+    exact = predicted_iteration_s(decoder_work_of(runs, MeasuredHardware()), TRUE)
     return runs._replace(iteration_s=exact * np.exp(noise * rng.standard_normal(count)))

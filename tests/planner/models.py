@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from longshore.planner.model import DEFAULT, ExchangeCost, HostProfile, LayerRates
+from longshore.planner.hardware import DEFAULT, ExchangeCost, HostProfile, LayerRates
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
 from longshore.planner.request import GpuType
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model import (
+from longshore.planner.memory import (
     OFFLOAD_MARGIN_S,
     CopyTimes,
     OffloadMode,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.planner.calibration import read_hardware, write_hardware
-from longshore.planner.model import DEFAULT
+from longshore.planner.hardware import DEFAULT, read_hardware, write_hardware
 from tests.command_line import Command
 from tests.planner.measured_runs import HEAD, ROW, made_runs
 

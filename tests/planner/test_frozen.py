@@ -12,7 +12,8 @@ from torch.nn import functional
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner.evaluating import evaluate
-from longshore.planner.model import DEFAULT, state_bytes_per_parameter
+from longshore.planner.hardware import DEFAULT
+from longshore.planner.memory import state_bytes_per_parameter
 from longshore.planner.plan import FoundPlan, PlanLayout
 from longshore.planner.profile.profiling import LayerProfile, ModelProfile
 from longshore.planner.profile.rungs import CPU, META, RungProfile, profile_by_rungs

@@ -6,24 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.training_plan import MemorySaving
+from longshore.planner.calibration import FULL, NONE, MeasuredRuns, decoder_work_of, predicted_iteration_s
 from longshore.planner.evaluating import evaluate
-from longshore.planner.model import (
-    DEFAULT,
-    FULL,
-    NONE,
-    HardwareRates,
-    MeasuredHardware,
-    MeasuredRuns,
-    decoder_work_of,
-    kept_activation_share,
-    predicted_iteration_s,
-    state_bytes_per_parameter,
-)
+from longshore.planner.hardware import DEFAULT, MeasuredHardware
+from longshore.planner.memory import kept_activation_share, state_bytes_per_parameter
 from longshore.planner.plan import FoundPlan, PlanLayout
 from longshore.planner.request import make_request
 from tests.planner.models import a100, gpt
-
-ON = HardwareRates(312e12, 1.5e12, 25e9)
 
 
 def one_run(data: int, pipeline: int, tensor: int, micro_batch: int, *, recomputes: bool, batch: int) -> MeasuredRuns:
@@ -61,7 +50,7 @@ DEGREES = st.tuples(
 @given(degrees=DEGREES, recomputes=st.booleans())
 def test_runs_take_the_time_of_the_printed_formula(degrees: tuple[int, int, int, int], *, recomputes: bool) -> None:
     runs = one_run(*degrees, recomputes=recomputes, batch=64)
-    assert predicted_iteration_s(decoder_work_of(runs, ON, 8), DEFAULT.as_constants)[0] == pytest.approx(
+    assert predicted_iteration_s(decoder_work_of(runs, MeasuredHardware()), DEFAULT.as_constants)[0] == pytest.approx(
         by_hand(runs), rel=1e-12
     )
 
@@ -154,5 +143,5 @@ def test_tensor_parallelism_spreads_24_of_34_bytes() -> None:
 def test_better_hardware_never_takes_longer(name: str, degrees: tuple[int, int, int, int]) -> None:
     runs = one_run(*degrees, recomputes=True, batch=64)
     better = DEFAULT.as_constants._replace(**{name: 2.0 * getattr(DEFAULT.as_constants, name)})
-    work = decoder_work_of(runs, ON, MeasuredHardware().gpus_per_node)
+    work = decoder_work_of(runs, MeasuredHardware())
     assert predicted_iteration_s(work, better)[0] <= predicted_iteration_s(work, DEFAULT.as_constants)[0]

@@ -8,15 +8,15 @@ import pytest
 from longshore.cluster.files.errors import InputError
 from longshore.planner.calibration import (
     MIN_RUNS,
+    PRIOR,
     accuracy_of_ratios,
     calibrate,
     fit_constants,
     predicted_over_measured,
-    read_hardware,
     read_runs,
-    write_hardware,
+    select_runs,
 )
-from longshore.planner.model import DEFAULT, PRIOR, MeasuredHardware, select_runs
+from longshore.planner.hardware import DEFAULT, MeasuredHardware, read_hardware, write_hardware
 from tests.planner.measured_runs import HEAD, ROW, TRUE, made_runs
 
 ROOT = Path(__file__).parent.parent.parent

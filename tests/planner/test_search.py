@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from longshore.planner import search
 from longshore.planner.evaluating import evaluate
-from longshore.planner.model import DEFAULT
+from longshore.planner.hardware import DEFAULT
 from longshore.planner.plan import FoundPlan, Misfit
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.request import GpuType, PlanRequest, Pool, chains, make_request

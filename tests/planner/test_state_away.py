@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from longshore.cluster.model.training_plan import MemorySaving
 from longshore.planner import search
 from longshore.planner.evaluating import evaluate, with_offload_time
-from longshore.planner.model import CONTEXT_BYTES, DEFAULT, FRAGMENTATION, OFFLOAD_MARGIN_S
+from longshore.planner.hardware import DEFAULT
+from longshore.planner.memory import CONTEXT_BYTES, FRAGMENTATION, OFFLOAD_MARGIN_S
 from longshore.planner.plan import FoundPlan, Misfit, PlanLayout
 from longshore.planner.profile.profiling import ModelProfile
 from longshore.planner.request import GpuType, PlanRequest, make_request

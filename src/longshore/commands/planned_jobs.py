@@ -18,11 +18,10 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import ExactTypes, YamlFile, validated
 from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
 from ..cluster.model.training_plan import PlacedIteration, PlanFile
-from ..planner.calibration import read_hardware
 from ..planner.execution.plan_file import plan_file_of
+from ..planner.hardware import DEFAULT, HostProfile, read_hardware
 from ..planner.inputs import read_or_profile_model, training_samples
 from ..planner.jobs import iteration_of
-from ..planner.model import DEFAULT, HostProfile
 from ..planner.plan import FoundPlan
 from ..planner.profile.profiling import ProfilingLimits
 from ..planner.report import degrees_text, result_sentences, time_text

@@ -158,8 +158,8 @@ def calibrate(
     with progress("reading the runs") as show:
         from ..cluster.files.output_file import check_outputs
         from ..planner.calibration import calibrate as fit_profile
-        from ..planner.calibration import read_runs, write_hardware
-        from ..planner.model import MeasuredHardware
+        from ..planner.calibration import read_runs
+        from ..planner.hardware import MeasuredHardware, write_hardware
         from ..planner.report import print_calibration
 
         check_outputs({"--out": out}, {"RUNS": runs})
@@ -192,8 +192,8 @@ def measure(
     """
     with progress(f"measuring {ranks} ranks"):
         from ..cluster.files.output_file import check_outputs
-        from ..planner.calibration import write_hardware
         from ..planner.execution.launching import measure_host
+        from ..planner.hardware import write_hardware
         from ..planner.report import host_table
 
         check_outputs({"--out": out}, {})

@@ -94,9 +94,8 @@ def plan_trace(
         from ..cluster.presets.cluster_file import read_cluster
         from ..cluster.traces.read import read_trace
         from ..cluster.traces.write import write_trace
-        from ..planner.calibration import read_gpu_hardware
+        from ..planner.hardware import DEFAULT, read_gpu_hardware
         from ..planner.jobs import PlanTables, attach_plans, read_models
-        from ..planner.model import DEFAULT
 
         check_csv("OUTPUT", output)
         read = {"FILE": file, "--models": models, "--cluster": cluster, "--hardware": hardware}

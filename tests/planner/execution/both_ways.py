@@ -15,8 +15,9 @@ from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.cutting import load_script
 from longshore.planner.execution.plan_file import read_plan
 from longshore.planner.execution.training import StageTrainer, take_seat
-from longshore.planner.model import OffloadMode, default_schedule
+from longshore.planner.memory import OffloadMode
 from longshore.planner.offload import offloading
+from longshore.planner.schedule import default_schedule
 from longshore.planner.sharing import DeviceTurn, PassKind
 
 STEPS, SEED = 3, 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.planner.model import Schedule, StageSeconds, StageWork, pass_order, simulate_schedule
+from longshore.planner.schedule import Schedule, StageSeconds, StageWork, pass_order, simulate_schedule
 
 TIMES = st.floats(0.001, 10.0)
 SCHEDULES = st.sampled_from(list(Schedule))

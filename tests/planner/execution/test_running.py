@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from longshore.cluster.model.training_plan import PlanFile, StagePlan
-from longshore.planner.calibration import read_hardware, write_hardware
 from longshore.planner.execution.plan_file import read_plan
 from longshore.planner.execution.worker import MeasuredTraining, StageMeasured, main, print_comparison
+from longshore.planner.hardware import read_hardware, write_hardware
 from tests.command_line import Command
 from tests.planner.models import HOST
 

@@ -12,6 +12,7 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import laid_out
 from longshore.cluster.model.workload import Workload, iteration_s, workload_of
 from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.planner.hardware import DEFAULT
 from longshore.planner.jobs import (
     MIN_ITERATIONS,
     Decoder,
@@ -21,7 +22,6 @@ from longshore.planner.jobs import (
     one_iteration_plans,
     read_models,
 )
-from longshore.planner.model import DEFAULT
 
 ROOT = Path(__file__).absolute().parents[3]
 MODELS = read_models(ROOT / "examples/plan/models.yaml")

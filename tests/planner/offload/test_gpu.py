@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longshore.planner.model import OffloadMode
+from longshore.planner.memory import OffloadMode
 from longshore.planner.offload.offloading import Offloading, OffloadOptions, StateMover
 from longshore.planner.offload.places import PinnedPlace
 from tests.support import processes

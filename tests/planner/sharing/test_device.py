@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import BackendError
-from longshore.planner.model import Schedule, pass_order
+from longshore.planner.schedule import Schedule, pass_order
 from longshore.planner.sharing import Arbiter, DeviceTurn, PassKind, ReadyPass, SharedDevice, socket_name
 from tests.support import processes
 
