@@ -8,13 +8,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.node_sets import RUN_TIE, WAIT_PATIENCE, best_set, gain_of_waiting_s, imagine_now
+from ..cluster.candidates.node_sets import RUN_TIE, WAIT_PATIENCE, find_best_set, gain_of_waiting_s, reset_trial_free
 from ..cluster.kernels.compiled import kernel, one_of
 from ..cluster.model.problem import Rules
 from ..cluster.placing import (
     DRAWS_PER_PLACEMENT,
     picked_slowdown,
-    random_node,
+    random_free_node,
     safest_gpu,
     take_gpu,
     take_node,
@@ -23,8 +23,8 @@ from ..cluster.placing import (
 from ..cluster.queue.expected import expected_fault_loss_s
 from ..cluster.queue.order import may_wait
 from ..cluster.simulator.engine import advance, reset, start, wait
-from ..cluster.state.border import rows_to_run
-from ..cluster.state.holding import class_of
+from ..cluster.state.border import checked_scenario_indices
+from ..cluster.state.holding import need_class_of
 from ..cluster.state.state import Simulation
 from .protocol import TO_THE_END, Check, decisions_between_checks
 
@@ -41,7 +41,7 @@ def pick_by_draws(sim: Simulation, row: int, first_draw: int) -> None:
     """Pick all GPUs of the current job from random nodes, by the draws from a number on."""
     draw = first_draw
     while sim.state.need[row] > 0:
-        take_node(sim, row, random_node(sim, row, draw))
+        take_node(sim, row, random_free_node(sim, row, draw))
         draw += 1
 
 
@@ -191,7 +191,7 @@ def pick_consolidated(sim: Simulation, row: int, patience: float) -> bool:
         return True
     job = sim.state.current[row]
     gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
-    return bool(sim.state.picked_nodes[row] <= fewest_nodes(sim, gpus, class_of(sim, row, job)))
+    return bool(sim.state.picked_nodes[row] <= fewest_nodes(sim, gpus, need_class_of(sim, row, job)))
 
 
 @kernel
@@ -238,13 +238,13 @@ def pick_by_finish(sim: Simulation, row: int, fault_loss_s: float, patience: flo
     """
     state = sim.state
     job = state.current[row]
-    imagine_now(sim, row)
-    run_s, _, count = best_set(sim, row, job, fault_loss_s)
+    reset_trial_free(sim, row)
+    run_s, _, count = find_best_set(sim, row, job, fault_loss_s)
     if patience > 0.0 and may_wait(sim, row):
         if gain_of_waiting_s(sim, row, job, run_s, fault_loss_s, patience) > RUN_TIE * run_s:
             return False
-        imagine_now(sim, row)
-        _, _, count = best_set(sim, row, job, fault_loss_s)
+        reset_trial_free(sim, row)
+        _, _, count = find_best_set(sim, row, job, fault_loss_s)
     for place in range(count):
         take_node(sim, row, sim.scratch.best_set[row, place])
     return True
@@ -433,7 +433,7 @@ class Heuristic:
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row, from its beginning to its end."""
-        run_by_rule(sim, rows_to_run(sim, scenarios), self.rule, self.patience)
+        run_by_rule(sim, checked_scenario_indices(sim, scenarios), self.rule, self.patience)
 
 
 HEURISTICS = {

@@ -46,15 +46,15 @@ class Policy(Protocol):
         """Pick all GPUs of the job that is due in a row, and return True; or pick none and return False to wait.
 
         False is allowed only where `longshore.cluster.queue.order.may_wait` allows it, and turning to another job
-        where `may_turn` does.
+        where `may_turn_to_other` does.
         """
         ...
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
 
-        The result must equal that of `place` decision by decision. `rows_to_run` of `longshore.cluster.state.border`
-        refuses what cannot be run.
+        The result must equal that of `place` decision by decision. `checked_scenario_indices` of
+        `longshore.cluster.state.border` refuses what cannot be run.
 
         Raises:
             ValueError: If there are more scenarios than rows, or one does not exist.

@@ -20,18 +20,18 @@ from ..cluster.candidates.futures import (
     FUTURE,
     PRESENT,
     TRIAL,
-    copy_candidates,
+    copy_candidates_back,
     copy_row,
     draw_future,
     imagination_of,
-    recall,
+    set_present,
     without_faults,
 )
 from ..cluster.files.errors import EndlessError, PluginError
 from ..cluster.model.outcome import Objective, objective_of
 from ..cluster.placing import undo_picks
 from ..cluster.simulator.engine import advance, reset, start, wait
-from ..cluster.state.border import rows_to_run
+from ..cluster.state.border import checked_scenario_indices
 from ..cluster.state.state import Simulation
 from .networks.candidates import cost_so_far_s, objective_unit_s, take_candidate
 from .protocol import InterruptiblePolicy, Policy
@@ -41,7 +41,7 @@ class Imagining(NamedTuple):
     """The functions that imagine futures, of cluster/candidates/futures.py."""
 
     imagination_of: Callable[[Simulation], Simulation] = imagination_of
-    recall: Callable[[Simulation, Simulation, int], None] = recall
+    set_present: Callable[[Simulation, Simulation, int], None] = set_present
     draw_future: Callable[[Simulation, int], None] = draw_future
     without_faults: Callable[[Simulation], AbstractContextManager[None]] = without_faults
 
@@ -236,7 +236,7 @@ class _Tries(NamedTuple):
 class Rollout:
     """Takes the candidate that does best in imagined futures, with the base policy deciding after it.
 
-    1. Copy the decision into an imagination (`recall`), and list the candidates there.
+    1. Copy the decision into an imagination (`set_present`), and list the candidates there.
     2. Imagine a future: faults and the jobs' true run times are drawn, the same for all candidates (`draw_future`).
     3. Try each candidate in it: take it, and let the base run to the end or to the horizon (`_try_candidate`).
     4. Repeat with further futures, up to `search.futures` or until the budget of time is spent.
@@ -332,7 +332,7 @@ class Rollout:
     def _recall_decision(self, sim: Simulation, row: int) -> Simulation:
         """Return the imagination, with a copy of the decision that is due."""
         imagined = self._imagination(sim)
-        self._imagining.recall(imagined, sim, row)
+        self._imagining.set_present(imagined, sim, row)
         return imagined
 
     def _try_candidates(self, sim: Simulation, row: int) -> _Tries:
@@ -482,7 +482,7 @@ class Rollout:
         candidate = tried.candidates[tried.best]
         if candidate < 0:
             return self.base.place(sim, row)
-        copy_candidates(self._imagination(sim), sim, row)
+        copy_candidates_back(self._imagination(sim), sim, row)
         return bool(pick_candidate(sim, row, candidate))
 
     def run_on(self, sim: Simulation, row: int) -> None:
@@ -496,6 +496,6 @@ class Rollout:
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row, from its beginning to its end."""
-        for row, scenario in enumerate(rows_to_run(sim, scenarios)):
+        for row, scenario in enumerate(checked_scenario_indices(sim, scenarios)):
             reset(sim, row, scenario)
             self.run_on(sim, row)

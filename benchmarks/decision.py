@@ -23,8 +23,8 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.queue.expected import sort_expected_ends
-from longshore.cluster.simulator.engine import find_due_job, move_clock, reset, submit
-from longshore.cluster.simulator.simulation import resume, simulation_of
+from longshore.cluster.simulator.engine import find_due_job, move_clock, reset, submit_next_job
+from longshore.cluster.simulator.simulation import resume_run, simulation_of
 from longshore.cluster.state.beliefs import estimate_hazards
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.service.service import BACKFILL_DEPTH
@@ -115,7 +115,7 @@ def arrange(sim: Simulation, case: Case, rng: np.random.Generator) -> None:
     state.estimates_s[0] = jobs.estimate_s[0, : first.size].sum()
     run(sim, busy, first, rng)
     for _ in range(case.queued):
-        submit(sim, 0)
+        submit_next_job(sim, 0)
     move_clock(sim, 0, NOW_S)
     assert find_due_job(sim, 0)
 
@@ -132,7 +132,7 @@ def run(sim: Simulation, busy: NDArray[np.int32], first: NDArray[np.int64], rng:
     state.start_s[0, : first.size] = state.first_start_s[0, : first.size] = NOW_S - done * whole_s
     state.end_s[0, : first.size] = NOW_S + (1.0 - done) * whole_s
     for job, gpus in enumerate(np.split(busy, first[1:])):
-        resume(sim, 0, job, gpus)
+        resume_run(sim, 0, job, gpus)
 
 
 def took_ms(

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.switching import FORMULAS, RING, Candidates, Vacancy, choose, compute_times_s, ring_iteration_s
+from longshore.cluster.switching import (
+    FORMULAS,
+    RING,
+    Candidates,
+    Vacancy,
+    choose_replacement,
+    compute_times_s,
+    ring_iteration_s,
+)
 
 from .harness import Row
 
@@ -76,7 +84,7 @@ def measure_choices() -> Iterator[Row]:
     times = [ring.times_s() for ring in lost]
     could = np.array([(time_s <= ring.vacancy.average_s).any() for ring, time_s in zip(lost, times, strict=True)])
     for name, formula in FORMULAS.items():
-        chosen = [choose(ring.vacancy, ring.among(formula), formula) for ring in lost]
+        chosen = [choose_replacement(ring.vacancy, ring.among(formula), formula) for ring in lost]
         took_s = np.array([time_s[i] for time_s, i in zip(times, chosen, strict=True)])
         kept = took_s <= np.array([ring.vacancy.average_s for ring in lost])
         slower = took_s / np.array([time_s.min() for time_s in times]) - 1.0

@@ -5,8 +5,8 @@ import math
 from .kernels.compiled import kernel
 from .kernels.structures import uniform
 from .model.workload import Iteration, iteration_s, reference_iteration_s
-from .state.holding import UNSUITED, class_of, count_by_class, show_class
-from .state.state import Simulation, has_classes
+from .state.holding import UNSUITED, add_usable_by_class, need_class_of, show_only_class
+from .state.state import Simulation, has_need_classes
 
 
 @kernel
@@ -74,7 +74,7 @@ MIN_SLOWDOWN, MAX_SLOWDOWN = 1e-60, 1e60
 
 
 @kernel
-def _bounded(slowdown: float) -> float:
+def _bounded_slowdown(slowdown: float) -> float:
     """Return a slowdown that is finite and above 0, whatever numbers it was made of; 1 in place of no number."""
     if math.isnan(slowdown):
         return 1.0
@@ -111,14 +111,14 @@ def slowdown_of(
     """
     rules = sim.rules
     if not rules.ring:
-        return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed)
+        return _bounded_slowdown((1.0 + rules.node_penalty * (nodes - 1)) / speed)
     if sim.scenarios.pipeline.shape[1] > 0 and is_planned(sim, scenario, job):
         across = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
-        return _bounded(planned_slowdown(sim, scenario, job, 1.0, speed, intra_bytes_per_s, across, grain))
+        return _bounded_slowdown(planned_slowdown(sim, scenario, job, 1.0, speed, intra_bytes_per_s, across, grain))
     compute_s = sim.scenarios.compute_s[scenario, job]
     gpus = sim.scenarios.gpus[scenario, job]
     if gpus == 1:
-        return _bounded(1.0 / speed)
+        return _bounded_slowdown(1.0 / speed)
     volume = 2.0 * (gpus - 1) / gpus * sim.scenarios.parameter_bytes[scenario, job]
     link = intra_bytes_per_s
     if nodes > 1:
@@ -126,7 +126,7 @@ def slowdown_of(
     reference = rules.reference_intra_bytes_per_s
     if gpus > rules.reference_gpus:
         reference = rules.reference_nic_bytes_per_s
-    return _bounded((compute_s / speed + volume / link) / (compute_s + volume / reference))
+    return _bounded_slowdown((compute_s / speed + volume / link) / (compute_s + volume / reference))
 
 
 @kernel
@@ -150,10 +150,10 @@ def shrunk_slowdown(
     gpus = sim.scenarios.gpus[scenario, job]
     share = gpus / seats  # of the batch that a GPU computes, by what it has where none is missing
     if not rules.ring:
-        return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed * share)
+        return _bounded_slowdown((1.0 + rules.node_penalty * (nodes - 1)) / speed * share)
     if is_planned(sim, scenario, job):
         across = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
-        return _bounded(planned_slowdown(sim, scenario, job, share, speed, intra_bytes_per_s, across, grain))
+        return _bounded_slowdown(planned_slowdown(sim, scenario, job, share, speed, intra_bytes_per_s, across, grain))
     compute_s, parameter_bytes = sim.scenarios.compute_s[scenario, job], sim.scenarios.parameter_bytes[scenario, job]
     link = intra_bytes_per_s
     if nodes > 1:
@@ -162,7 +162,7 @@ def shrunk_slowdown(
     if gpus > rules.reference_gpus:
         reference = rules.reference_nic_bytes_per_s
     iteration_s = share * compute_s / speed + 2.0 * (seats - 1) / seats * parameter_bytes / link
-    return _bounded(iteration_s / (compute_s + 2.0 * (gpus - 1) / gpus * parameter_bytes / reference))
+    return _bounded_slowdown(iteration_s / (compute_s + 2.0 * (gpus - 1) / gpus * parameter_bytes / reference))
 
 
 @kernel
@@ -192,12 +192,12 @@ def picked_slowdown(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def begin_picks(sim: Simulation, row: int, job: int) -> None:
+def make_job_due(sim: Simulation, row: int, job: int) -> None:
     """Make a job the one that is due, with no GPU picked."""
     state = sim.state
     state.current[row] = job
-    if has_classes(sim):
-        show_class(sim, row, class_of(sim, row, job))
+    if has_need_classes(sim):
+        show_only_class(sim, row, need_class_of(sim, row, job))
     state.need[row] = sim.scenarios.gpus[state.scenario[row], job]
     state.first_gpu[row, job] = -1
     state.picked_nodes[row] = 0
@@ -210,7 +210,7 @@ def begin_picks(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def _add_gpu(sim: Simulation, row: int, gpu: int) -> None:
+def _add_pick(sim: Simulation, row: int, gpu: int) -> None:
     """Put a GPU before those that are picked for the current job."""
     state = sim.state
     job = state.current[row]
@@ -229,8 +229,8 @@ def _count_picks(sim: Simulation, row: int, node: int, gpus: int) -> None:
     state.free[row, node] -= gpus
     state.usable[row] -= gpus
     state.need[row] -= gpus
-    if has_classes(sim):
-        count_by_class(sim, row, node, -gpus)
+    if has_need_classes(sim):
+        add_usable_by_class(sim, row, node, -gpus)
     if before < 2 <= before + gpus:
         state.picked_intra[row] = min(state.picked_intra[row], cluster.intra_bytes_per_s[node])
     if before == 0:
@@ -251,7 +251,7 @@ def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
 
     Source: SPEC R4, R10.
     """
-    _add_gpu(sim, row, gpu)
+    _add_pick(sim, row, gpu)
     _count_picks(sim, row, sim.cluster.gpu_node[gpu], 1)
 
 
@@ -278,12 +278,12 @@ def take_node(sim: Simulation, row: int, node: int) -> None:
     gpus = min(state.free[row, node], state.need[row])
     if gpus < state.free[row, node]:
         for _ in range(gpus):
-            _add_gpu(sim, row, safest_gpu(sim, row, node))
+            _add_pick(sim, row, safest_gpu(sim, row, node))
     else:
         gpus = 0  # and not `free`, which leaves out the GPUs of a node that does not suit the job: `start` refuses them
         for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
             if state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0:
-                _add_gpu(sim, row, gpu)
+                _add_pick(sim, row, gpu)
                 gpus += 1
     if gpus > 0:
         _count_picks(sim, row, node, gpus)
@@ -300,30 +300,30 @@ def undo_picks(sim: Simulation, row: int) -> None:
         state.gpu_job[row, gpu] = -1
         state.free[row, node] += 1
         state.usable[row] += 1
-        if has_classes(sim):
-            count_by_class(sim, row, node, 1)
+        if has_need_classes(sim):
+            add_usable_by_class(sim, row, node, 1)
         state.taken[row, node] = 0
         gpu = state.gpu_next[row, gpu]
-    begin_picks(sim, row, job)
+    make_job_due(sim, row, job)
 
 
 @kernel
-def check_picks(sim: Simulation, row: int) -> None:
+def refuse_unsuited_picks(sim: Simulation, row: int) -> None:
     """Refuse picks on nodes that do not suit the current job.
 
     Raises:
         ValueError: If there are such.
     """
-    suits, kind = sim.cluster.suits, class_of(sim, row, sim.state.current[row])
+    suits, kind = sim.cluster.suits, need_class_of(sim, row, sim.state.current[row])
     for node in range(suits.shape[1]):
         if sim.state.taken[row, node] > 0 and suits[kind, node] == 0:
             raise ValueError(UNSUITED)
 
 
 @kernel
-def order_nodes(sim: Simulation, row: int, job: int) -> int:
+def order_nodes_by_free(sim: Simulation, row: int, job: int) -> int:
     """Write the nodes with GPUs in `trial_free` that suit a job into `trial_order`, most first; return their number."""
-    scratch, suits, kind = sim.scratch, sim.cluster.suits, class_of(sim, row, job)
+    scratch, suits, kind = sim.scratch, sim.cluster.suits, need_class_of(sim, row, job)
     free, order, bit = scratch.trial_free, scratch.trial_order, scratch.trial_bit
     count = 0
     for node in range(free.shape[1]):
@@ -345,7 +345,7 @@ DRAWS_PER_PLACEMENT = 1 << 12  # counters that one placement may use
 
 
 @kernel
-def random_node(sim: Simulation, row: int, draw: int) -> int:
+def random_free_node(sim: Simulation, row: int, draw: int) -> int:
     """Return a node with free GPUs, all equally likely, as a function of the row's decision and the draw."""
     state = sim.state
     nodes = 0

@@ -103,7 +103,7 @@ def typical_flops(records: Sequence[tuple[float, float]]) -> float:
 
 
 @kernel
-def _sent_s(volume_bytes: float, bytes_per_s: float) -> float:
+def _transfer_s(volume_bytes: float, bytes_per_s: float) -> float:
     """Return how long a link takes for so much; one that is cut takes for ever."""
     if not bytes_per_s > 0.0:
         return math.inf
@@ -113,7 +113,7 @@ def _sent_s(volume_bytes: float, bytes_per_s: float) -> float:
 @kernel
 def source_iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float) -> float:
     """Return a candidate's iteration time as SPEC F6 has it: the slower of its two links, and its own compute time."""
-    return max(_sent_s(vacancy.volume_bytes, from_previous), _sent_s(vacancy.volume_bytes, to_next)) + compute_s
+    return max(_transfer_s(vacancy.volume_bytes, from_previous), _transfer_s(vacancy.volume_bytes, to_next)) + compute_s
 
 
 @kernel
@@ -127,11 +127,13 @@ def ring_iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, t
     if vacancy.seats < 2:
         return slowest_s
     link = min(vacancy.rest_bytes_per_s, from_previous, to_next)
-    return slowest_s + _sent_s(2.0 * (vacancy.seats - 1) / vacancy.seats * vacancy.volume_bytes, link)
+    return slowest_s + _transfer_s(2.0 * (vacancy.seats - 1) / vacancy.seats * vacancy.volume_bytes, link)
 
 
 @kernel
-def iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float, formula: int) -> float:
+def iteration_by_formula_s(
+    vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float, formula: int
+) -> float:
     """Return a candidate's iteration time by a formula, SOURCE or RING."""
     if formula == SOURCE:
         return source_iteration_s(vacancy, compute_s, from_previous, to_next)
@@ -139,7 +141,7 @@ def iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_nex
 
 
 @kernel
-def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
+def choose_replacement(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
     """Return the index of the candidate that takes the seat, -1 if there is none.
 
     Among those that keep the ring's average iteration time it is the one of the lowest peak, so that no strong GPU is
@@ -151,8 +153,8 @@ def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
     best, best_key = -1, (math.inf, math.inf, math.inf, math.inf)
     for i in range(candidates.compute_s.size):
         from_previous, to_next = candidates.from_previous_bytes_per_s[i], candidates.to_next_bytes_per_s[i]
-        time_s = iteration_s(vacancy, candidates.compute_s[i], from_previous, to_next, formula)
-        sure_s = iteration_s(vacancy, candidates.sure_compute_s[i], from_previous, to_next, formula)
+        time_s = iteration_by_formula_s(vacancy, candidates.compute_s[i], from_previous, to_next, formula)
+        sure_s = iteration_by_formula_s(vacancy, candidates.sure_compute_s[i], from_previous, to_next, formula)
         peak, hazard = candidates.peak_flops[i], candidates.hazard_per_s[i]
         key = (0.0, peak, time_s, hazard) if sure_s <= vacancy.average_s else (1.0, time_s, peak, hazard)
         if key < best_key:

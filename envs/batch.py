@@ -22,7 +22,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.placing import take_gpu, take_node
 from ..cluster.presets.drawn import hetero64
 from ..cluster.presets.problems import own_key
-from ..cluster.queue.order import has_reservation, mark_keeping_nodes, may_wait
+from ..cluster.queue.order import has_reservation, mark_nodes_keeping_reservation, may_wait
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
@@ -165,7 +165,7 @@ def advance_to_decision(sim: Simulation, row: int, action_kind: int) -> bool:
     while advance(sim, row):
         if action_kind == CANDIDATE_ACTION or not has_reservation(sim, row):
             return True
-        if mark_keeping_nodes(sim, row, int(action_kind == NODE_ACTION)) > 0:
+        if mark_nodes_keeping_reservation(sim, row, int(action_kind == NODE_ACTION)) > 0:
             return True
         sim.state.decisions[row] += 1
         pass_over(sim, row)
@@ -235,7 +235,9 @@ def write_mask(sim: Simulation, row: int, action_kind: int, out: NDArray[np.bool
     """
     state = sim.state
     items = state.free.shape[1] if action_kind == NODE_ACTION else state.gpu_job.shape[1]
-    is_bound = has_reservation(sim, row) and mark_keeping_nodes(sim, row, int(action_kind == NODE_ACTION)) > 0
+    is_bound = (
+        has_reservation(sim, row) and mark_nodes_keeping_reservation(sim, row, int(action_kind == NODE_ACTION)) > 0
+    )
     for item in range(items):
         if action_kind == NODE_ACTION:
             node, is_open = item, state.free[row, item] > 0

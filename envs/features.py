@@ -8,17 +8,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.candidates import is_rest, is_wait, list_candidates
+from ..cluster.candidates.candidates import is_wait, lets_all_jobs_wait, list_candidates
 from ..cluster.candidates.futures import imagine_candidate, imagine_queue
 from ..cluster.candidates.node_sets import least_run_s
 from ..cluster.kernels.compiled import kernel
 from ..cluster.kernels.structures import kth_smallest
 from ..cluster.model.problem import goes_by_work, passes, shortest_leads
-from ..cluster.placing import SEVERAL_RACKS, common_divisor, is_planned, order_nodes, slowdown_of
+from ..cluster.placing import SEVERAL_RACKS, common_divisor, is_planned, order_nodes_by_free, slowdown_of
 from ..cluster.queue.expected import estimated_work_s, expected_fault_loss_s, expected_run_s, revise_end_s
 from ..cluster.queue.order import may_wait
-from ..cluster.queue.turns import line_up
-from ..cluster.state.holding import usable_on
+from ..cluster.queue.turns import line_up_jobs
+from ..cluster.state.holding import usable_on_node
 from ..cluster.state.state import AHEAD_JOBS, AHEAD_SHOWN, MAX_CANDIDATES, Simulation, has_turns
 from .layout import (
     AHEAD_COUNT,
@@ -205,7 +205,7 @@ def _write_next_jobs(sim: Simulation, row: int, unit_s: float, size: int, out: R
     state = sim.state
     scenario, current = state.scenario[row], state.current[row]
     turned, after = has_turns(sim), 0
-    count = line_up(sim, row, LOOK_AHEAD + 1) if turned else 0
+    count = line_up_jobs(sim, row, LOOK_AHEAD + 1) if turned else 0
     job = state.head[row]
     for i in range(LOOK_AHEAD):
         if turned:
@@ -284,7 +284,7 @@ def _write_node_features(sim: Simulation, row: int, node: int, run_s: float, out
     out[at, first + NODE_COLUMN.taken] = taken / size
     out[at, first + NODE_COLUMN.down] = down / size
     # Neither a GPU that is down is busy, nor one that the job cannot use.
-    out[at, first + NODE_COLUMN.busy] = (size - usable_on(sim, row, node) - down - taken) / size
+    out[at, first + NODE_COLUMN.busy] = (size - usable_on_node(sim, row, node) - down - taken) / size
     out[at, first + NODE_COLUMN.share_of_job] = gives / need
 
 
@@ -324,7 +324,7 @@ def write_full_observation(sim: Simulation, row: int, out: Rows, at: int, table:
         scratch.trial_free[row, node] = state.free[row, node]
         table[at, items + NODE_COUNT * node + NODE_COLUMN.first_end] = FEATURE_CLIP
         table[at, items + NODE_COUNT * node + NODE_COLUMN.last_end] = 0.0
-    places = order_nodes(sim, row, state.current[row])
+    places = order_nodes_by_free(sim, row, state.current[row])
     last_s = _write_job_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
     for place in range(places):
@@ -416,7 +416,7 @@ def _write_candidate_queue(sim: Simulation, row: int, unit_s: float, size: int, 
     large, before, longest, longest_s = -1, 0, -1, 0.0
     shorter, own_s = 0, estimated_work_s(sim, row, current)
     turned = has_turns(sim)
-    count = line_up(sim, row, SCANNED) if turned else min(state.queued[row], SCANNED)
+    count = line_up_jobs(sim, row, SCANNED) if turned else min(state.queued[row], SCANNED)
     job, place = state.head[row], 0
     while place < count:
         if turned:
@@ -615,7 +615,7 @@ def _write_candidate_job(
     work_s = estimated_work_s(sim, row, job)
     out[at, first + CANDIDATE.job_log_estimate] = _log_ratio(work_s, unit_s) / 4.0
     out[at, first + CANDIDATE.job_log_waited] = _log1p_ratio(waited_s, work_s) / 4.0
-    out[at, first + CANDIDATE.rests] = 1.0 if is_rest(sim, row, candidate) else 0.0
+    out[at, first + CANDIDATE.rests] = 1.0 if lets_all_jobs_wait(sim, row, candidate) else 0.0
     refused = state.base_refused[row] == 1 and candidate == state.base_waits[row]
     out[at, first + CANDIDATE.refused] = 1.0 if refused else 0.0
 

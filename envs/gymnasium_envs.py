@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..cluster.model.problem import Problem
 from ..cluster.presets.named import preset_problem, problem_of
 from ..cluster.presets.problems import LOAD
-from ..cluster.queue.turns import line_up
+from ..cluster.queue.turns import line_up_jobs
 from ..cluster.state.state import has_turns
 from .batch import (
     POOL,
@@ -118,7 +118,7 @@ def _queue_text(batch: Batch, row: int) -> str:
     gpus = batch.sim.scenarios.gpus[state.scenario[row]]
     jobs: list[int] = []
     if has_turns(batch.sim):
-        jobs += batch.sim.scratch.lined_up[row, : line_up(batch.sim, row, QUEUE_JOBS)].tolist()
+        jobs += batch.sim.scratch.lined_up[row, : line_up_jobs(batch.sim, row, QUEUE_JOBS)].tolist()
     else:
         job = int(state.head[row])
         while job >= 0 and len(jobs) < QUEUE_JOBS:

@@ -38,7 +38,7 @@ from ..cluster.presets.problems import (
     window_problem,
     windows_of,
 )
-from ..cluster.state.border import sound_scenarios
+from ..cluster.state.border import checked_scenarios
 from ..cluster.traces.read import read_trace
 from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from .history import ClusterPast, History, read_history
@@ -279,7 +279,7 @@ def history_windows(
         needs=[np.array([kinds[job] for job in window.ids], dtype=np.int32) for window in each],
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
-    scenarios = sound_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
+    scenarios = checked_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
     return Problem(cluster, scenarios, _fault_process(history.past), until_overload(cluster, scenarios, state.rules))
 
 

@@ -34,9 +34,9 @@ from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from ..cluster.files.errors import CheckpointError, InputError
 from ..cluster.files.output_file import readable, replacing
 from ..cluster.files.signals import handled_signals
-from ..cluster.simulator.state_border import MAX_MAGNITUDE, sound_state
+from ..cluster.simulator.state_border import MAX_MAGNITUDE, checked_state
 from ..cluster.state.beliefs import initial_beliefs
-from ..cluster.state.border import refuse
+from ..cluster.state.border import refuse_unless_all
 from ..cluster.state.state import State
 from ..envs.batch import Batch
 from ..envs.sb3 import PlacementVecEnv
@@ -504,9 +504,11 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
         kept = _initial_belief_arrays(arrays, batch) | kept
     # Kernels read the state by addresses and check no bound.
     given = State(*(checked_alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
-    found = sound_state(batch.sim, given)._asdict()
+    found = checked_state(batch.sim, given)._asdict()
     if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
-        refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
+        refuse_unless_all(
+            "state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement"
+        )
     others = {
         field: checked_finite(arrays, f"batch/{field}", value) for field, value in batch.snapshot_arrays().items()
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...cluster.files.errors import CheckpointError, PluginError
 from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.structures import uniform
-from ...cluster.state.border import rows_to_run
+from ...cluster.state.border import checked_scenario_indices
 from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS, begin_rows, continue_rows, pick_by_action, write_observation
 from ...envs.features import NODE_COUNT
@@ -385,7 +385,7 @@ class LearnedPolicy:
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row side by side, all decisions of a step in one forward pass."""
         self.check_cluster(sim)
-        scenarios = rows_to_run(sim, scenarios)
+        scenarios = checked_scenario_indices(sim, scenarios)
         observations, masks, table = self._empty_arrays(sim, scenarios.size)
         kinds = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         ended = np.zeros(scenarios.size, dtype=np.bool_)

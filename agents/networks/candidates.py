@@ -18,7 +18,7 @@ from ...cluster.candidates.candidates import is_wait, list_candidates, pick_cand
 from ...cluster.kernels.compiled import kernel
 from ...cluster.model.outcome import Objective
 from ...cluster.simulator.engine import advance, reset, start, wait
-from ...cluster.state.border import rows_to_run
+from ...cluster.state.border import checked_scenario_indices
 from ...cluster.state.state import MAX_CANDIDATES, Simulation
 from ...envs.features import (
     CANDIDATE_FEATURE_COUNT,
@@ -633,5 +633,5 @@ class CandidatePolicy(LearnedPolicy):
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Run one scenario in each row, from its beginning to its end."""
-        scenarios = rows_to_run(sim, scenarios)
+        scenarios = checked_scenario_indices(sim, scenarios)
         run_by_network(sim, scenarios, self.weights, int(self.waits), self._observations, self._logits)

@@ -12,23 +12,23 @@ from ..kernels.compiled import kernel
 from ..model.problem import passes
 from ..placing import slowdown_of, take_node
 from ..queue.expected import expected_fault_loss_s, expected_run_s, sort_expected_ends
-from ..queue.order import delays_no_job, list_others, may_turn, may_wait, turn_to
-from ..state.holding import class_of
-from ..state.state import FINISH_OFFERS, MAX_CANDIDATES, OFFERS, TIGHT_OFFERS, Simulation, has_classes
+from ..queue.order import delays_no_job, list_other_jobs, may_turn_to_other, may_wait, turn_to
+from ..state.holding import need_class_of
+from ..state.state import FINISH_OFFERS, MAX_CANDIDATES, OFFERS, TIGHT_OFFERS, Simulation, has_need_classes
 from .node_sets import (
     ALL_SETS,
     RUN_TIE,
     WAIT_PATIENCE,
-    best_set,
-    bound_s,
-    imagine_end,
-    imagine_now,
-    keep_if_better,
+    find_best_set,
+    find_tight_set,
+    imagine_ends,
+    keep_better_set,
+    least_run_on_free_s,
     least_run_s,
-    list_free,
-    lowest_level,
-    set_cost,
-    tight_set,
+    list_free_nodes,
+    lowest_speed_level,
+    node_set_cost,
+    reset_trial_free,
 )
 
 TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
@@ -37,7 +37,7 @@ MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples differ bet
 
 
 @kernel
-def _suit_the_same(sim: Simulation, a: int, b: int) -> bool:
+def _suit_same_jobs(sim: Simulation, a: int, b: int) -> bool:
     suits, differ = sim.cluster.suits, 0
     for kind in range(suits.shape[0]):
         differ += suits[kind, a] != suits[kind, b]
@@ -45,7 +45,7 @@ def _suit_the_same(sim: Simulation, a: int, b: int) -> bool:
 
 
 @kernel
-def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
+def _are_nodes_alike(sim: Simulation, row: int, a: int, b: int) -> bool:
     """Return whether two nodes with `trial_free` GPUs give the same placement, as far as policies know."""
     cluster, speeds, lemon = sim.cluster, sim.scenarios.speed[sim.state.scenario[row]], sim.state.lemon[row]
     return bool(
@@ -55,12 +55,12 @@ def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
         and cluster.node_rack[a] == cluster.node_rack[b]
         and cluster.nic_bytes_per_s[a] == cluster.nic_bytes_per_s[b]
         and cluster.intra_bytes_per_s[a] == cluster.intra_bytes_per_s[b]
-        and _suit_the_same(sim, a, b)
+        and _suit_same_jobs(sim, a, b)
     )
 
 
 @kernel
-def _classify(sim: Simulation, row: int, nodes: int) -> int:
+def _number_node_classes(sim: Simulation, row: int, nodes: int) -> int:
     """Number the classes of the nodes in `trial_order`; write the first node of each into `trial_bit`."""
     scratch = sim.scratch
     order, first = scratch.trial_order, scratch.trial_bit
@@ -71,7 +71,7 @@ def _classify(sim: Simulation, row: int, nodes: int) -> int:
             begin = classes
         found = -1
         for known in range(begin, classes):
-            if _alike(sim, row, node, order[row, first[row, known]]):
+            if _are_nodes_alike(sim, row, node, order[row, first[row, known]]):
                 found = known
                 break
         if found < 0:
@@ -83,17 +83,17 @@ def _classify(sim: Simulation, row: int, nodes: int) -> int:
 
 
 @kernel
-def classify_all(sim: Simulation, row: int) -> None:
-    """Number the classes of all nodes with free GPUs, for the signs of sets of any job."""
-    _classify(sim, row, list_free(sim, row, 0))
+def number_all_node_classes(sim: Simulation, row: int) -> None:
+    """Number the classes of all nodes with free GPUs, for the signatures of sets of any job."""
+    _number_node_classes(sim, row, list_free_nodes(sim, row, 0))
 
 
 @kernel
-def set_sign(sim: Simulation, row: int, count: int) -> int:
+def node_set_signature(sim: Simulation, row: int, count: int) -> int:
     """Return a number of the set in `trial_set` that depends on the classes of its nodes only.
 
     They must have been numbered since `trial_free` last changed: by `offer_sets` for a job of the same needs, or by
-    `classify_all`.
+    `number_all_node_classes`.
     """
     total = 0
     for place in range(count):
@@ -104,8 +104,8 @@ def set_sign(sim: Simulation, row: int, count: int) -> int:
 
 
 @kernel
-def _insert(sim: Simulation, row: int, first: int, after: int, tight: int, count: int, run_s: float, hole: int,
-            sign: int) -> None:  # fmt: skip
+def _insert_offer(sim: Simulation, row: int, first: int, after: int, tight: int, count: int, run_s: float, hole: int,
+            signature: int) -> None:  # fmt: skip
     """Put the set in `trial_set` among the offers `first` to `after` - 1, best first, unless its like is there.
 
     The best has the shortest run time, then the smallest hole; the other way round where `tight` is 1.
@@ -114,7 +114,7 @@ def _insert(sim: Simulation, row: int, first: int, after: int, tight: int, count
     nodes = state.free.shape[1]
     at = after
     for place in range(first, after):
-        if scratch.offer_sign[row, place] == sign:
+        if scratch.offer_sign[row, place] == signature:
             return
         if at == after:
             sooner = run_s < scratch.offer_s[row, place] * (1.0 - RUN_TIE)
@@ -135,28 +135,28 @@ def _insert(sim: Simulation, row: int, first: int, after: int, tight: int, count
     scratch.offer_s[row, at] = run_s
     scratch.offer_hole[row, at] = hole
     scratch.offer_size[row, at] = count
-    scratch.offer_sign[row, at] = sign
+    scratch.offer_sign[row, at] = signature
     for i in range(count):
         scratch.offer_node[row, at * nodes + i] = scratch.trial_set[row, i]
 
 
 @kernel
-def _offer(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> None:
+def _offer_set(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> None:
     """Offer the set in `trial_set`, of nodes that each give something and together hold the job."""
     scenario = sim.state.scenario[row]
-    run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
-    sign = set_sign(sim, row, count)
-    _insert(sim, row, 0, TIGHT, 0, count, run_s, hole, sign)
-    _insert(sim, row, TIGHT, SLOW, 1, count, run_s, hole, sign)
+    run_s, hole = node_set_cost(sim, row, job, count, fault_loss_s)
+    signature = node_set_signature(sim, row, count)
+    _insert_offer(sim, row, 0, TIGHT, 0, count, run_s, hole, signature)
+    _insert_offer(sim, row, TIGHT, SLOW, 1, count, run_s, hole, signature)
     speed = 0.0
     for place in range(count):
         speed = max(speed, sim.scenarios.speed[scenario, sim.scratch.trial_set[row, place]])
     if speed < sim.traits.max_speed[scenario]:
-        _insert(sim, row, SLOW, OFFERS, 0, count, run_s, hole, sign)
+        _insert_offer(sim, row, SLOW, OFFERS, 0, count, run_s, hole, signature)
 
 
 @kernel
-def _offer_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> None:
+def _offer_all_sets(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> None:
     """Offer every minimal set of the nodes in `trial_order`, one of each kind."""
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
@@ -176,11 +176,11 @@ def _offer_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: fl
                 total += last
                 count += 1
         if not skipped and total >= gpus and total - last < gpus:
-            _offer(sim, row, job, count, fault_loss_s)
+            _offer_set(sim, row, job, count, fault_loss_s)
 
 
 @kernel
-def _sort_classes(sim: Simulation, row: int, nodes: int, classes: int) -> None:
+def _sort_nodes_by_class(sim: Simulation, row: int, nodes: int, classes: int) -> None:
     """Write the nodes in `trial_order` into `class_node` by class, and where each class begins into `class_first`."""
     scratch = sim.scratch
     first, order, of_node = scratch.class_first, scratch.trial_order, scratch.node_class
@@ -200,17 +200,17 @@ def _sort_classes(sim: Simulation, row: int, nodes: int, classes: int) -> None:
 
 
 @kernel
-def _take_class(sim: Simulation, row: int, wanted: int, count: int, nodes: int) -> None:
+def _take_nodes_of_class(sim: Simulation, row: int, node_class: int, count: int, nodes: int) -> None:
     """Write the first `nodes` nodes of a class into `trial_set`, behind `count` others."""
-    scratch, first = sim.scratch, sim.scratch.class_first[row, wanted]
+    scratch, first = sim.scratch, sim.scratch.class_first[row, node_class]
     for i in range(nodes):
         scratch.trial_set[row, count + i] = scratch.class_node[row, first + i]
 
 
 @kernel
-def _class_of(sim: Simulation, row: int, number: int) -> tuple[int, int, float]:
+def _class_figures(sim: Simulation, row: int, node_class: int) -> tuple[int, int, float]:
     """Return how many nodes a class has, how many GPUs each has free, and their speed."""
-    first, after = sim.scratch.class_first[row, number], sim.scratch.class_first[row, number + 1]
+    first, after = sim.scratch.class_first[row, node_class], sim.scratch.class_first[row, node_class + 1]
     node = sim.scratch.class_node[row, first]
     return (
         int(after - first),
@@ -220,45 +220,47 @@ def _class_of(sim: Simulation, row: int, number: int) -> tuple[int, int, float]:
 
 
 @kernel
-def _may_be_offered(sim: Simulation, row: int, job: int, nodes: int, hole: int, slowest: float, fastest: float) -> bool:
+def _may_enter_offers(
+    sim: Simulation, row: int, job: int, nodes: int, hole: int, slowest: float, fastest: float
+) -> bool:
     """Return whether a set of that many nodes could be among the offers, going by the speeds of its nodes alone."""
     scratch, scenario = sim.scratch, sim.state.scenario[row]
     slowdown = slowdown_of(sim, scenario, job, nodes, slowest, math.inf, math.inf, math.inf, 0)
     least_s = expected_run_s(sim, row, job, slowdown)
-    last_s, most = scratch.offer_s[row], scratch.offer_hole[row, SLOW - 1]
+    last_s, most_hole = scratch.offer_s[row], scratch.offer_hole[row, SLOW - 1]
     return bool(
         least_s <= last_s[TIGHT - 1] * SLACK
         or (fastest < sim.traits.max_speed[scenario] and least_s <= last_s[OFFERS - 1] * SLACK)
-        or hole < most
-        or (hole == most and least_s <= last_s[SLOW - 1] * SLACK)
+        or hole < most_hole
+        or (hole == most_hole and least_s <= last_s[SLOW - 1] * SLACK)
     )
 
 
 @kernel
-def _offer_pairs(sim: Simulation, row: int, job: int, classes: int, fault_loss_s: float) -> None:
+def _offer_one_or_two_classes(sim: Simulation, row: int, job: int, classes: int, fault_loss_s: float) -> None:
     """Offer the sets of one class, and those of two of which the one that has more free GPUs goes first."""
     gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
     for first in range(classes):
-        nodes, free, speed = _class_of(sim, row, first)
+        nodes, free, speed = _class_figures(sim, row, first)
         all_of_it = (gpus + free - 1) // free
-        if all_of_it <= nodes and _may_be_offered(sim, row, job, all_of_it, all_of_it * free - gpus, speed, speed):
-            _take_class(sim, row, first, 0, all_of_it)
-            _offer(sim, row, job, all_of_it, fault_loss_s)
+        if all_of_it <= nodes and _may_enter_offers(sim, row, job, all_of_it, all_of_it * free - gpus, speed, speed):
+            _take_nodes_of_class(sim, row, first, 0, all_of_it)
+            _offer_set(sim, row, job, all_of_it, fault_loss_s)
         # As many nodes of the first class as are needed in full, and the rest from the second
         some = min(nodes, (gpus - 1) // free)
         left = gpus - some * free
         for second in range(first + 1, classes if some > 0 else 0):
-            others, gives, other_speed = _class_of(sim, row, second)
+            others, gives, other_speed = _class_figures(sim, row, second)
             rest = (left + gives - 1) // gives
             slowest, fastest = min(speed, other_speed), max(speed, other_speed)
-            if rest <= others and _may_be_offered(sim, row, job, some + rest, rest * gives - left, slowest, fastest):
-                _take_class(sim, row, first, 0, some)
-                _take_class(sim, row, second, some, rest)
-                _offer(sim, row, job, some + rest, fault_loss_s)
+            if rest <= others and _may_enter_offers(sim, row, job, some + rest, rest * gives - left, slowest, fastest):
+                _take_nodes_of_class(sim, row, first, 0, some)
+                _take_nodes_of_class(sim, row, second, some, rest)
+                _offer_set(sim, row, job, some + rest, fault_loss_s)
 
 
 @kernel
-def _offer_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None:
+def _offer_tight_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None:
     """Offer the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
     cluster = sim.cluster
     scenario = sim.state.scenario[row]
@@ -270,9 +272,9 @@ def _offer_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> No
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
                 after = nodes if rack < 0 else cluster.first_node[rack + 1]
-                count = tight_set(sim, row, job, level, first, after, lemons)
+                count = find_tight_set(sim, row, job, level, first, after, lemons)
                 if count > 0:
-                    _offer(sim, row, job, count, fault_loss_s)
+                    _offer_set(sim, row, job, count, fault_loss_s)
         level += 1
 
 
@@ -285,19 +287,19 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
         scratch.offer_hole[row, place] = 1 << 30
         scratch.offer_size[row, place] = 0
         scratch.offer_sign[row, place] = -1
-    nodes = list_free(sim, row, class_of(sim, row, job))
-    classes = _classify(sim, row, nodes)
+    nodes = list_free_nodes(sim, row, need_class_of(sim, row, job))
+    classes = _number_node_classes(sim, row, nodes)
     if nodes <= ALL_SETS:
-        _offer_all(sim, row, job, nodes, fault_loss_s)
+        _offer_all_sets(sim, row, job, nodes, fault_loss_s)
     else:
-        _sort_classes(sim, row, nodes, classes)
-        _offer_pairs(sim, row, job, classes, fault_loss_s)
-        _offer_tight(sim, row, job, fault_loss_s)
+        _sort_nodes_by_class(sim, row, nodes, classes)
+        _offer_one_or_two_classes(sim, row, job, classes, fault_loss_s)
+        _offer_tight_sets(sim, row, job, fault_loss_s)
 
 
 @kernel
-def _keep_best(sim: Simulation, row: int, candidate: int, job: int, delay_s: float, found: tuple[float, int, int],
-               sign: int) -> None:  # fmt: skip
+def _write_candidate(sim: Simulation, row: int, candidate: int, job: int, delay_s: float, found: tuple[float, int, int],
+               signature: int) -> None:  # fmt: skip
     """Write the set in `best_set` as a candidate; `found` is its run time, hole and number of nodes."""
     state = sim.state
     first = candidate * state.free.shape[1]
@@ -306,37 +308,37 @@ def _keep_best(sim: Simulation, row: int, candidate: int, job: int, delay_s: flo
     state.candidate_s[row, candidate] = found[0]
     state.candidate_hole[row, candidate] = found[1]
     state.candidate_size[row, candidate] = found[2]
-    state.candidate_sign[row, candidate] = sign
+    state.candidate_sign[row, candidate] = signature
     for place in range(found[2]):
         state.candidate_node[row, first + place] = sim.scratch.best_set[row, place]
 
 
 @kernel
-def _plan_wait(sim: Simulation, row: int, candidate: int, job: int, run_s: float, fault_loss_s: float) -> float:
+def _write_best_wait(sim: Simulation, row: int, candidate: int, job: int, run_s: float, fault_loss_s: float) -> float:
     """Write the best wait for an expected end as a candidate; return its gain, as of `patient` (docs/policies.md).
 
     A wait that gains nothing is written all the same.
     """
     state = sim.state
     count = sort_expected_ends(sim, row)
-    imagine_now(sim, row)
+    reset_trial_free(sim, row)
     largest_s = WAIT_PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
     most_s = -math.inf
     at = 0
     while at < count:
         delay_s = state.ends_s[row, at] - state.now_s[row]
-        at = imagine_end(sim, row, at, count)
+        at = imagine_ends(sim, row, at, count)
         if most_s > -math.inf and (
             WAIT_PATIENCE * run_s - delay_s <= max(most_s, 0.0) or largest_s - delay_s <= most_s
         ):
             break  # no later end gains anything if the job then takes no time at all, or more on the fastest GPUs
-        if most_s > -math.inf and WAIT_PATIENCE * (run_s - bound_s(sim, row, job)) - delay_s <= most_s:
+        if most_s > -math.inf and WAIT_PATIENCE * (run_s - least_run_on_free_s(sim, row, job)) - delay_s <= most_s:
             continue
-        found = best_set(sim, row, job, fault_loss_s)
+        found = find_best_set(sim, row, job, fault_loss_s)
         gain_s = WAIT_PATIENCE * (run_s - found[0]) - delay_s
         if gain_s > most_s:
             most_s = gain_s
-            _keep_best(sim, row, candidate, job, delay_s, found, -1)
+            _write_candidate(sim, row, candidate, job, delay_s, found, -1)
     return most_s
 
 
@@ -355,10 +357,10 @@ def _copy_candidate(sim: Simulation, row: int, source: int, target: int) -> None
 
 
 @kernel
-def _held_by(sim: Simulation, row: int, job: int, count: int) -> int:
+def _reserved_gpus_in_set(sim: Simulation, row: int, job: int, count: int) -> int:
     """Return how many GPUs of use to the holder of the reservation a job takes of the first nodes of `trial_set`."""
     gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
-    if not has_classes(sim):
+    if not has_need_classes(sim):
         return gpus
     held, suits = 0, sim.cluster.suits[sim.state.reserved_class[row]]
     for place in range(count):
@@ -370,14 +372,16 @@ def _held_by(sim: Simulation, row: int, job: int, count: int) -> int:
 
 
 @kernel
-def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
+def _best_set_may_start(sim: Simulation, row: int, job: int, count: int) -> bool:
     """Copy `best_set` to `trial_set`; return whether the job may start on it now, by the reservation in the state."""
     state = sim.state
     for place in range(count):
         sim.scratch.trial_set[row, place] = sim.scratch.best_set[row, place]
     if state.shadow_s[row] == math.inf:
         return True
-    return delays_no_job(sim, row, job, set_cost(sim, row, job, count, 0.0)[0], _held_by(sim, row, job, count))
+    return delays_no_job(
+        sim, row, job, node_set_cost(sim, row, job, count, 0.0)[0], _reserved_gpus_in_set(sim, row, job, count)
+    )
 
 
 @kernel
@@ -397,57 +401,57 @@ def _add_offers(sim: Simulation, row: int, candidates: int, most: int, job: int)
             continue
         for i in range(size):
             scratch.best_set[row, i] = scratch.offer_node[row, place * nodes + i]
-        if _try_best(sim, row, job, size):
+        if _best_set_may_start(sim, row, job, size):
             found = (scratch.offer_s[row, place], scratch.offer_hole[row, place], size)
-            _keep_best(sim, row, candidates, job, 0.0, found, scratch.offer_sign[row, place])
+            _write_candidate(sim, row, candidates, job, 0.0, found, scratch.offer_sign[row, place])
             candidates += 1
     return candidates
 
 
 @kernel
-def _add_set(sim: Simulation, row: int, candidates: int, job: int, found: tuple[float, int, int]) -> int:
+def _add_best_set(sim: Simulation, row: int, candidates: int, job: int, found: tuple[float, int, int]) -> int:
     """Write `best_set` as a further candidate of another job, unless it is listed or breaks the reservation."""
     state = sim.state
-    if not _try_best(sim, row, job, found[2]):
+    if not _best_set_may_start(sim, row, job, found[2]):
         return candidates
-    sign = set_sign(sim, row, found[2])
+    signature = node_set_signature(sim, row, found[2])
     for candidate in range(candidates):
-        if state.candidate_job[row, candidate] == job and state.candidate_sign[row, candidate] == sign:
+        if state.candidate_job[row, candidate] == job and state.candidate_sign[row, candidate] == signature:
             return candidates
-    _keep_best(sim, row, candidates, job, 0.0, found, sign)
+    _write_candidate(sim, row, candidates, job, 0.0, found, signature)
     return candidates + 1
 
 
 @kernel
-def _add_others(sim: Simulation, row: int, candidates: int, most: int, others: int, fault_loss_s: float) -> int:
+def _add_other_jobs(sim: Simulation, row: int, candidates: int, most: int, others: int, fault_loss_s: float) -> int:
     """Write candidates of jobs that the policy may turn to, `most` in all: the best set of each, then the tightest."""
-    state, lowest = sim.state, lowest_level(sim, row)
+    state, lowest = sim.state, lowest_speed_level(sim, row)
     for place in range(others):
         if candidates < most:
             job = sim.scratch.other_job[row, place]
-            candidates = _add_set(sim, row, candidates, job, best_set(sim, row, job, fault_loss_s))
+            candidates = _add_best_set(sim, row, candidates, job, find_best_set(sim, row, job, fault_loss_s))
     for place in range(others):
         if candidates < most:
             job = sim.scratch.other_job[row, place]
-            count = tight_set(sim, row, job, lowest, 0, state.free.shape[1], 1)
-            found = keep_if_better(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
-            candidates = _add_set(sim, row, candidates, job, found)
+            count = find_tight_set(sim, row, job, lowest, 0, state.free.shape[1], 1)
+            found = keep_better_set(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
+            candidates = _add_best_set(sim, row, candidates, job, found)
     return candidates
 
 
 @kernel
-def _add_all(sim: Simulation, row: int, candidates: int, most: int, fault_loss_s: float) -> int:
+def _add_candidates(sim: Simulation, row: int, candidates: int, most: int, fault_loss_s: float) -> int:
     """Write the offers and the candidates of other jobs, each under the reservation it must keep; return the number."""
     state = sim.state
     own = state.shadow_s[row], state.extra[row], state.reserved_class[row]
-    others = list_others(sim, row) if may_turn(sim, row) else 0
+    others = list_other_jobs(sim, row) if may_turn_to_other(sim, row) else 0
     theirs = state.shadow_s[row], state.extra[row], state.reserved_class[row]
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     candidates = _add_offers(sim, row, candidates, most - others, state.current[row])
-    if others > 0 and has_classes(sim):
-        classify_all(sim, row)  # they may take nodes that do not suit the job that is due
+    if others > 0 and has_need_classes(sim):
+        number_all_node_classes(sim, row)  # they may take nodes that do not suit the job that is due
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = theirs
-    candidates = _add_others(sim, row, candidates, most, others, fault_loss_s)
+    candidates = _add_other_jobs(sim, row, candidates, most, others, fault_loss_s)
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     return candidates
 
@@ -460,16 +464,16 @@ def list_candidates(sim: Simulation, row: int) -> int:
     """
     state = sim.state
     job, fault_loss_s = state.current[row], expected_fault_loss_s(sim)
-    imagine_now(sim, row)
-    found = best_set(sim, row, job, fault_loss_s)
-    _keep_best(sim, row, 0, job, 0.0, found, 0)
-    state.base_refused[row] = 0 if _try_best(sim, row, job, found[2]) else 1
+    reset_trial_free(sim, row)
+    found = find_best_set(sim, row, job, fault_loss_s)
+    _write_candidate(sim, row, 0, job, 0.0, found, 0)
+    state.base_refused[row] = 0 if _best_set_may_start(sim, row, job, found[2]) else 1
     at_once, wait = 0, MAX_CANDIDATES - 1
     waiting = may_wait(sim, row)
     gain_s = -math.inf
     if waiting:
-        gain_s = _plan_wait(sim, row, wait, job, found[0], fault_loss_s)
-        imagine_now(sim, row)
+        gain_s = _write_best_wait(sim, row, wait, job, found[0], fault_loss_s)
+        reset_trial_free(sim, row)
     else:
         sort_expected_ends(sim, row)
     state.base_waits[row] = 1 if gain_s > RUN_TIE * found[0] else 0
@@ -481,8 +485,8 @@ def list_candidates(sim: Simulation, row: int) -> int:
     first = at_once * state.free.shape[1]
     for place in range(found[2]):
         sim.scratch.trial_set[row, place] = state.candidate_node[row, first + place]
-    state.candidate_sign[row, at_once] = set_sign(sim, row, found[2])
-    candidates = _add_all(sim, row, at_once + 1, wait, fault_loss_s)
+    state.candidate_sign[row, at_once] = node_set_signature(sim, row, found[2])
+    candidates = _add_candidates(sim, row, at_once + 1, wait, fault_loss_s)
     if waiting and (at_once == 0 or passes(sim.rules.order)):  # where no job passes, the base's wait is one for all
         _copy_candidate(sim, row, wait, candidates)
         candidates += 1
@@ -497,7 +501,7 @@ def is_wait(sim: Simulation, row: int, candidate: int) -> bool:
 
 
 @kernel
-def is_rest(sim: Simulation, row: int, candidate: int) -> bool:
+def lets_all_jobs_wait(sim: Simulation, row: int, candidate: int) -> bool:
     """Return whether a candidate lets all jobs wait; the base's own wait passes over the job that is due alone."""
     return bool(candidate > 0 and passes(sim.rules.order) and is_wait(sim, row, candidate))
 
@@ -510,7 +514,7 @@ def pick_candidate(sim: Simulation, row: int, candidate: int) -> bool:
     """
     state = sim.state
     if is_wait(sim, row, candidate):
-        if is_rest(sim, row, candidate):
+        if lets_all_jobs_wait(sim, row, candidate):
             state.rested[row] = state.moment[row]
         return False
     if state.candidate_job[row, candidate] != state.current[row]:

@@ -19,21 +19,21 @@ from ..kernels.structures import heapify, uniform
 from ..model.problem import Problem, Scenarios
 from ..queue.expected import revise_end_s, whole_work_s
 from ..queue.index import forget_index
-from ..queue.turns import line_up
+from ..queue.turns import line_up_jobs
 from ..simulator.faults import repair_time_s
 from ..simulator.simulation import simulation_of
-from ..state.holding import class_of, held_gpus, is_struck
-from ..state.state import AHEAD_JOBS, Simulation, State, Traits, has_classes, has_turns
+from ..state.holding import held_gpus, is_struck, need_class_of
+from ..state.state import AHEAD_JOBS, Simulation, State, Traits, has_need_classes, has_turns
 from .node_sets import (
     RUN_TIE,
     WAIT_PATIENCE,
-    holding_level,
-    imagine_end,
-    imagine_gpus,
-    imagine_now,
+    add_job_gpus,
+    find_quick_set,
+    holding_speed_level,
+    imagine_ends,
     least_run_s,
-    quick_set,
-    set_free,
+    reset_trial_free,
+    set_trial_free,
 )
 
 PRESENT, FUTURE, TRIAL = range(3)  # rows of an imagination: the moment of the decision, one future from it, a try in it
@@ -43,8 +43,8 @@ REPAIR_TRIES = 64  # draws of a repair time that is longer than what has passed 
 
 def imagination_of(sim: Simulation) -> Simulation:
     """Return a simulation of three rows in which decisions of another can be tried out."""
-    one = Scenarios(*map(_first, sim.scenarios))
-    one.jobs[:] = 0  # `recall` writes them
+    one = Scenarios(*map(_copy_of_first_row, sim.scenarios))
+    one.jobs[:] = 0  # `set_present` writes them
     process = sim.process
     if process.outage_start_s.size:  # recorded faults are the future; their mean length is experience
         process = process._replace(
@@ -55,15 +55,17 @@ def imagination_of(sim: Simulation) -> Simulation:
         )
     rules = sim.rules._replace(estimated_hazards=False)  # faults that are only imagined teach nothing
     imagined = simulation_of(Problem(sim.cluster, one, process, rules), rows=3)
-    traits = Traits(*map(_first, sim.traits))  # of the shapes of theirs: `recall` copies those of any scenario
+    traits = Traits(
+        *map(_copy_of_first_row, sim.traits)
+    )  # of the shapes of theirs: `set_present` copies those of any scenario
     return Simulation(sim.cluster, one, traits, process, rules, imagined.state, imagined.log)
 
 
-def _first(array: Any) -> Any:
+def _copy_of_first_row(array: Any) -> Any:
     return array[:1].copy()
 
 
-def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
+def set_present(imagined: Simulation, sim: Simulation, row: int) -> None:
     """Put row PRESENT at a decision of another simulation, of which nothing changes.
 
     Estimates take the place of what is not known: of the work of jobs, and of the ends of those that run. Jobs that are
@@ -71,8 +73,8 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     and policies know the same rates in all futures. Nodes that are slow stay so, and no others become slow.
     """
     scenario = int(sim.state.scenario[row])
-    _copy(sim.scenarios, scenario, imagined.scenarios, 0)
-    _copy(sim.traits, scenario, imagined.traits, 0)
+    _copy_row_of_arrays(sim.scenarios, scenario, imagined.scenarios, 0)
+    _copy_row_of_arrays(sim.traits, scenario, imagined.traits, 0)
     for name in sim.state._fields:
         if not name.startswith("index_"):  # the imagination makes an index of its queue for itself
             getattr(imagined.state, name)[PRESENT] = getattr(sim.state, name)[row]
@@ -83,23 +85,23 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     gpus = sim.cluster.gpu_node.size
     rates[:gpus], rates[gpus:] = imagined.state.gpu_hazard_per_s[PRESENT], 0.0
     imagined.state.pace_s[PRESENT] = math.inf
-    _estimate(imagined)
+    _replace_unknown_by_estimates(imagined)
 
 
-def _copy(theirs: Iterable[Any], at: int, mine: Iterable[Any], to: int) -> None:
-    """Copy row `at` of arrays to row `to` of others."""
-    for source, target in zip(theirs, mine, strict=True):
-        target[to] = source[at]
+def _copy_row_of_arrays(sources: Iterable[Any], source_row: int, targets: Iterable[Any], target_row: int) -> None:
+    """Copy row `source_row` of arrays to row `target_row` of others."""
+    for source, target in zip(sources, targets, strict=True):
+        target[target_row] = source[source_row]
 
 
-def copy_candidates(imagined: Simulation, sim: Simulation, row: int) -> None:
+def copy_candidates_back(imagined: Simulation, sim: Simulation, row: int) -> None:
     """Let a decision have the candidates that were listed of it in row PRESENT, where everything known is the same."""
     for name in LIST:
         getattr(sim.state, name)[row] = getattr(imagined.state, name)[PRESENT]
 
 
 @kernel
-def _estimate(imagined: Simulation) -> None:
+def _replace_unknown_by_estimates(imagined: Simulation) -> None:
     """Replace what is not known of jobs in row PRESENT by its estimate."""
     state = imagined.state
     for i in range(state.running[PRESENT]):
@@ -114,7 +116,7 @@ def _estimate(imagined: Simulation) -> None:
 
 def copy_row(imagined: Simulation, source: int, target: int) -> None:
     """Copy everything that changes in one row to another."""
-    _copy(imagined.state, source, imagined.state, target)
+    _copy_row_of_arrays(imagined.state, source, imagined.state, target)
 
 
 @contextmanager
@@ -147,10 +149,12 @@ def draw_future(imagined: Simulation, seed: int) -> None:
         state.source_k[FUTURE, source] = k  # counted anew, so that nothing hangs on counters of the true process
         state.source_place[FUTURE, source] = -1
         if state.source_failed[FUTURE, source] == 1:
-            left_s = _repair_left_s(seed, source, k, passed_s, process.repair_mean_s, process.repair_sigma)
+            left_s = _remaining_repair_s(seed, source, k, passed_s, process.repair_mean_s, process.repair_sigma)
             state.source_s[FUTURE, source] = now_s + left_s
         elif rate > 0.0:
-            state.source_s[FUTURE, source] = now_s + _up_left_s(seed, source, k, passed_s, rate, process.shape)
+            state.source_s[FUTURE, source] = now_s + _remaining_up_time_s(
+                seed, source, k, passed_s, rate, process.shape
+            )
         else:
             state.source_s[FUTURE, source] = math.inf
         if state.source_s[FUTURE, source] < math.inf:
@@ -161,7 +165,7 @@ def draw_future(imagined: Simulation, seed: int) -> None:
 
 
 @kernel
-def _up_left_s(seed: int, source: int, k: int, passed_s: float, rate_per_s: float, shape: float) -> float:
+def _remaining_up_time_s(seed: int, source: int, k: int, passed_s: float, rate_per_s: float, shape: float) -> float:
     """Return how long a source stays up that has been up for so long: Weibull of mean 1 / rate, conditioned on that."""
     log_u = -math.log(uniform(seed, source, 4 * k))
     if shape == 1.0:
@@ -172,7 +176,7 @@ def _up_left_s(seed: int, source: int, k: int, passed_s: float, rate_per_s: floa
 
 
 @kernel
-def _repair_left_s(seed: int, source: int, k: int, passed_s: float, mean_s: float, sigma: float) -> float:
+def _remaining_repair_s(seed: int, source: int, k: int, passed_s: float, mean_s: float, sigma: float) -> float:
     """Return how long a repair still takes that has gone on for so long."""
     if sigma == 0.0:
         return repair_time_s(seed, source, k, mean_s, sigma, 0.0)
@@ -192,15 +196,15 @@ class Moment(NamedTuple):
     time_s: float
     at: int  # running jobs that have ended; `ends_s` goes on there
     ended: int  # jobs ahead that have ended; `ahead_order` goes on there
-    usable: int  # GPUs, by any job; `_usable_then` returns those that suit one job
+    usable: int  # GPUs, by any job; `_usable_gpus_at` returns those that suit one job
 
 
 @kernel
-def _usable_then(sim: Simulation, row: int, job: int, moment: Moment) -> int:
+def _usable_gpus_at(sim: Simulation, row: int, job: int, moment: Moment) -> int:
     """Return the usable GPUs of the nodes that suit a job at the moment that `trial_free` is of."""
-    if not has_classes(sim):
+    if not has_need_classes(sim):
         return moment.usable
-    usable, kind = 0, class_of(sim, row, job)
+    usable, kind = 0, need_class_of(sim, row, job)
     for node in range(sim.cluster.speed.size):
         usable += sim.scratch.trial_free[row, node] * sim.cluster.suits[kind, node]
     return usable
@@ -217,7 +221,7 @@ def _imagine_start(sim: Simulation, row: int, place: int, job: int, start_s: flo
         node = scratch.best_set[row, i]
         gives = min(need, scratch.trial_free[row, node])
         need -= gives
-        set_free(sim, row, node, scratch.trial_free[row, node] - gives)
+        set_trial_free(sim, row, node, scratch.trial_free[row, node] - gives)
         scratch.ahead_node[row, first + i] = node
         scratch.ahead_gives[row, first + i] = gives
     end_s = start_s + run_s
@@ -246,16 +250,16 @@ def _next_end_s(sim: Simulation, row: int, places: int, moment: Moment) -> float
 
 
 @kernel
-def _imagine_gives(sim: Simulation, row: int, place: int, sign: int) -> None:
+def _add_imagined_gpus(sim: Simulation, row: int, place: int, sign: int) -> None:
     """Add the GPUs of a job ahead to `trial_free`, or take them away again if `sign` is -1."""
     scratch, first = sim.scratch, place * sim.state.free.shape[1]
     for i in range(first, first + scratch.ahead_size[row, place]):
         node = scratch.ahead_node[row, i]
-        set_free(sim, row, node, scratch.trial_free[row, node] + sign * scratch.ahead_gives[row, i])
+        set_trial_free(sim, row, node, scratch.trial_free[row, node] + sign * scratch.ahead_gives[row, i])
 
 
 @kernel
-def _release(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
+def _imagine_next_ends(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
     """Free the GPUs of all that end next, which something must; return the moment after."""
     state, scratch = sim.state, sim.scratch
     count = state.running[row]
@@ -264,12 +268,12 @@ def _release(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
     at, ended, usable = moment.at, moment.ended, moment.usable
     while ended < places and scratch.ahead_end_s[row, scratch.ahead_order[row, ended]] == end_s:
         place = scratch.ahead_order[row, ended]
-        _imagine_gives(sim, row, place, 1)
+        _add_imagined_gpus(sim, row, place, 1)
         usable += gpus[scratch.ahead_job[row, place]]
         ended += 1
     if at < count and state.ends_s[row, at] == end_s:
         first = at
-        at = imagine_end(sim, row, first, count)
+        at = imagine_ends(sim, row, first, count)
         for i in range(first, at):
             usable += held_gpus(sim, row, state.ends_job[row, i])
     return Moment(end_s, at, ended, usable)
@@ -283,12 +287,12 @@ def imagine_candidate(sim: Simulation, row: int, candidate: int) -> Moment:
     """
     state = sim.state
     count, nodes = state.running[row], state.free.shape[1]
-    imagine_now(sim, row)
+    reset_trial_free(sim, row)
     job, now_s, delay_s = state.candidate_job[row, candidate], state.now_s[row], state.candidate_delay_s[row, candidate]
     moment = Moment(now_s, 0, 0, state.usable[row] - sim.scenarios.gpus[state.scenario[row], job])
     # The difference, as the delay was computed: rounding must not keep the GPUs of that very end.
     while delay_s > 0.0 and moment.at < count and state.ends_s[row, moment.at] - now_s <= delay_s:
-        moment = _release(sim, row, 0, moment)
+        moment = _imagine_next_ends(sim, row, 0, moment)
     size = state.candidate_size[row, candidate]
     for i in range(size):
         sim.scratch.best_set[row, i] = state.candidate_node[row, candidate * nodes + i]
@@ -297,22 +301,22 @@ def imagine_candidate(sim: Simulation, row: int, candidate: int) -> Moment:
 
 
 @kernel
-def _go_back(sim: Simulation, row: int, later: Moment, moment: Moment) -> None:
+def _undo_imagined_ends(sim: Simulation, row: int, later: Moment, moment: Moment) -> None:
     """Let `trial_free` be that of a moment from which time has passed to a later one."""
     for at in range(moment.at, later.at):
-        imagine_gpus(sim, row, sim.state.ends_job[row, at], -1)
+        add_job_gpus(sim, row, sim.state.ends_job[row, at], -1)
     for ended in range(moment.ended, later.ended):
-        _imagine_gives(sim, row, sim.scratch.ahead_order[row, ended], -1)
+        _add_imagined_gpus(sim, row, sim.scratch.ahead_order[row, ended], -1)
 
 
 @kernel
-def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: Moment) -> tuple[Moment, float, int]:
+def _wait_for_better_set(sim: Simulation, row: int, places: int, job: int, moment: Moment) -> tuple[Moment, float, int]:
     """Let time pass to the end that gains a job most; return that moment, run time and size of the quick set there.
 
     `moment` itself is the best if no end gains anything.
     """
     levels = sim.traits.levels[sim.state.scenario[row]]
-    run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
+    run_s, _, size = find_quick_set(sim, row, job, holding_speed_level(sim, row, job))
     best, best_s, most_s = moment, run_s, RUN_TIE * run_s
     bound_s, tried = least_run_s(sim, row, job, levels[0]), 0
     later = moment
@@ -320,17 +324,17 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
         wait_s = _next_end_s(sim, row, places, later) - moment.time_s
         if WAIT_PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
-        later = _release(sim, row, places, later)
+        later = _imagine_next_ends(sim, row, places, later)
         tried += 1
-        level = holding_level(sim, row, job)
+        level = holding_speed_level(sim, row, job)
         if WAIT_PATIENCE * (run_s - least_run_s(sim, row, job, levels[level])) - wait_s > most_s:
-            later_s, _, later_size = quick_set(sim, row, job, level)
+            later_s, _, later_size = find_quick_set(sim, row, job, level)
             gain_s = WAIT_PATIENCE * (run_s - later_s) - wait_s
             if gain_s > most_s:
                 best, best_s, size, most_s = later, later_s, later_size, gain_s
     if later.at + later.ended > best.at + best.ended:
-        _go_back(sim, row, later, best)
-        best_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
+        _undo_imagined_ends(sim, row, later, best)
+        best_s, _, size = find_quick_set(sim, row, job, holding_speed_level(sim, row, job))
     return best, best_s, size
 
 
@@ -344,7 +348,7 @@ def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row]]
     turned, at, places = has_turns(sim), 0, 1
-    length = line_up(sim, row, AHEAD_JOBS) if turned else state.queued[row]
+    length = line_up_jobs(sim, row, AHEAD_JOBS) if turned else state.queued[row]
     job = state.head[row]
     while places < AHEAD_JOBS and at < length:
         if turned:
@@ -353,16 +357,16 @@ def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
         if job == scratch.ahead_job[row, 0]:
             job = state.next_job[row, job]
             continue
-        while _usable_then(sim, row, job, moment) < gpus[job] and _next_end_s(sim, row, places, moment) < math.inf:
-            moment = _release(sim, row, places, moment)
-        if _usable_then(sim, row, job, moment) < gpus[job]:
+        while _usable_gpus_at(sim, row, job, moment) < gpus[job] and _next_end_s(sim, row, places, moment) < math.inf:
+            moment = _imagine_next_ends(sim, row, places, moment)
+        if _usable_gpus_at(sim, row, job, moment) < gpus[job]:
             scratch.ahead_start_s[row, places] = math.inf
             scratch.ahead_end_s[row, places] = math.inf
             return places + 1
         if sim.rules.waiting:
-            moment, run_s, size = _wait_for_better(sim, row, places, job, moment)
+            moment, run_s, size = _wait_for_better_set(sim, row, places, job, moment)
         else:
-            run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
+            run_s, _, size = find_quick_set(sim, row, job, holding_speed_level(sim, row, job))
         _imagine_start(sim, row, places, job, moment.time_s, run_s, size)
         moment = Moment(moment.time_s, moment.at, moment.ended, moment.usable - gpus[job])
         places += 1

@@ -1,8 +1,8 @@
 """Sets of nodes for a job, their run times, and what a wait would gain (docs/policies.md, By expected finish).
 
 For each number of GPUs a row of bits marks the nodes that have that number free at an imagined moment, in words of 32
-nodes, so that no search goes through every node. `trial_free` has the same by node. They change together, by `set_free`
-alone.
+nodes, so that no search goes through every node. `trial_free` has the same by node. They change together, by
+`set_trial_free` alone.
 """
 
 import math
@@ -10,9 +10,9 @@ import math
 import numpy as np
 
 from ..kernels.compiled import kernel
-from ..placing import common_divisor, is_planned, order_nodes, slowdown_of
+from ..placing import common_divisor, is_planned, order_nodes_by_free, slowdown_of
 from ..queue.expected import expected_run_s, sort_expected_ends
-from ..state.holding import class_of, usable_on
+from ..state.holding import need_class_of, usable_on_node
 from ..state.state import WORD_BITS, Simulation
 
 # Places of a single bit by the product with a sequence of de Bruijn (Leiserson, Prokop and Randall, 1998).
@@ -28,19 +28,19 @@ def lowest_bit(bits: int) -> int:
 
 
 @kernel
-def words_of(sim: Simulation) -> int:
+def node_bit_words(sim: Simulation) -> int:
     """Return how many words hold a bit of each node."""
     return (int(sim.cluster.speed.size) + WORD_BITS - 1) // WORD_BITS
 
 
 @kernel
-def largest_free(sim: Simulation) -> int:
+def largest_free_gpus(sim: Simulation) -> int:
     """Return the most GPUs that a node can have free."""
     return int(sim.scratch.free_count.shape[1]) - 1
 
 
 @kernel
-def lowest_level(sim: Simulation, row: int) -> int:
+def lowest_speed_level(sim: Simulation, row: int) -> int:
     """Return the number of the lowest speed that nodes have."""
     levels, level = sim.traits.levels[sim.state.scenario[row]], 0
     while levels[level + 1] > 0.0:
@@ -49,10 +49,10 @@ def lowest_level(sim: Simulation, row: int) -> int:
 
 
 @kernel
-def imagine_now(sim: Simulation, row: int) -> None:
+def reset_trial_free(sim: Simulation, row: int) -> None:
     """Let `trial_free` be the GPUs that are usable at present, by jobs of any needs."""
     state, scratch = sim.state, sim.scratch
-    nodes, words, sizes = state.free.shape[1], words_of(sim), scratch.free_count.shape[1]
+    nodes, words, sizes = state.free.shape[1], node_bit_words(sim), scratch.free_count.shape[1]
     levels, of_node = sim.traits.levels[state.scenario[row]], sim.traits.node_level[state.scenario[row]]
     for size in range(sizes):
         scratch.free_count[row, size] = 0
@@ -65,7 +65,7 @@ def imagine_now(sim: Simulation, row: int) -> None:
         scratch.level_free[row, level] = 0
         level += 1
     for node in range(nodes):
-        free = usable_on(sim, row, node)
+        free = usable_on_node(sim, row, node)
         scratch.trial_free[row, node] = free
         scratch.free_count[row, free] += 1
         scratch.free_nodes[row, free * words + node // WORD_BITS] |= 1 << node % WORD_BITS
@@ -74,9 +74,9 @@ def imagine_now(sim: Simulation, row: int) -> None:
 
 
 @kernel
-def set_free(sim: Simulation, row: int, node: int, free: int) -> None:
+def set_trial_free(sim: Simulation, row: int, node: int, free: int) -> None:
     """Set the number of GPUs that a node has free."""
-    scratch, words = sim.scratch, words_of(sim)
+    scratch, words = sim.scratch, node_bit_words(sim)
     before, bit, sizes = scratch.trial_free[row, node], 1 << int(node % WORD_BITS), scratch.free_count.shape[1]
     level = sim.traits.node_level[sim.state.scenario[row], node]
     scratch.trial_free[row, node] = free
@@ -90,7 +90,9 @@ def set_free(sim: Simulation, row: int, node: int, free: int) -> None:
 
 
 @kernel
-def first_node(sim: Simulation, row: int, free: int, level: int, first: int, after: int, lemons: int, kind: int) -> int:
+def first_node_with_free(
+    sim: Simulation, row: int, free: int, level: int, first: int, after: int, lemons: int, kind: int
+) -> int:
     """Return the first of nodes `first` to `after` - 1 with `free` GPUs free, -1 if none is.
 
     Only nodes of at least the speed of number `level` count, which suit a class of needs, and lemons only if `lemons`
@@ -99,7 +101,7 @@ def first_node(sim: Simulation, row: int, free: int, level: int, first: int, aft
     scratch = sim.scratch
     if scratch.free_count[row, free] == 0:
         return -1
-    words, suits, fast = words_of(sim), sim.cluster.suits, sim.traits.level_nodes[sim.state.scenario[row]]
+    words, suits, fast = node_bit_words(sim), sim.cluster.suits, sim.traits.level_nodes[sim.state.scenario[row]]
     for word in range(first // WORD_BITS, (after + WORD_BITS - 1) // WORD_BITS):
         bits = scratch.free_nodes[row, free * words + word] & fast[level * words + word]
         while bits != 0:
@@ -114,11 +116,11 @@ def first_node(sim: Simulation, row: int, free: int, level: int, first: int, aft
 
 
 @kernel
-def list_free(sim: Simulation, row: int, kind: int) -> int:
+def list_free_nodes(sim: Simulation, row: int, kind: int) -> int:
     """Write the nodes that suit a class and have GPUs free into `trial_order`, most first; return their number."""
-    scratch, words, suits = sim.scratch, words_of(sim), sim.cluster.suits
+    scratch, words, suits = sim.scratch, node_bit_words(sim), sim.cluster.suits
     count = 0
-    for free in range(largest_free(sim), 0, -1):
+    for free in range(largest_free_gpus(sim), 0, -1):
         if scratch.free_count[row, free] == 0:
             continue
         for word in range(words):
@@ -155,7 +157,7 @@ RUN_TIE = 1e-9  # run times that differ by less, relatively, are equal: they com
 
 
 @kernel
-def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
+def node_set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
     """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
 
     The set must hold the job, and each node must give something. Each expected fault adds `fault_loss_s`, relatively
@@ -192,11 +194,11 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
 
 
 @kernel
-def keep_if_better(
+def keep_better_set(
     sim: Simulation, row: int, job: int, count: int, fault_loss_s: float, best: tuple[float, int, int]
 ) -> tuple[float, int, int]:
     """Compare the set in `trial_set` with the best so far (run time, hole, nodes); the better goes to `best_set`."""
-    run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
+    run_s, hole = node_set_cost(sim, row, job, count, fault_loss_s)
     if run_s < best[0] * (1.0 - RUN_TIE) or (run_s <= best[0] * (1.0 + RUN_TIE) and hole < best[1]):
         for place in range(count):
             sim.scratch.best_set[row, place] = sim.scratch.trial_set[row, place]
@@ -205,7 +207,9 @@ def keep_if_better(
 
 
 @kernel
-def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> tuple[float, int, int]:
+def _find_best_of_all_sets(
+    sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float
+) -> tuple[float, int, int]:
     """Compare every set of the nodes in `trial_order`; return the best."""
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
@@ -220,31 +224,31 @@ def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: 
                 total += last
                 count += 1
         if total >= gpus and total - last < gpus:
-            best = keep_if_better(sim, row, job, count, fault_loss_s, best)
+            best = keep_better_set(sim, row, job, count, fault_loss_s, best)
     return best
 
 
 @kernel
-def tight_set(sim: Simulation, row: int, job: int, level: int, first: int, after: int, lemons: int) -> int:
+def find_tight_set(sim: Simulation, row: int, job: int, level: int, first: int, after: int, lemons: int) -> int:
     """Write into `trial_set` nodes of at least the speed of number `level`: most free first, the last of least hole.
 
     Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
     not hold the job.
     """
-    scratch, kind = sim.scratch, class_of(sim, row, job)
+    scratch, kind = sim.scratch, need_class_of(sim, row, job)
     need = sim.scenarios.gpus[sim.state.scenario[row], job]
     # No node that is left has more than `most`, and those with as many are left from node `begin` on.
-    count, most, begin = 0, largest_free(sim), first
+    count, most, begin = 0, largest_free_gpus(sim), first
     while most > 0:
         for free in range(need, most + 1):
-            node = first_node(sim, row, free, level, begin if free == most else first, after, lemons, kind)
+            node = first_node_with_free(sim, row, free, level, begin if free == most else first, after, lemons, kind)
             if node >= 0:
                 scratch.trial_set[row, count] = node
                 return count + 1
         if need <= most:
             most, begin = need - 1, first
             continue
-        node = first_node(sim, row, most, level, begin, after, lemons, kind)
+        node = first_node_with_free(sim, row, most, level, begin, after, lemons, kind)
         if node < 0:
             most, begin = most - 1, first
             continue
@@ -256,7 +260,7 @@ def tight_set(sim: Simulation, row: int, job: int, level: int, first: int, after
 
 
 @kernel
-def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
+def _find_best_tight_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
     """Compare the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
     cluster = sim.cluster
     scenario = sim.state.scenario[row]
@@ -269,30 +273,30 @@ def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> 
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
                 after = nodes if rack < 0 else cluster.first_node[rack + 1]
-                count = tight_set(sim, row, job, level, first, after, lemons)
+                count = find_tight_set(sim, row, job, level, first, after, lemons)
                 if count > 0:
-                    best = keep_if_better(sim, row, job, count, fault_loss_s, best)
+                    best = keep_better_set(sim, row, job, count, fault_loss_s, best)
         level += 1
     return best
 
 
 @kernel
-def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
+def find_best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
     """Return run time, hole and size of the set of nodes where the job finishes first, given `trial_free`.
 
-    The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
+    The set stands in `best_set` of the scratch, in the order in which nodes give. The run time is inf if no set holds
     the job.
     """
-    kind = class_of(sim, row, job)
+    kind = need_class_of(sim, row, job)
     if kind > 0 or sim.state.free.shape[1] - sim.scratch.free_count[row, 0] <= ALL_SETS:
-        nodes = order_nodes(sim, row, job)
+        nodes = order_nodes_by_free(sim, row, job)
         if nodes <= ALL_SETS:
-            return _best_of_all(sim, row, job, nodes, fault_loss_s)
-    return _best_of_tight(sim, row, job, fault_loss_s)
+            return _find_best_of_all_sets(sim, row, job, nodes, fault_loss_s)
+    return _find_best_tight_set(sim, row, job, fault_loss_s)
 
 
 @kernel
-def imagine_gpus(sim: Simulation, row: int, job: int, sign: int) -> None:
+def add_job_gpus(sim: Simulation, row: int, job: int, sign: int) -> None:
     """Add the GPUs of a running job to `trial_free`, or take them away again if `sign` is -1."""
     state, gpu_node = sim.state, sim.cluster.gpu_node
     gpu = state.first_gpu[row, job]
@@ -301,16 +305,16 @@ def imagine_gpus(sim: Simulation, row: int, job: int, sign: int) -> None:
         while gpu >= 0 and gpu_node[gpu] == node:
             gpus += 1
             gpu = state.gpu_next[row, gpu]
-        set_free(sim, row, node, sim.scratch.trial_free[row, node] + sign * gpus)
+        set_trial_free(sim, row, node, sim.scratch.trial_free[row, node] + sign * gpus)
 
 
 @kernel
-def imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
+def imagine_ends(sim: Simulation, row: int, at: int, count: int) -> int:
     """Add to `trial_free` the GPUs of all jobs that are expected to end with number `at`; return the next number."""
     state = sim.state
     end_s = state.ends_s[row, at]
     while at < count and state.ends_s[row, at] == end_s:
-        imagine_gpus(sim, row, state.ends_job[row, at], 1)
+        add_job_gpus(sim, row, state.ends_job[row, at], 1)
         at += 1
     return at
 
@@ -322,17 +326,17 @@ def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_l
     A patience of 1 asks what finishes first; `patient` asks more of a wait.
     """
     count = sort_expected_ends(sim, row)
-    imagine_now(sim, row)
+    reset_trial_free(sim, row)
     most_s = patience * (run_s - least_run_s(sim, row, job, sim.traits.levels[sim.state.scenario[row], 0]))
     largest_s = -math.inf
     at = 0
     while at < count:
         wait_s = sim.state.ends_s[row, at] - sim.state.now_s[row]
-        at = imagine_end(sim, row, at, count)
+        at = imagine_ends(sim, row, at, count)
         if most_s - wait_s <= max(largest_s, 0.0):
             break  # no later end can gain more, even on the fastest GPUs
-        if patience * (run_s - bound_s(sim, row, job)) - wait_s > largest_s:
-            later_s = best_set(sim, row, job, fault_loss_s)[0]
+        if patience * (run_s - least_run_on_free_s(sim, row, job)) - wait_s > largest_s:
+            later_s = find_best_set(sim, row, job, fault_loss_s)[0]
             largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
     return largest_s
 
@@ -345,7 +349,7 @@ def least_run_s(sim: Simulation, row: int, job: int, speed: float) -> float:
 
 
 @kernel
-def bound_s(sim: Simulation, row: int, job: int) -> float:
+def least_run_on_free_s(sim: Simulation, row: int, job: int) -> float:
     """Return a run time that no set of nodes can be below, given `trial_free`; inf if none holds the job."""
     scenario, level, least_s = sim.state.scenario[row], 0, math.inf
     gpus, levels = sim.scenarios.gpus[scenario, job], sim.traits.levels[scenario]
@@ -359,15 +363,15 @@ def bound_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def holding_level(sim: Simulation, row: int, job: int) -> int:
+def holding_speed_level(sim: Simulation, row: int, job: int) -> int:
     """Return the number of the highest speed in the cluster such that nodes of at least that speed hold a job.
 
     `trial_free` has what is usable, which must hold it.
     """
     scenario = sim.state.scenario[row]
-    kind = class_of(sim, row, job)
+    kind = need_class_of(sim, row, job)
     if kind > 0:
-        return _holding_level_of(sim, row, job, kind)
+        return _holding_speed_level_of_class(sim, row, job, kind)
     levels = sim.traits.levels[scenario]
     need, level = sim.scenarios.gpus[scenario, job] - sim.scratch.level_free[row, 0], 0
     while need > 0 and levels[level + 1] > 0.0:
@@ -377,8 +381,8 @@ def holding_level(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def _holding_level_of(sim: Simulation, row: int, job: int, kind: int) -> int:
-    """Do what `holding_level` does for a job that not every node suits."""
+def _holding_speed_level_of_class(sim: Simulation, row: int, job: int, kind: int) -> int:
+    """Do what `holding_speed_level` does for a job that not every node suits."""
     scenario = sim.state.scenario[row]
     speeds, levels, suits = sim.scenarios.speed[scenario], sim.traits.levels[scenario], sim.cluster.suits
     level = 0
@@ -394,16 +398,16 @@ def _holding_level_of(sim: Simulation, row: int, job: int, kind: int) -> int:
 
 
 @kernel
-def quick_set(sim: Simulation, row: int, job: int, level: int) -> tuple[float, int, int]:
+def find_quick_set(sim: Simulation, row: int, job: int, level: int) -> tuple[float, int, int]:
     """Return run time, hole and size of the best tight set of all nodes of at least each speed, given `trial_free`.
 
-    It stands in `best_set` then. Faults do not count. `level` is the job's `holding_level`.
+    It stands in `best_set` then. Faults do not count. `level` is the job's `holding_speed_level`.
     """
     levels, nodes = sim.traits.levels[sim.state.scenario[row]], sim.scenarios.speed.shape[1]
-    best = keep_if_better(sim, row, job, tight_set(sim, row, job, level, 0, nodes, 1), 0.0, (math.inf, 0, 0))
+    best = keep_better_set(sim, row, job, find_tight_set(sim, row, job, level, 0, nodes, 1), 0.0, (math.inf, 0, 0))
     level += 1
     # The tight set of a lower speed takes a node of that very speed, or is the same again.
     while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best[0] * (1.0 + RUN_TIE):
-        best = keep_if_better(sim, row, job, tight_set(sim, row, job, level, 0, nodes, 1), 0.0, best)
+        best = keep_better_set(sim, row, job, find_tight_set(sim, row, job, level, 0, nodes, 1), 0.0, best)
         level += 1
     return best

@@ -15,17 +15,17 @@ Floats = NDArray[np.float64]
 
 
 @kernel
-def _before(key: Floats, row: int, a: int, b: int) -> bool:
+def _key_goes_before(key: Floats, row: int, a: int, b: int) -> bool:
     return key[row, a] < key[row, b] or (key[row, a] == key[row, b] and a < b)
 
 
 @kernel
-def _rise(key: Floats, heap: Ints, place: Ints, row: int, at: int) -> None:
+def _sift_up(key: Floats, heap: Ints, place: Ints, row: int, at: int) -> None:
     item = heap[row, at]
     while at > 0:
         parent = (at - 1) >> 1
         above = heap[row, parent]
-        if not _before(key, row, item, above):
+        if not _key_goes_before(key, row, item, above):
             break
         heap[row, at] = above
         place[row, above] = at
@@ -35,7 +35,7 @@ def _rise(key: Floats, heap: Ints, place: Ints, row: int, at: int) -> None:
 
 
 @kernel
-def sink(key: Floats, heap: Ints, place: Ints, count: Ints, row: int, at: int) -> None:
+def sift_down(key: Floats, heap: Ints, place: Ints, count: Ints, row: int, at: int) -> None:
     """Move the item at a place down to where its key belongs."""
     item = heap[row, at]
     size = count[row]
@@ -44,10 +44,10 @@ def sink(key: Floats, heap: Ints, place: Ints, count: Ints, row: int, at: int) -
         if child >= size:
             break
         below = heap[row, child]
-        if child + 1 < size and _before(key, row, heap[row, child + 1], below):
+        if child + 1 < size and _key_goes_before(key, row, heap[row, child + 1], below):
             child += 1
             below = heap[row, child]
-        if not _before(key, row, below, item):
+        if not _key_goes_before(key, row, below, item):
             break
         heap[row, at] = below
         place[row, below] = at
@@ -62,7 +62,7 @@ def push(key: Floats, heap: Ints, place: Ints, count: Ints, row: int, item: int)
     at = count[row]
     count[row] += 1
     heap[row, at] = item
-    _rise(key, heap, place, row, at)
+    _sift_up(key, heap, place, row, at)
 
 
 @kernel
@@ -76,15 +76,15 @@ def remove(key: Floats, heap: Ints, place: Ints, count: Ints, row: int, item: in
         return
     heap[row, at] = last
     place[row, last] = at
-    sink(key, heap, place, count, row, at)
-    _rise(key, heap, place, row, place[row, last])
+    sift_down(key, heap, place, count, row, at)
+    _sift_up(key, heap, place, row, place[row, last])
 
 
 @kernel
 def heapify(key: Floats, heap: Ints, place: Ints, count: Ints, row: int) -> None:
     """Order a heap whose items were added without order."""
     for at in range(count[row] // 2 - 1, -1, -1):
-        sink(key, heap, place, count, row, at)
+        sift_down(key, heap, place, count, row, at)
     for at in range(count[row]):
         place[row, heap[row, at]] = at
 

@@ -3,7 +3,7 @@
 import math
 
 from ..kernels.compiled import kernel
-from ..state.holding import fresh_work_s
+from ..state.holding import unsaved_work_before_switch_s
 from ..state.state import Simulation
 
 FEW = 128  # running jobs, up to which sorting by insertion is faster than by a heap
@@ -41,10 +41,10 @@ def expected_run_s(sim: Simulation, row: int, job: int, slowdown: float) -> floa
 
 
 @kernel
-def _planned_end_s(sim: Simulation, row: int, job: int) -> float:
+def _end_by_estimate_s(sim: Simulation, row: int, job: int) -> float:
     """Return when a running job ends by its estimate, which may lie in the past."""
     state = sim.state
-    work_s = estimated_work_s(sim, row, job) - fresh_work_s(sim, row, job)
+    work_s = estimated_work_s(sim, row, job) - unsaved_work_before_switch_s(sim, row, job)
     end_s: float = state.start_s[row, job] + (state.overhead_s[row, job] + work_s * state.slowdown[row, job])
     return end_s
 
@@ -55,7 +55,7 @@ def revise_end_s(sim: Simulation, row: int, job: int) -> float:
     state = sim.state
     end_s: float = state.now_s[row]
     while end_s <= state.now_s[row]:
-        end_s = _planned_end_s(sim, row, job)
+        end_s = _end_by_estimate_s(sim, row, job)
         if end_s <= state.now_s[row]:
             state.guess_s[row, job] *= 2.0
     return end_s
@@ -103,7 +103,7 @@ def _sink_end(sim: Simulation, row: int, at: int, size: int) -> None:
 
 
 @kernel
-def _sort_all(sim: Simulation, row: int, count: int) -> None:
+def _sort_all_ends(sim: Simulation, row: int, count: int) -> None:
     """Write all running jobs into `ends_s` and `ends_job`, and sort them."""
     state = sim.state
     for i in range(count):
@@ -135,7 +135,7 @@ def sort_expected_ends(sim: Simulation, row: int) -> int:
     state = sim.state
     count = int(state.running[row])
     if state.ends_kept[row] == 0:
-        _sort_all(sim, row, count)
+        _sort_all_ends(sim, row, count)
         state.ends_kept[row] = 1
         return count
     while count > 0 and state.ends_s[row, 0] <= state.now_s[row]:
@@ -153,13 +153,13 @@ def sort_expected_ends(sim: Simulation, row: int) -> int:
 
 
 @kernel
-def note_start(sim: Simulation, row: int, job: int) -> None:
+def note_run_start(sim: Simulation, row: int, job: int) -> None:
     """Keep the order of expected ends, and drop the reservation known, when a job has come to those that run."""
     state = sim.state
     state.reserved_for[row] = 0
     if state.ends_kept[row] == 0:
         return
-    end_s = _planned_end_s(sim, row, job)
+    end_s = _end_by_estimate_s(sim, row, job)
     at = state.running[row] - 1
     while at > 0 and (
         state.ends_s[row, at - 1] > end_s or (state.ends_s[row, at - 1] == end_s and state.ends_job[row, at - 1] > job)
@@ -170,7 +170,7 @@ def note_start(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def note_leave(sim: Simulation, row: int, job: int) -> None:
+def note_run_end(sim: Simulation, row: int, job: int) -> None:
     """Keep the order of expected ends, and drop the reservation known, when a job has left those that run."""
     state = sim.state
     state.reserved_for[row] = 0

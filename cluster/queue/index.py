@@ -20,8 +20,8 @@ from ..kernels.compiled import kernel
 from ..kernels.structures import push, remove
 from ..model.problem import goes_by_work
 from ..placing import least_slowdown
-from ..state.holding import class_of, usable_by_class
-from ..state.state import Simulation, has_classes, has_turns
+from ..state.holding import need_class_of, usable_for_class
+from ..state.state import Simulation, has_need_classes, has_turns
 from .expected import estimated_work_s, expected_run_s
 from .turns import PASSING, line_of, next_line_of
 
@@ -29,13 +29,13 @@ NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 
 
 @kernel
-def _size_of(sim: Simulation, kind: int, gpus: int) -> int:
+def _slot_of_size(sim: Simulation, kind: int, gpus: int) -> int:
     """Return the place in `index_first` of the jobs of a class that ask for `gpus` GPUs."""
     return kind * (sim.cluster.gpu_node.size + 2) + gpus
 
 
 @kernel
-def lay_out(sim: Simulation, row: int) -> None:
+def assign_leaves(sim: Simulation, row: int) -> None:
     """Give each job of the scenario its leaf, by class, GPUs and then number, and empty the index."""
     state = sim.state
     gpus, jobs = sim.scenarios.gpus[state.scenario[row]], sim.scenarios.jobs[state.scenario[row]]
@@ -43,11 +43,11 @@ def lay_out(sim: Simulation, row: int) -> None:
     for size in range(sizes):
         first[row, size] = 0
     for job in range(jobs):
-        first[row, _size_of(sim, class_of(sim, row, job), gpus[job]) + 1] += 1
+        first[row, _slot_of_size(sim, need_class_of(sim, row, job), gpus[job]) + 1] += 1
     for size in range(1, sizes):
         first[row, size] += first[row, size - 1]
     for job in range(jobs):
-        size = _size_of(sim, class_of(sim, row, job), gpus[job])
+        size = _slot_of_size(sim, need_class_of(sim, row, job), gpus[job])
         leaf = first[row, size]
         first[row, size] += 1
         state.index_leaf[row, job] = leaf
@@ -57,16 +57,16 @@ def lay_out(sim: Simulation, row: int) -> None:
         first[row, size] = first[row, size - 1]
     first[row, 0] = 0
     if has_turns(sim):
-        _lay_lines(sim, row, jobs)
+        _assign_leaves_by_line(sim, row, jobs)
     for node in range(state.index_best.shape[1]):
-        write_node(sim, row, node, -1, math.inf, math.inf, -1, math.inf)
+        write_tree_node(sim, row, node, -1, math.inf, math.inf, -1, math.inf)
     state.index_young_count[row] = 0
     state.index_stage[row] = EMPTY
     state.index_hidden[row] = 0
 
 
 @kernel
-def _lay_lines(sim: Simulation, row: int, jobs: int) -> None:
+def _assign_leaves_by_line(sim: Simulation, row: int, jobs: int) -> None:
     """Give each job its leaf among those of its line, in the order of its other one."""
     state = sim.state
     first, lines = state.index_line, state.index_line.shape[1] - 1
@@ -91,7 +91,7 @@ def _lay_lines(sim: Simulation, row: int, jobs: int) -> None:
 
 
 @kernel
-def write_node(
+def write_tree_node(
     sim: Simulation, row: int, node: int, best: int, key: float, run_s: float, oldest: int, since_s: float
 ) -> None:
     """Write what a node knows of the jobs below it."""
@@ -102,17 +102,17 @@ def write_node(
 
 
 @kernel
-def leaves_of(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int]:
+def leaf_range_of_class(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int]:
     """Return the first leaf of the jobs of a class that ask for at most `gpus` GPUs and the one after the last."""
     leaves, first = sim.state.index_best.shape[1] // 2, sim.state.index_first
     return (
-        leaves + int(first[row, _size_of(sim, kind, 0)]),
-        leaves + int(first[row, _size_of(sim, kind, gpus) + 1]),
+        leaves + int(first[row, _slot_of_size(sim, kind, 0)]),
+        leaves + int(first[row, _slot_of_size(sim, kind, gpus) + 1]),
     )
 
 
 @kernel
-def _leaf_from(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> int:
+def _first_leaf_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> int:
     """Return the first leaf of a line whose job is of a class and asks for `gpus` GPUs, or stands behind those."""
     state = sim.state
     needed = sim.scenarios.gpus[state.scenario[row]]
@@ -120,7 +120,7 @@ def _leaf_from(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> in
     while left < right:
         middle = (left + right) >> 1
         job = state.index_job[row, middle]
-        own = class_of(sim, row, job)
+        own = need_class_of(sim, row, job)
         if own < kind or (own == kind and needed[job] < gpus):
             left = middle + 1
         else:
@@ -129,10 +129,12 @@ def _leaf_from(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> in
 
 
 @kernel
-def leaves_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> tuple[int, int]:
-    """Do what `leaves_of` does for the jobs of one line."""
+def leaf_range_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> tuple[int, int]:
+    """Do what `leaf_range_of_class` does for the jobs of one line."""
     leaves = sim.state.index_best.shape[1] // 2
-    return leaves + _leaf_from(sim, row, line, kind, 0), leaves + _leaf_from(sim, row, line, kind, gpus + 1)
+    return leaves + _first_leaf_of_line(sim, row, line, kind, 0), leaves + _first_leaf_of_line(
+        sim, row, line, kind, gpus + 1
+    )
 
 
 LONGEST_RUN_S = (
@@ -141,7 +143,7 @@ LONGEST_RUN_S = (
 
 
 @kernel
-def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
+def _has_smaller_key(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
     """Return whether a leaf's key is smaller than another's; among equals, whether its job is before; -1 is none."""
     if leaf < 0 or other < 0:
         return leaf >= 0
@@ -154,19 +156,19 @@ def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float
 
 
 @kernel
-def _goes_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
-    """Return whether a leaf's job goes before another's: as `_is_first`, and by rank first if jobs go by work."""
+def _leaf_goes_before(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
+    """Return whether a leaf's job goes before another's: by key, and by rank first if jobs go by work."""
     if leaf >= 0 and other >= 0 and goes_by_work(sim.rules.order):
         state = sim.state
         rank = sim.scenarios.rank[state.scenario[row]]
         own, others = rank[state.index_job[row, leaf]], rank[state.index_job[row, other]]
         if own != others:
             return bool(own < others)
-    return bool(_is_first(sim, row, key, leaf, other_key, other))
+    return bool(_has_smaller_key(sim, row, key, leaf, other_key, other))
 
 
 @kernel
-def _climb(sim: Simulation, row: int, leaf: int) -> None:
+def _update_tree_above(sim: Simulation, row: int, leaf: int) -> None:
     """Bring the nodes above a leaf that has changed up to date."""
     state = sim.state
     best, key, run_s = state.index_best, state.index_key, state.index_run_s
@@ -174,8 +176,8 @@ def _climb(sim: Simulation, row: int, leaf: int) -> None:
     node = (state.index_best.shape[1] // 2 + leaf) >> 1
     while node > 0:
         a, b = 2 * node, 2 * node + 1
-        winner = a if _goes_first(sim, row, key[row, a], best[row, a], key[row, b], best[row, b]) else b
-        older = a if _is_first(sim, row, since_s[row, a], oldest[row, a], since_s[row, b], oldest[row, b]) else b
+        winner = a if _leaf_goes_before(sim, row, key[row, a], best[row, a], key[row, b], best[row, b]) else b
+        older = a if _has_smaller_key(sim, row, since_s[row, a], oldest[row, a], since_s[row, b], oldest[row, b]) else b
         shortest_s = min(run_s[row, a], run_s[row, b])
         if (
             best[row, node] == best[row, winner]
@@ -191,7 +193,7 @@ def _climb(sim: Simulation, row: int, leaf: int) -> None:
 
 
 @kernel
-def _key(sim: Simulation, row: int, job: int) -> float:
+def _order_key(sim: Simulation, row: int, job: int) -> float:
     """Return what a job is ordered by: its expected work, or its place in the queue, as the order regime has it."""
     if goes_by_work(sim.rules.order):
         return estimated_work_s(sim, row, job)
@@ -199,115 +201,115 @@ def _key(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def _offer(sim: Simulation, row: int, job: int) -> None:
+def _offer_job(sim: Simulation, row: int, job: int) -> None:
     """Let a job of the queue be found by `first_to_pass`."""
-    key = _key(sim, row, job)
+    key = _order_key(sim, row, job)
     run_s = min(expected_run_s(sim, row, job, least_slowdown(sim, row, job)), LONGEST_RUN_S)
-    _write_offer(sim, row, sim.state.index_leaf[row, job], key, run_s)
+    _write_leaf_offer(sim, row, sim.state.index_leaf[row, job], key, run_s)
     if has_turns(sim):
-        _write_offer(sim, row, sim.state.index_own_leaf[row, job], key, run_s)
+        _write_leaf_offer(sim, row, sim.state.index_own_leaf[row, job], key, run_s)
 
 
 @kernel
-def _write_offer(sim: Simulation, row: int, leaf: int, key: float, run_s: float) -> None:
+def _write_leaf_offer(sim: Simulation, row: int, leaf: int, key: float, run_s: float) -> None:
     """Write what a leaf offers: its job, by its key and its shortest run."""
     state = sim.state
     node = state.index_best.shape[1] // 2 + leaf
     state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = leaf, key, run_s
-    _climb(sim, row, leaf)
+    _update_tree_above(sim, row, leaf)
 
 
 @kernel
-def _enter(sim: Simulation, row: int, job: int, place: int) -> None:
+def _enter_index(sim: Simulation, row: int, job: int, place: int) -> None:
     state = sim.state
     leaf = state.index_leaf[row, job]
     node = state.index_best.shape[1] // 2 + leaf
     state.index_place[row, job] = place
     state.index_oldest[row, node], state.index_since_s[row, node] = leaf, state.queued_s[row, job]
-    _offer(sim, row, job)
+    _offer_job(sim, row, job)
     if state.passed[row, job] == state.moment[row]:
-        hide(sim, row, job)
+        hide_job(sim, row, job)
     if state.now_s[row] < state.queued_s[row, job] + sim.rules.ageing_s < math.inf:
         push(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
 
 
 @kernel
-def _leave(sim: Simulation, row: int, job: int) -> None:
+def _leave_index(sim: Simulation, row: int, job: int) -> None:
     """Take a job that is not hidden out of the index."""
     state = sim.state
-    _clear(sim, row, state.index_leaf[row, job])
+    _clear_leaf(sim, row, state.index_leaf[row, job])
     if has_turns(sim):
-        _clear(sim, row, state.index_own_leaf[row, job])
+        _clear_leaf(sim, row, state.index_own_leaf[row, job])
     if state.index_young_place[row, job] >= 0:
         remove(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
 
 
 @kernel
-def _clear(sim: Simulation, row: int, leaf: int) -> None:
-    write_node(sim, row, sim.state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
-    _climb(sim, row, leaf)
+def _clear_leaf(sim: Simulation, row: int, leaf: int) -> None:
+    write_tree_node(sim, row, sim.state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
+    _update_tree_above(sim, row, leaf)
 
 
 @kernel
-def note_last(sim: Simulation, row: int, job: int) -> None:
+def index_enqueued_last(sim: Simulation, row: int, job: int) -> None:
     """Write a job that has come to the end of the queue into the index, if that is kept."""
     state = sim.state
     if state.index_stage[row] == KEPT:
-        _begin_moment(sim, row)
+        _show_passed_earlier(sim, row)
         before = state.previous_job[row, job]
-        _enter(sim, row, job, state.index_place[row, before] + 1 if before >= 0 else 0)
+        _enter_index(sim, row, job, state.index_place[row, before] + 1 if before >= 0 else 0)
 
 
 @kernel
-def note_first(sim: Simulation, row: int, job: int) -> None:
+def index_enqueued_first(sim: Simulation, row: int, job: int) -> None:
     """Write a job that has come to the head of the queue into the index, if that is kept."""
     state = sim.state
     if state.index_stage[row] == KEPT:
-        _begin_moment(sim, row)
+        _show_passed_earlier(sim, row)
         after = state.next_job[row, job]
-        _enter(sim, row, job, state.index_place[row, after] - 1 if after >= 0 else 0)
+        _enter_index(sim, row, job, state.index_place[row, after] - 1 if after >= 0 else 0)
 
 
 @kernel
-def note_gone(sim: Simulation, row: int, job: int) -> None:
+def unindex_dequeued(sim: Simulation, row: int, job: int) -> None:
     """Take a job that has left the queue out of the index, and give that up if the queue is short."""
     state = sim.state
     if state.index_stage[row] != KEPT:
         return
     if 2 * state.queued[row] >= state.index_from[row]:
-        _show(sim, row, job)
-        _leave(sim, row, job)
+        _show_if_hidden(sim, row, job)
+        _leave_index(sim, row, job)
         return
     show_hidden(sim, row, 0)
-    _leave(sim, row, job)
+    _leave_index(sim, row, job)
     other = state.head[row]
     while other >= 0:
-        _leave(sim, row, other)
+        _leave_index(sim, row, other)
         other = state.next_job[row, other]
     state.index_stage[row] = EMPTY
 
 
 @kernel
-def is_indexed(sim: Simulation, row: int) -> bool:
+def index_if_long(sim: Simulation, row: int) -> bool:
     """Return whether the queue has an index, which is made if the queue is long."""
     state = sim.state
     if state.index_stage[row] != KEPT:
         if state.queued[row] < state.index_from[row] or state.index_best.shape[1] == 0:
             return False
         if state.index_stage[row] == NO_LEAVES:
-            lay_out(sim, row)
+            assign_leaves(sim, row)
         state.index_moment[row] = state.moment[row]
         job, place = state.head[row], 0
         while job >= 0:
-            _enter(sim, row, job, place)
+            _enter_index(sim, row, job, place)
             job, place = state.next_job[row, job], place + 1
         state.index_stage[row] = KEPT
-    _begin_moment(sim, row)
+    _show_passed_earlier(sim, row)
     return True
 
 
 @kernel
-def _begin_moment(sim: Simulation, row: int) -> None:
+def _show_passed_earlier(sim: Simulation, row: int) -> None:
     """Show the jobs that were passed over at an earlier moment."""
     state = sim.state
     if state.index_moment[row] != state.moment[row]:
@@ -322,7 +324,7 @@ def forget_index(sim: Simulation, row: int) -> None:
 
 
 @kernel
-def hide(sim: Simulation, row: int, job: int) -> None:
+def hide_job(sim: Simulation, row: int, job: int) -> None:
     """Let a waiting job not be found by `first_to_pass`, until the next moment or `show_hidden`."""
     state = sim.state
     if state.index_best[row, state.index_best.shape[1] // 2 + state.index_leaf[row, job]] < 0:
@@ -339,7 +341,7 @@ def _hide_leaf(sim: Simulation, row: int, leaf: int) -> None:
     state = sim.state
     node = state.index_best.shape[1] // 2 + leaf
     state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = -1, math.inf, math.inf
-    _climb(sim, row, leaf)
+    _update_tree_above(sim, row, leaf)
 
 
 @kernel
@@ -347,12 +349,12 @@ def show_hidden(sim: Simulation, row: int, kept: int) -> None:
     """Let all hidden jobs be found again but the first `kept`."""
     state = sim.state
     for at in range(kept, state.index_hidden[row]):
-        _offer(sim, row, state.index_hidden_job[row, at])
+        _offer_job(sim, row, state.index_hidden_job[row, at])
     state.index_hidden[row] = kept
 
 
 @kernel
-def _show(sim: Simulation, row: int, job: int) -> None:
+def _show_if_hidden(sim: Simulation, row: int, job: int) -> None:
     """Let a job be found again if it is hidden."""
     state = sim.state
     at, hidden = 0, state.index_hidden[row]
@@ -361,31 +363,31 @@ def _show(sim: Simulation, row: int, job: int) -> None:
     if at < hidden:
         state.index_hidden[row] -= 1
         state.index_hidden_job[row, at] = state.index_hidden_job[row, hidden - 1]
-        _offer(sim, row, job)
+        _offer_job(sim, row, job)
 
 
 @kernel
-def note_passed(sim: Simulation, row: int, job: int) -> None:
+def hide_passed_over(sim: Simulation, row: int, job: int) -> None:
     """Hide a waiting job that is passed over, if the index is kept."""
-    if sim.state.index_stage[row] == KEPT and is_indexed(sim, row):
-        hide(sim, row, job)
+    if sim.state.index_stage[row] == KEPT and index_if_long(sim, row):
+        hide_job(sim, row, job)
 
 
 @kernel
-def smallest_job(sim: Simulation, row: int) -> int:
+def shortest_job(sim: Simulation, row: int) -> int:
     """Return the waiting job of lowest rank and smallest key, hidden or not, the first in the queue among equals."""
     state = sim.state
     leaf, key = state.index_best[row, 1], state.index_key[row, 1]
     for at in range(state.index_hidden[row]):
         job = state.index_hidden_job[row, at]
-        own = _key(sim, row, job)
-        if _goes_first(sim, row, own, state.index_leaf[row, job], key, leaf):
+        own = _order_key(sim, row, job)
+        if _leaf_goes_before(sim, row, own, state.index_leaf[row, job], key, leaf):
             leaf, key = state.index_leaf[row, job], own
     return int(state.index_job[row, leaf])
 
 
 @kernel
-def smallest_of_line(sim: Simulation, row: int, line: int) -> int:
+def shortest_of_line(sim: Simulation, row: int, line: int) -> int:
     """Return the waiting job of a line of smallest key, hidden or not, the first in the queue among equals."""
     state = sim.state
     leaf, key = -1, math.inf
@@ -393,43 +395,45 @@ def smallest_of_line(sim: Simulation, row: int, line: int) -> int:
     left, right = left + state.index_best.shape[1] // 2, right + state.index_best.shape[1] // 2
     while left < right:
         if left & 1:
-            if _is_first(sim, row, state.index_key[row, left], state.index_best[row, left], key, leaf):
+            if _has_smaller_key(sim, row, state.index_key[row, left], state.index_best[row, left], key, leaf):
                 leaf, key = state.index_best[row, left], state.index_key[row, left]
             left += 1
         if right & 1:
             right -= 1
-            if _is_first(sim, row, state.index_key[row, right], state.index_best[row, right], key, leaf):
+            if _has_smaller_key(sim, row, state.index_key[row, right], state.index_best[row, right], key, leaf):
                 leaf, key = state.index_best[row, right], state.index_key[row, right]
         left >>= 1
         right >>= 1
     for at in range(state.index_hidden[row]):
         job = state.index_hidden_job[row, at]
         if line_of(sim, row, job) == line:
-            own = _key(sim, row, job)
-            if _is_first(sim, row, own, state.index_own_leaf[row, job], key, leaf):
+            own = _order_key(sim, row, job)
+            if _has_smaller_key(sim, row, own, state.index_own_leaf[row, job], key, leaf):
                 leaf, key = state.index_own_leaf[row, job], own
     return int(state.index_job[row, leaf])
 
 
 @kernel
-def _may_end(sim: Simulation, row: int, run_s: float, until_s: float) -> bool:
+def _may_end_by(sim: Simulation, row: int, run_s: float, until_s: float) -> bool:
     """Return whether a run that starts at once may end by then; an infinite one is that of no job."""
     return run_s < math.inf and sim.state.now_s[row] + run_s <= until_s
 
 
 @kernel
-def _first_below(sim: Simulation, row: int, top: int, until_s: float, found: int) -> int:
+def _first_leaf_below(sim: Simulation, row: int, top: int, until_s: float, found: int) -> int:
     """Return the leaf offered first of one found so far and those below a node whose runs may end in time."""
     state = sim.state
     leaves = state.index_best.shape[1] // 2
     node = top
     while True:
         best = state.index_best[row, node]
-        if _may_end(sim, row, state.index_run_s[row, node], until_s) and (
+        if _may_end_by(sim, row, state.index_run_s[row, node], until_s) and (
             found < 0
-            or _goes_first(sim, row, state.index_key[row, node], best, state.index_key[row, leaves + found], found)
+            or _leaf_goes_before(
+                sim, row, state.index_key[row, node], best, state.index_key[row, leaves + found], found
+            )
         ):
-            if not _may_end(sim, row, state.index_run_s[row, leaves + best], until_s):
+            if not _may_end_by(sim, row, state.index_run_s[row, leaves + best], until_s):
                 node *= 2
                 continue
             found = best
@@ -441,19 +445,21 @@ def _first_below(sim: Simulation, row: int, top: int, until_s: float, found: int
 
 
 @kernel
-def _first_of(sim: Simulation, row: int, line: int, kind: int, gpus: int, until_s: float, found: int) -> int:
+def _first_leaf_of_class(sim: Simulation, row: int, line: int, kind: int, gpus: int, until_s: float, found: int) -> int:
     """Return the leaf offered first of one found so far and the jobs of a class that fit and may end in time.
 
     Of one line, or of all if `line` is -1.
     """
-    left, right = leaves_of(sim, row, kind, gpus) if line < 0 else leaves_of_line(sim, row, line, kind, gpus)
+    left, right = (
+        leaf_range_of_class(sim, row, kind, gpus) if line < 0 else leaf_range_of_line(sim, row, line, kind, gpus)
+    )
     while left < right:  # the nodes that hold these leaves and no others
         if left & 1:
-            found = _first_below(sim, row, left, until_s, found)
+            found = _first_leaf_below(sim, row, left, until_s, found)
             left += 1
         if right & 1:
             right -= 1
-            found = _first_below(sim, row, right, until_s, found)
+            found = _first_leaf_below(sim, row, right, until_s, found)
         left >>= 1
         right >>= 1
     return found
@@ -462,56 +468,56 @@ def _first_of(sim: Simulation, row: int, line: int, kind: int, gpus: int, until_
 @kernel
 def first_to_pass(sim: Simulation, row: int) -> int:
     """Return the job offered first of those that fit, keep the reservation and are not hidden; -1 if there is none."""
-    job = _first_in(sim, row, -1)
+    job = _first_to_pass_of_line(sim, row, -1)
     if job < 0 or not has_turns(sim):
         return job
     line, job = sim.state.first_line[row, PASSING], -1
     while line >= 0 and job < 0:
-        job = _first_in(sim, row, line)
+        job = _first_to_pass_of_line(sim, row, line)
         line = next_line_of(sim, row, PASSING, line)
     return job
 
 
 @kernel
-def _first_in(sim: Simulation, row: int, line: int) -> int:
+def _first_to_pass_of_line(sim: Simulation, row: int, line: int) -> int:
     """Do what `first_to_pass` does for the jobs of one line, or for all at once if it is -1."""
     state = sim.state
     found = -1
     for kind in range(sim.cluster.suits.shape[0]):
-        usable = usable_by_class(sim, row, kind)
+        usable = usable_for_class(sim, row, kind)
         harmless = state.extra[row] + sim.scratch.class_beside[row, kind]
-        found = _first_of(sim, row, line, kind, min(harmless, usable), math.inf, found)
-        found = _first_of(sim, row, line, kind, usable, state.shadow_s[row], found)
+        found = _first_leaf_of_class(sim, row, line, kind, min(harmless, usable), math.inf, found)
+        found = _first_leaf_of_class(sim, row, line, kind, usable, state.shadow_s[row], found)
     return int(state.index_job[row, found]) if found >= 0 else -1
 
 
 @kernel
-def longest_waiting(sim: Simulation, row: int, gpus: int) -> int:
+def longest_waiting_job(sim: Simulation, row: int, gpus: int) -> int:
     """Return the job that has waited longest of those that `gpus` GPUs in service could hold, -1 if there is none."""
     state = sim.state
     found = -1
     for kind in range(sim.cluster.suits.shape[0]):
-        most = min(gpus, int(state.class_in_service[row, kind])) if has_classes(sim) else gpus
-        left, right = leaves_of(sim, row, kind, most)
+        most = min(gpus, int(state.class_in_service[row, kind])) if has_need_classes(sim) else gpus
+        left, right = leaf_range_of_class(sim, row, kind, most)
         while left < right:
             if left & 1:
-                found = _older(sim, row, left, found)
+                found = _oldest_leaf_below(sim, row, left, found)
                 left += 1
             if right & 1:
                 right -= 1
-                found = _older(sim, row, right, found)
+                found = _oldest_leaf_below(sim, row, right, found)
             left >>= 1
             right >>= 1
     return int(state.index_job[row, found]) if found >= 0 else -1
 
 
 @kernel
-def _older(sim: Simulation, row: int, node: int, found: int) -> int:
+def _oldest_leaf_below(sim: Simulation, row: int, node: int, found: int) -> int:
     """Return the leaf that has waited longest of one found so far and those below a node."""
     oldest, since_s = sim.state.index_oldest, sim.state.index_since_s
     leaf = oldest[row, node]
     found_s = since_s[row, oldest.shape[1] // 2 + found] if found >= 0 else math.inf
-    return int(leaf if _is_first(sim, row, since_s[row, node], leaf, found_s, found) else found)
+    return int(leaf if _has_smaller_key(sim, row, since_s[row, node], leaf, found_s, found) else found)
 
 
 @kernel

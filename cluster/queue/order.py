@@ -14,19 +14,27 @@ import math
 
 from ..kernels.compiled import kernel
 from ..model.problem import goes_by_work, passes, shortest_leads
-from ..placing import NO_RACK, begin_picks, is_planned, least_slowdown, order_nodes, slowdown_of
-from ..state.holding import class_of, in_service_for, usable_by_class, usable_on, usable_to
-from ..state.state import MAX_OTHERS, MAX_SCANNED, Ints, Simulation, has_classes, has_turns, holds_on
+from ..placing import NO_RACK, is_planned, least_slowdown, make_job_due, order_nodes_by_free, slowdown_of
+from ..state.holding import in_service_for_job, need_class_of, usable_for_class, usable_for_job, usable_on_node
+from ..state.state import (
+    MAX_OTHERS,
+    MAX_SCANNED,
+    Ints,
+    Simulation,
+    has_need_classes,
+    has_turns,
+    may_keep_gpus_after_fault,
+)
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .index import (
     first_to_pass,
-    hide,
-    is_indexed,
-    longest_waiting,
+    hide_job,
+    index_if_long,
+    longest_waiting_job,
     next_to_age_s,
+    shortest_job,
+    shortest_of_line,
     show_hidden,
-    smallest_job,
-    smallest_of_line,
 )
 from .turns import LEADING, PASSING, next_line_of
 
@@ -38,10 +46,10 @@ def next_job(sim: Simulation, row: int) -> int:
     """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep.
 
     1. A job that has reached the ageing bound goes first. While it does not fit, only jobs start that take no GPU that
-       suits it (`_beside_aged`).
+       suits it (`_job_beside_aged`).
     2. Else the job that leads by the order regime (`reservation_holder`).
-    3. While that one does not fit or waits, under `fifo` none; else a job that keeps its reservation (`reserve`,
-       `_backfill`).
+    3. While that one does not fit or waits, under `fifo` none; else a job that keeps its reservation
+       (`set_reservation`, `_job_to_backfill`).
     """
     state = sim.state
     state.shadow_s[row] = math.inf
@@ -51,10 +59,10 @@ def next_job(sim: Simulation, row: int) -> int:
     if state.head[row] < 0:
         return -1
     if sim.rules.ageing_s < math.inf:
-        aged = _aged_job(sim, row)
+        aged = _longest_aged_job(sim, row)
         if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds no other up
             state.aged[row] = 1
-            return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
+            return aged if _fits(sim, row, aged) else _job_beside_aged(sim, row, aged)
     if state.rested[row] == state.moment[row]:
         return -1
     holder = reservation_holder(sim, row)
@@ -62,11 +70,11 @@ def next_job(sim: Simulation, row: int) -> int:
         return holder if _fits(sim, row, holder) and state.waited[row] != state.moment[row] else -1
     if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
         return holder
-    if usable_by_class(sim, row, 0) == 0:
+    if usable_for_class(sim, row, 0) == 0:
         return -1
-    reserve(sim, row, holder)
+    set_reservation(sim, row, holder)
     state.leads[row] = 0
-    return _backfill(sim, row, holder)
+    return _job_to_backfill(sim, row, holder)
 
 
 @kernel
@@ -78,28 +86,28 @@ def goes_before(sim: Simulation, row: int, job: int, key: float, other: int, oth
 
 @kernel
 def _fits(sim: Simulation, row: int, job: int) -> bool:
-    return bool(sim.scenarios.gpus[sim.state.scenario[row], job] <= usable_to(sim, row, job))
+    return bool(sim.scenarios.gpus[sim.state.scenario[row], job] <= usable_for_job(sim, row, job))
 
 
 @kernel
-def _gives(sim: Simulation, row: int, job: int, holder: int) -> int:
+def _gpus_suiting_holder(sim: Simulation, row: int, job: int, holder: int) -> int:
     """Return how many of a running job's GPUs suit another job, which may start on them."""
-    gives, suits = 0, sim.cluster.suits[class_of(sim, row, holder)]
+    gives, suits = 0, sim.cluster.suits[need_class_of(sim, row, holder)]
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
-        if not holds_on(sim) or sim.state.spare[row, gpu] == 0:
+        if not may_keep_gpus_after_fault(sim) or sim.state.spare[row, gpu] == 0:
             gives += suits[sim.cluster.gpu_node[gpu]]
         gpu = sim.state.gpu_next[row, gpu]
     return gives
 
 
 @kernel
-def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
+def _compute_reservation(sim: Simulation, row: int, holder: int) -> None:
     """Set the shadow time and the extra GPUs for the job that holds the reservation."""
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
-    free = usable_to(sim, row, holder)
-    waits, several = free >= gpus[holder], has_classes(sim) or holds_on(sim)
+    free = usable_for_job(sim, row, holder)
+    waits, several = free >= gpus[holder], has_need_classes(sim) or may_keep_gpus_after_fault(sim)
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     count = sort_expected_ends(sim, row)
@@ -109,7 +117,7 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
         end_s = state.ends_s[row, i]
         while i < count and state.ends_s[row, i] == end_s:
             job = state.ends_job[row, i]
-            free += _gives(sim, row, job, holder) if several else gpus[job]
+            free += _gpus_suiting_holder(sim, row, job, holder) if several else gpus[job]
             i += 1
         if free >= gpus[holder]:
             state.shadow_s[row] = end_s
@@ -117,15 +125,15 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
 
 
 @kernel
-def reserve(sim: Simulation, row: int, holder: int) -> None:
+def set_reservation(sim: Simulation, row: int, holder: int) -> None:
     """Set the shadow time and the extra GPUs, as they stand in the state if nothing has changed since they were found.
 
     After a placement that was refused, for instance.
     """
     state = sim.state
-    usable = usable_to(sim, row, holder)
-    if has_classes(sim):
-        _hold_for(sim, row, holder)
+    usable = usable_for_job(sim, row, holder)
+    if has_need_classes(sim):
+        _note_reserved_class(sim, row, holder)
     if (
         state.reserved_for[row] == holder + 1
         and state.reserved_moment[row] == state.moment[row]
@@ -134,7 +142,7 @@ def reserve(sim: Simulation, row: int, holder: int) -> None:
         state.shadow_s[row] = state.reserved_shadow_s[row]
         state.extra[row] = state.reserved_extra[row]
         return
-    _find_reservation(sim, row, holder)
+    _compute_reservation(sim, row, holder)
     state.reserved_for[row] = holder + 1
     state.reserved_moment[row] = state.moment[row]
     state.reserved_usable[row] = usable
@@ -143,29 +151,29 @@ def reserve(sim: Simulation, row: int, holder: int) -> None:
 
 
 @kernel
-def _hold_for(sim: Simulation, row: int, holder: int) -> None:
+def _note_reserved_class(sim: Simulation, row: int, holder: int) -> None:
     """Note whose GPUs are reserved, and how many usable ones jobs of each class find elsewhere."""
-    kind = class_of(sim, row, holder)
+    kind = need_class_of(sim, row, holder)
     sim.state.reserved_class[row] = kind
     suits, beside = sim.cluster.suits, sim.scratch.class_beside
     for own in range(suits.shape[0]):
         beside[row, own] = 0
         for node in range(suits.shape[1]):
             if suits[own, node] > suits[kind, node]:
-                beside[row, own] += usable_on(sim, row, node)
+                beside[row, own] += usable_on_node(sim, row, node)
 
 
 @kernel
-def _least_held(sim: Simulation, row: int, job: int) -> int:
+def _least_reserved_gpus(sim: Simulation, row: int, job: int) -> int:
     """Return the fewest GPUs of use to the holder of the reservation that a job can take."""
     gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
-    if not has_classes(sim):
+    if not has_need_classes(sim):
         return gpus
-    return max(0, gpus - int(sim.scratch.class_beside[row, class_of(sim, row, job)]))
+    return max(0, gpus - int(sim.scratch.class_beside[row, need_class_of(sim, row, job)]))
 
 
 @kernel
-def _picked_held(sim: Simulation, row: int) -> int:
+def _picked_reserved_gpus(sim: Simulation, row: int) -> int:
     """Return how many GPUs of use to the holder of the reservation are picked for the current job, which has all."""
     held, suits = 0, sim.cluster.suits[sim.state.reserved_class[row]]
     for node in range(suits.size):
@@ -180,19 +188,21 @@ def ends_in_time(sim: Simulation, row: int, run_s: float) -> bool:
 
 
 @kernel
-def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
+def delays_no_job(sim: Simulation, row: int, job: int, run_s: float, reserved_gpus: int) -> bool:
     """Return whether a job that is expected to run for `run_s` keeps the reservation if it starts at once.
 
-    It takes `held` GPUs that suit the holder of the reservation too.
+    It takes `reserved_gpus` GPUs that suit the holder of the reservation too.
     """
-    return bool(held <= sim.state.extra[row] or ends_in_time(sim, row, run_s))
+    return bool(reserved_gpus <= sim.state.extra[row] or ends_in_time(sim, row, run_s))
 
 
 @kernel
 def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
     """Return whether the current job, started on its picks with this slowdown, delays no other job."""
     job = sim.state.current[row]
-    held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
+    held = (
+        _picked_reserved_gpus(sim, row) if has_need_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
+    )
     return delays_no_job(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
 
 
@@ -203,20 +213,20 @@ def _has_aged(sim: Simulation, row: int, job: int) -> bool:
     # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
     return bool(
         state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s
-        and sim.scenarios.gpus[state.scenario[row], job] <= in_service_for(sim, row, job)
+        and sim.scenarios.gpus[state.scenario[row], job] <= in_service_for_job(sim, row, job)
     )
 
 
 @kernel
-def _aged_job(sim: Simulation, row: int) -> int:
+def _longest_aged_job(sim: Simulation, row: int) -> int:
     """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
 
     Under `fifo` that is the job that leads or none: the bound must let no job overtake it. A job that asks for more
     GPUs than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
     """
     state = sim.state
-    if passes(sim.rules.order) and is_indexed(sim, row):
-        longest = longest_waiting(sim, row, sim.cluster.gpu_node.size - state.down[row])
+    if passes(sim.rules.order) and index_if_long(sim, row):
+        longest = longest_waiting_job(sim, row, sim.cluster.gpu_node.size - state.down[row])
         return longest if longest >= 0 and _has_aged(sim, row, longest) else -1
     best = -1
     job = state.head[row] if passes(sim.rules.order) else reservation_holder(sim, row)
@@ -234,7 +244,7 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
         return least_s
-    if passes(sim.rules.order) and is_indexed(sim, row):
+    if passes(sim.rules.order) and index_if_long(sim, row):
         return next_to_age_s(sim, row)
     job = state.head[row] if passes(sim.rules.order) or state.head[row] < 0 else reservation_holder(sim, row)
     while job >= 0:
@@ -246,23 +256,23 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def _smallest(sim: Simulation, row: int) -> int:
+def _shortest_job(sim: Simulation, row: int) -> int:
     """Return the waiting job of lowest rank and smallest key, the first in the queue among equals."""
-    if is_indexed(sim, row):
-        return smallest_job(sim, row)
-    return _smallest_from(sim, row, sim.state.head[row], sim.state.next_job)
+    if index_if_long(sim, row):
+        return shortest_job(sim, row)
+    return _shortest_from(sim, row, sim.state.head[row], sim.state.next_job)
 
 
 @kernel
-def _smallest_of_line(sim: Simulation, row: int, line: int) -> int:
+def _shortest_of_line(sim: Simulation, row: int, line: int) -> int:
     """Return the waiting job of a line of smallest key, the first among equals."""
-    if is_indexed(sim, row):
-        return smallest_of_line(sim, row, line)
-    return _smallest_from(sim, row, sim.state.line_head[row, line], sim.state.next_in_line)
+    if index_if_long(sim, row):
+        return shortest_of_line(sim, row, line)
+    return _shortest_from(sim, row, sim.state.line_head[row, line], sim.state.next_in_line)
 
 
 @kernel
-def _smallest_from(sim: Simulation, row: int, best: int, following: Ints) -> int:
+def _shortest_from(sim: Simulation, row: int, best: int, following: Ints) -> int:
     """Return the job of lowest rank and smallest key of a job and those that follow it."""
     least, job = estimated_work_s(sim, row, best), following[row, best]
     while job >= 0:
@@ -278,9 +288,9 @@ def reservation_holder(sim: Simulation, row: int) -> int:
     """Return the job of the queue that leads, and holds the reservation; the queue is not empty."""
     state, head = sim.state, sim.state.head[row]
     if not has_turns(sim):
-        return _smallest(sim, row) if shortest_leads(sim.rules.order) else head
+        return _shortest_job(sim, row) if shortest_leads(sim.rules.order) else head
     if shortest_leads(sim.rules.order):
-        return _smallest_of_line(sim, row, state.first_line[row, LEADING])
+        return _shortest_of_line(sim, row, state.first_line[row, LEADING])
     return head if state.came_back[row, head] == 1 else state.line_head[row, state.first_line[row, LEADING]]
 
 
@@ -291,7 +301,7 @@ def may_pass(sim: Simulation, row: int, job: int) -> bool:
     if not _fits(sim, row, job) or state.passed[row, job] == state.moment[row]:
         return False
     run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
-    return delays_no_job(sim, row, job, run_s, _least_held(sim, row, job))
+    return delays_no_job(sim, row, job, run_s, _least_reserved_gpus(sim, row, job))
 
 
 @kernel
@@ -301,22 +311,22 @@ def all_may_pass(sim: Simulation, row: int) -> bool:
 
 
 @kernel
-def _backfill(sim: Simulation, row: int, holder: int) -> int:
+def _job_to_backfill(sim: Simulation, row: int, holder: int) -> int:
     """Return the job that may pass the holder of the reservation, which may not start; -1 if there is none."""
     state = sim.state
-    if all_may_pass(sim, row) and is_indexed(sim, row):
+    if all_may_pass(sim, row) and index_if_long(sim, row):
         return first_to_pass(sim, row)
     if not has_turns(sim):
-        return _backfill_from(sim, row, holder, state.head[row], state.next_job)
+        return _job_to_backfill_from(sim, row, holder, state.head[row], state.next_job)
     line, found = state.first_line[row, PASSING], -1
     while line >= 0 and found < 0:
-        found = _backfill_from(sim, row, holder, state.line_head[row, line], state.next_in_line)
+        found = _job_to_backfill_from(sim, row, holder, state.line_head[row, line], state.next_in_line)
         line = next_line_of(sim, row, PASSING, line)
     return found
 
 
 @kernel
-def _backfill_from(sim: Simulation, row: int, holder: int, job: int, following: Ints) -> int:
+def _job_to_backfill_from(sim: Simulation, row: int, holder: int, job: int, following: Ints) -> int:
     """Return the job that may pass the holder of the reservation, of a job and those that follow it; -1 for none."""
     by_key, left = goes_by_work(sim.rules.order), sim.rules.backfill_depth
     best, least = -1, math.inf
@@ -334,14 +344,14 @@ def _backfill_from(sim: Simulation, row: int, holder: int, job: int, following: 
 
 
 @kernel
-def _beside_aged(sim: Simulation, row: int, aged: int) -> int:
+def _job_beside_aged(sim: Simulation, row: int, aged: int) -> int:
     """Return the job that may start while an aged one waits: it takes no GPU that suits that one; -1 for none."""
     state = sim.state
-    if not has_classes(sim) or not passes(sim.rules.order) or state.rested[row] == state.moment[row]:
+    if not has_need_classes(sim) or not passes(sim.rules.order) or state.rested[row] == state.moment[row]:
         return -1
-    _hold_for(sim, row, aged)
+    _note_reserved_class(sim, row, aged)
     state.shadow_s[row] = AT_NO_TIME_S
-    job = _backfill(sim, row, aged)
+    job = _job_to_backfill(sim, row, aged)
     state.leads[row] = 0
     state.aged[row] = 1 if job >= 0 and _has_aged(sim, row, job) else 0
     return job
@@ -354,7 +364,7 @@ def may_wait(sim: Simulation, row: int) -> bool:
 
 
 @kernel
-def may_turn(sim: Simulation, row: int) -> bool:
+def may_turn_to_other(sim: Simulation, row: int) -> bool:
     """Return whether the policy may turn to another job than the one that is due: where it may let that one wait.
 
     While an aged job waits the policy may turn to no other, whatever is due beside it.
@@ -380,25 +390,25 @@ def _insert_other(sim: Simulation, row: int, job: int, first: int, count: int) -
 
 
 @kernel
-def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
-    """Do what `list_others` does by the index of the queue."""
+def _list_others_by_index(sim: Simulation, row: int, holder: int, due: int) -> int:
+    """Do what `list_other_jobs` does by the index of the queue."""
     state = sim.state
     hidden = state.index_hidden[row]
-    hide(sim, row, holder)
-    hide(sim, row, due)
+    hide_job(sim, row, holder)
+    hide_job(sim, row, due)
     count, by_key = 0, goes_by_work(sim.rules.order)
     for _ in range(MAX_OTHERS if by_key else MAX_SCANNED):
         job = first_to_pass(sim, row)
         if job < 0:
             break
         count = _insert_other(sim, row, job, count if by_key else 0, count)  # by key they come as they are offered
-        hide(sim, row, job)
+        hide_job(sim, row, job)
     show_hidden(sim, row, hidden)
     return count
 
 
 @kernel
-def list_others(sim: Simulation, row: int) -> int:
+def list_other_jobs(sim: Simulation, row: int) -> int:
     """Write the jobs that the policy may turn to into `other_job`; return their number, MAX_OTHERS at most.
 
     Where the regime has no key they are the shortest of the first MAX_SCANNED that would be offered if each before were
@@ -406,24 +416,25 @@ def list_others(sim: Simulation, row: int) -> int:
     """
     state = sim.state
     holder, due = reservation_holder(sim, row), state.current[row]
-    reserve(sim, row, holder)
-    if all_may_pass(sim, row) and is_indexed(sim, row):
-        return _find_others(sim, row, holder, due)
+    set_reservation(sim, row, holder)
+    if all_may_pass(sim, row) and index_if_long(sim, row):
+        return _list_others_by_index(sim, row, holder, due)
     if not has_turns(sim):
-        return _list_from(sim, row, holder, due, state.head[row], state.next_job, 0, 0, 0)[0]
+        return _list_others_from(sim, row, holder, due, state.head[row], state.next_job, 0, 0, 0)[0]
     by_key, count, seen = goes_by_work(sim.rules.order), 0, 0
     line = state.first_line[row, PASSING]
     while line >= 0 and (count < MAX_OTHERS if by_key else seen < MAX_SCANNED):
         first, job = count if by_key else 0, state.line_head[row, line]
-        count, seen = _list_from(sim, row, holder, due, job, state.next_in_line, first, count, seen)
+        count, seen = _list_others_from(sim, row, holder, due, job, state.next_in_line, first, count, seen)
         line = next_line_of(sim, row, PASSING, line)
     return count
 
 
 @kernel
-def _list_from(sim: Simulation, row: int, holder: int, due: int, job: int, following: Ints, first: int, count: int,
-               seen: int) -> tuple[int, int]:  # fmt: skip
-    """Do what `list_others` does for a job and those that follow it, behind the `first` of the `count` listed so far.
+def _list_others_from(
+    sim: Simulation, row: int, holder: int, due: int, job: int, following: Ints, first: int, count: int, seen: int
+) -> tuple[int, int]:
+    """List a job and those that follow it as `list_other_jobs` does, behind the `first` of the `count` listed so far.
 
     Return how many are listed then, and how many were found in all.
     """
@@ -445,15 +456,15 @@ def turn_to(sim: Simulation, row: int, job: int) -> bool:
     were not: they are offered again at the same moment once it has started.
     """
     if job != next_job(sim, row):
-        if not may_turn(sim, row):
+        if not may_turn_to_other(sim, row):
             return False
         holder = reservation_holder(sim, row)
-        reserve(sim, row, holder)
+        set_reservation(sim, row, holder)
         if job == holder or not may_pass(sim, row, job):
             next_job(sim, row)
             return False
         sim.state.leads[row] = 0
-    begin_picks(sim, row, job)
+    make_job_due(sim, row, job)
     return True
 
 
@@ -466,7 +477,7 @@ def has_reservation(sim: Simulation, row: int) -> bool:
 
 
 @kernel
-def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
+def mark_nodes_keeping_reservation(sim: Simulation, row: int, whole: int) -> int:
     """Write 1 into `trial_bit` of each node that may be picked next for the due job, else 0; return how many may.
 
     A node that is picked gives all the GPUs that it can if `whole` is 1, a single one if it is 0.
@@ -474,11 +485,11 @@ def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
     state = sim.state
     for node in range(state.free.shape[1]):
         sim.scratch.trial_free[row, node] = state.free[row, node]
-    count = order_nodes(sim, row, state.current[row])  # writes `trial_bit` too
+    count = order_nodes_by_free(sim, row, state.current[row])  # writes `trial_bit` too
     marked = 0
     for node in range(state.free.shape[1]):
         may = state.free[row, node] > 0 and (
-            _may_give(sim, row, node, count, whole) or _may_spare(sim, row, node, whole)
+            _node_may_end_in_time(sim, row, node, count, whole) or _node_may_leave_enough(sim, row, node, whole)
         )
         sim.scratch.trial_bit[row, node] = 1 if may else 0
         marked += may
@@ -486,12 +497,12 @@ def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
 
 
 @kernel
-def _may_spare(sim: Simulation, row: int, node: int, whole: int) -> bool:
+def _node_may_leave_enough(sim: Simulation, row: int, node: int, whole: int) -> bool:
     """Return whether some placement with the picks and this node leaves the holder of the reservation enough GPUs.
 
     Only where jobs differ in needs: else the placement takes as many, whichever it is.
     """
-    if not has_classes(sim):
+    if not has_need_classes(sim):
         return False
     state = sim.state
     suits = sim.cluster.suits[state.reserved_class[row]]
@@ -504,18 +515,18 @@ def _may_spare(sim: Simulation, row: int, node: int, whole: int) -> bool:
 
 
 @kernel
-def _in_time(sim: Simulation, row: int, slowdown: float) -> bool:
+def _current_ends_in_time(sim: Simulation, row: int, slowdown: float) -> bool:
     job = sim.state.current[row]
     return ends_in_time(sim, row, expected_run_s(sim, row, job, slowdown))
 
 
 @kernel
-def _may_give(sim: Simulation, row: int, node: int, count: int, whole: int) -> bool:
+def _node_may_end_in_time(sim: Simulation, row: int, node: int, count: int, whole: int) -> bool:
     """Return whether some placement with the picks and this node ends by the shadow time."""
     state, levels = sim.state, sim.traits.levels
     scenario = state.scenario[row]
     most = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
-    if _holds_alone(sim, row, node):
+    if _one_node_ends_in_time(sim, row, node):
         return True
     level = 0
     while level < levels.shape[1] and levels[scenario, level] > 0.0:
@@ -524,19 +535,19 @@ def _may_give(sim: Simulation, row: int, node: int, count: int, whole: int) -> b
             if sim.rules.ring:
                 rack = sim.cluster.node_rack[node]
                 in_one = state.picked_rack[row] == NO_RACK or state.picked_rack[row] == rack
-                if (in_one and _links_hold(sim, row, node, whole, speed, rack)) or _links_hold(
+                if (in_one and _ring_nodes_hold_job(sim, row, node, whole, speed, rack)) or _ring_nodes_hold_job(
                     sim, row, node, whole, speed, -1
                 ):
                     return True
-            elif _few_nodes_hold(sim, row, node, count, whole, speed):
+            elif _fewest_nodes_end_in_time(sim, row, node, count, whole, speed):
                 return True
         level += 1
     return False
 
 
 @kernel
-def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
-    """Return whether the job may run on one node, this one."""
+def _one_node_ends_in_time(sim: Simulation, row: int, node: int) -> bool:
+    """Return whether the job may run on one node, this one, and end there by the shadow time."""
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
     others = state.picked_nodes[row] - (state.taken[row, node] > 0)
@@ -545,12 +556,12 @@ def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
     speed = sim.scenarios.speed[scenario, node]
     intra = sim.cluster.intra_bytes_per_s[node] if sim.scenarios.gpus[scenario, job] > 1 else math.inf
     slowdown = slowdown_of(sim, scenario, job, 1, speed, intra, sim.cluster.nic_bytes_per_s[node], math.inf, 0)
-    return _in_time(sim, row, slowdown)
+    return _current_ends_in_time(sim, row, slowdown)
 
 
 @kernel
-def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int, speed: float) -> bool:
-    """Return whether the fewest nodes of at least a speed, the picked ones and this one among them, are few enough."""
+def _fewest_nodes_end_in_time(sim: Simulation, row: int, node: int, count: int, whole: int, speed: float) -> bool:
+    """Return whether the job ends in time on the fewest nodes of at least a speed, this and picked ones included."""
     state = sim.state
     scenario = state.scenario[row]
     nodes = state.picked_nodes[row] + (state.taken[row, node] == 0)
@@ -569,12 +580,12 @@ def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int
     if left > 0:
         return False
     slowdown = slowdown_of(sim, scenario, state.current[row], nodes, speed, math.inf, math.inf, math.inf, 0)
-    return _in_time(sim, row, slowdown)
+    return _current_ends_in_time(sim, row, slowdown)
 
 
 @kernel
-def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
-    """Return whether a ring over several nodes is fast enough whose slowest GPU and link are these.
+def _ring_ends_in_time(sim: Simulation, row: int, speed: float, link: float) -> bool:
+    """Return whether the job ends in time in a ring over several nodes whose slowest GPU and link are these.
 
     Of a job with a plan only the GPU counts: which of its links run over the slowest depends on all nodes. `start`
     checks the whole placement.
@@ -583,11 +594,11 @@ def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
     if is_planned(sim, state.scenario[row], state.current[row]):
         link = math.inf
     slowdown = slowdown_of(sim, state.scenario[row], state.current[row], 2, speed, link, link, link, 0)
-    return _in_time(sim, row, slowdown)
+    return _current_ends_in_time(sim, row, slowdown)
 
 
 @kernel
-def _is_reached(sim: Simulation, row: int, node: int, speed: float, rack: int) -> bool:
+def _may_join_ring(sim: Simulation, row: int, node: int, speed: float, rack: int) -> bool:
     """Return whether a node is of at least a speed, in a rack if that is not -1, and links to it are fast enough."""
     cluster = sim.cluster
     if sim.scenarios.speed[sim.state.scenario[row], node] < speed or (rack >= 0 and cluster.node_rack[node] != rack):
@@ -595,11 +606,11 @@ def _is_reached(sim: Simulation, row: int, node: int, speed: float, rack: int) -
     link = cluster.nic_bytes_per_s[node]
     if rack < 0:
         link = min(link, cluster.uplink_bytes_per_s[cluster.node_rack[node]])
-    return _link_holds(sim, row, speed, link)
+    return _ring_ends_in_time(sim, row, speed, link)
 
 
 @kernel
-def _links_hold(sim: Simulation, row: int, node: int, whole: int, speed: float, rack: int) -> bool:
+def _ring_nodes_hold_job(sim: Simulation, row: int, node: int, whole: int, speed: float, rack: int) -> bool:
     """Return whether nodes of at least a speed with fast enough links hold the job: the picked ones, this and others.
 
     All lie in one rack, or anywhere if `rack` is -1: then the links of racks count.
@@ -612,15 +623,15 @@ def _links_hold(sim: Simulation, row: int, node: int, whole: int, speed: float, 
     gives = min(state.free[row, node], need) if whole else 1
     if state.taken[row, node] + gives > 1:
         picked = min(picked, cluster.intra_bytes_per_s[node])
-    if not _link_holds(sim, row, speed, picked):
+    if not _ring_ends_in_time(sim, row, speed, picked):
         return False
     left, spare = need - gives, 0
     for other in range(state.free.shape[1]):
         free = state.free[row, other] - (gives if other == node else 0)
-        if free <= 0 or not _is_reached(sim, row, other, speed, rack):
+        if free <= 0 or not _may_join_ring(sim, row, other, speed, rack):
             continue
         taken = state.taken[row, other] + (gives if other == node else 0)
-        if (free == 1 and taken == 0) or _link_holds(sim, row, speed, cluster.intra_bytes_per_s[other]):
+        if (free == 1 and taken == 0) or _ring_ends_in_time(sim, row, speed, cluster.intra_bytes_per_s[other]):
             left -= free
         elif taken == 0 and whole:
             spare = 1  # a single GPU, if it is the last that is missing

@@ -20,19 +20,19 @@ def line_of(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def _at(sim: Simulation, rotation: int, line: int) -> int:
+def _rotation_index(sim: Simulation, rotation: int, line: int) -> int:
     """Return the place of a line in the arrays that hold both rotations."""
     return int(rotation * sim.state.line_head.shape[1] + line)
 
 
 @kernel
-def _goes_before(sim: Simulation, row: int, rotation: int, line: int, other: int) -> bool:
+def _line_goes_before(sim: Simulation, row: int, rotation: int, line: int, other: int) -> bool:
     """Return whether a line has its turn before another: by rank, then by how long it waits for it."""
     state, rank = sim.state, sim.scenarios.rank[sim.state.scenario[row]]
     own, others = rank[state.line_head[row, line]], rank[state.line_head[row, other]]
     if own != others:
         return bool(own < others)
-    a, b = _at(sim, rotation, line), _at(sim, rotation, other)
+    a, b = _rotation_index(sim, rotation, line), _rotation_index(sim, rotation, other)
     if state.line_since_s[row, a] != state.line_since_s[row, b]:
         return bool(state.line_since_s[row, a] < state.line_since_s[row, b])
     if state.line_number[row, a] != state.line_number[row, b]:
@@ -41,7 +41,7 @@ def _goes_before(sim: Simulation, row: int, rotation: int, line: int, other: int
 
 
 @kernel
-def _oldest(sim: Simulation, row: int, line: int) -> int:
+def _oldest_job_of_line(sim: Simulation, row: int, line: int) -> int:
     """Return the job of a line that came into the queue first, the lowest among equals.
 
     Jobs that came back count only where no others wait: they mostly start without a turn.
@@ -60,57 +60,60 @@ def _oldest(sim: Simulation, row: int, line: int) -> int:
 
 
 @kernel
-def _put_between(sim: Simulation, row: int, rotation: int, before: int, line: int, after: int) -> None:
+def _link_line_between(sim: Simulation, row: int, rotation: int, before: int, line: int, after: int) -> None:
     """Let a line stand between two others of a rotation, -1 for its ends."""
     state = sim.state
-    state.previous_line[row, _at(sim, rotation, line)] = before
-    state.next_line[row, _at(sim, rotation, line)] = after
+    state.previous_line[row, _rotation_index(sim, rotation, line)] = before
+    state.next_line[row, _rotation_index(sim, rotation, line)] = after
     if before < 0:
         state.first_line[row, rotation] = line
     else:
-        state.next_line[row, _at(sim, rotation, before)] = line
+        state.next_line[row, _rotation_index(sim, rotation, before)] = line
     if after < 0:
         state.last_line[row, rotation] = line
     else:
-        state.previous_line[row, _at(sim, rotation, after)] = line
+        state.previous_line[row, _rotation_index(sim, rotation, after)] = line
 
 
 @kernel
-def _take_out(sim: Simulation, row: int, rotation: int, line: int) -> int:
+def _unlink_line(sim: Simulation, row: int, rotation: int, line: int) -> int:
     """Take a line out of a rotation; return the one that stood behind it."""
     state = sim.state
-    before, after = state.previous_line[row, _at(sim, rotation, line)], state.next_line[row, _at(sim, rotation, line)]
+    before, after = (
+        state.previous_line[row, _rotation_index(sim, rotation, line)],
+        state.next_line[row, _rotation_index(sim, rotation, line)],
+    )
     if before < 0:
         state.first_line[row, rotation] = after
     else:
-        state.next_line[row, _at(sim, rotation, before)] = after
+        state.next_line[row, _rotation_index(sim, rotation, before)] = after
     if after < 0:
         state.last_line[row, rotation] = before
     else:
-        state.previous_line[row, _at(sim, rotation, after)] = before
+        state.previous_line[row, _rotation_index(sim, rotation, after)] = before
     return int(after)
 
 
 @kernel
-def _put(sim: Simulation, row: int, rotation: int, line: int, after: int) -> None:
+def _insert_line(sim: Simulation, row: int, rotation: int, line: int, after: int) -> None:
     """Put a line into a rotation: at the end if it belongs there, as it mostly does; else its place is searched.
 
     All lines before `after` must go before it. The search begins there, or at the end if that is -1.
     """
     state = sim.state
     last = state.last_line[row, rotation]
-    if last < 0 or not _goes_before(sim, row, rotation, line, last):
-        _put_between(sim, row, rotation, last, line, -1)
+    if last < 0 or not _line_goes_before(sim, row, rotation, line, last):
+        _link_line_between(sim, row, rotation, last, line, -1)
         return
     if after < 0:
         after = last
-        before = state.previous_line[row, _at(sim, rotation, after)]
-        while before >= 0 and _goes_before(sim, row, rotation, line, before):
-            after, before = before, state.previous_line[row, _at(sim, rotation, before)]
+        before = state.previous_line[row, _rotation_index(sim, rotation, after)]
+        while before >= 0 and _line_goes_before(sim, row, rotation, line, before):
+            after, before = before, state.previous_line[row, _rotation_index(sim, rotation, before)]
     else:
-        while not _goes_before(sim, row, rotation, line, after):
-            after = state.next_line[row, _at(sim, rotation, after)]
-    _put_between(sim, row, rotation, state.previous_line[row, _at(sim, rotation, after)], line, after)
+        while not _line_goes_before(sim, row, rotation, line, after):
+            after = state.next_line[row, _rotation_index(sim, rotation, after)]
+    _link_line_between(sim, row, rotation, state.previous_line[row, _rotation_index(sim, rotation, after)], line, after)
 
 
 @kernel
@@ -120,22 +123,22 @@ def reposition_line(sim: Simulation, row: int, line: int, was_in: int) -> None:
     `was_in` is 1 if it stands in the rotations already.
     """
     state = sim.state
-    oldest = _oldest(sim, row, line)
+    oldest = _oldest_job_of_line(sim, row, line)
     state.line_oldest[row, line] = oldest
     entered_s = state.entered_s[row, oldest]
     for rotation in range(2):
-        at = _at(sim, rotation, line)
+        at = _rotation_index(sim, rotation, line)
         since_s, number = entered_s, 0
         if state.turn_number[row, at] > 0 and state.turn_s[row, at] >= entered_s:
             since_s, number = state.turn_s[row, at], state.turn_number[row, at]
         before, after = -1, -1
         if was_in:
             before = state.previous_line[row, at]
-            after = _take_out(sim, row, rotation, line)
+            after = _unlink_line(sim, row, rotation, line)
         state.line_since_s[row, at], state.line_number[row, at] = since_s, number
-        if before >= 0 and _goes_before(sim, row, rotation, line, before):
+        if before >= 0 and _line_goes_before(sim, row, rotation, line, before):
             after = -1
-        _put(sim, row, rotation, line, after)
+        _insert_line(sim, row, rotation, line, after)
 
 
 @kernel
@@ -163,7 +166,7 @@ def leave_line(sim: Simulation, row: int, job: int) -> None:
     previous, following = state.previous_in_line[row, job], state.next_in_line[row, job]
     if previous < 0 and following < 0:
         for rotation in range(2):
-            _take_out(sim, row, rotation, line)
+            _unlink_line(sim, row, rotation, line)
         state.line_head[row, line], state.line_tail[row, line] = -1, -1
         return
     if previous < 0:
@@ -186,7 +189,7 @@ def take_turn(sim: Simulation, row: int, job: int) -> None:
     state.turns[row] += 1
     for rotation in range(2):
         if rotation == PASSING or state.leads[row] == 1:
-            at = _at(sim, rotation, line_of(sim, row, job))
+            at = _rotation_index(sim, rotation, line_of(sim, row, job))
             state.turn_s[row, at], state.turn_number[row, at] = state.now_s[row], state.turns[row]
 
 
@@ -211,7 +214,7 @@ def _empty_lines(sim: Simulation, row: int) -> None:
 
 
 @kernel
-def lay_lines(sim: Simulation, row: int) -> None:
+def rebuild_lines(sim: Simulation, row: int) -> None:
     """Build lines and rotations anew, by the queue, the jobs that came back, and the turns so far."""
     state = sim.state
     _empty_lines(sim, row)
@@ -224,11 +227,11 @@ def lay_lines(sim: Simulation, row: int) -> None:
 @kernel
 def next_line_of(sim: Simulation, row: int, rotation: int, line: int) -> int:
     """Return the line that has its turn after another one, -1 if there is none."""
-    return int(sim.state.next_line[row, _at(sim, rotation, line)])
+    return int(sim.state.next_line[row, _rotation_index(sim, rotation, line)])
 
 
 @kernel
-def _line_up_back(sim: Simulation, row: int, first: int, job: int, count: int, most: int) -> int:
+def _line_up_returned_jobs(sim: Simulation, row: int, first: int, job: int, count: int, most: int) -> int:
     """Write the jobs that came back of a line and those of its rank, behind `count`; return how many stand there then.
 
     `first` is the first line of the rank, and none of the jobs stands before `job` in the queue.
@@ -250,7 +253,7 @@ def _line_up_back(sim: Simulation, row: int, first: int, job: int, count: int, m
 
 
 @kernel
-def line_up(sim: Simulation, row: int, most: int) -> int:
+def line_up_jobs(sim: Simulation, row: int, most: int) -> int:
     """Write the first waiting jobs into `lined_up` as users take turns, one job of each in a round; return how many.
 
     Jobs that came back stand first at their rank, as the queue has them. It is how jobs would start if each led in its
@@ -270,7 +273,7 @@ def line_up(sim: Simulation, row: int, most: int) -> int:
     first = state.first_line[row, LEADING]
     while first >= 0 and count < most:  # lines of one rank, then those of the next
         own = rank[state.line_head[row, first]]
-        count = _line_up_back(sim, row, first, rest, count, most)
+        count = _line_up_returned_jobs(sim, row, first, rest, count, most)
         line, written = first, 0
         while line >= 0 and rank[state.line_head[row, line]] == own:
             job = scratch.line_at[row, line]

@@ -4,7 +4,7 @@
 (cluster/placing.py) and calls `start`, or `wait`; and `advance` goes on.
 
 The live scheduler has real events in place of imagined ones (scheduler/mirror/cluster_mirror.py): it calls
-`move_clock`, then `finish`, `stop`, `take_out`, `bring_back` and `submit`, and `find_due_job`.
+`move_clock`, then `finish`, `stop`, `take_gpus_out`, `bring_gpus_back` and `submit_next_job`, and `find_due_job`.
 """
 
 import math
@@ -17,20 +17,27 @@ from ..kernels.compiled import kernel
 from ..kernels.structures import heapify, push
 from ..placing import (
     DRAWS_PER_PLACEMENT,
-    begin_picks,
-    check_picks,
+    make_job_due,
     picked_slowdown,
-    random_node,
+    random_free_node,
+    refuse_unsuited_picks,
     take_node,
     undo_picks,
 )
-from ..queue.expected import note_start, start_overhead_s
-from ..queue.index import forget_index, note_passed
+from ..queue.expected import note_run_start, start_overhead_s
+from ..queue.index import forget_index, hide_passed_over
 from ..queue.order import keeps_reservation, next_ageing_s, next_job
 from ..queue.turns import forget_turns, take_turn
 from ..state.beliefs import reset_beliefs
-from ..state.holding import begin_run, fill_pool, reset_usable, show_class
-from ..state.state import Simulation, gives_backups, has_classes, has_turns, holds_on, may_slow
+from ..state.holding import begin_run, fill_pool, reset_usable, show_only_class
+from ..state.state import (
+    Simulation,
+    gives_backups,
+    has_need_classes,
+    has_turns,
+    may_keep_gpus_after_fault,
+    nodes_may_slow,
+)
 from .event_log import (
     FAILING_AT_ONCE,
     FEWER_FAULTS,
@@ -45,10 +52,10 @@ from .event_log import (
     log_placement,
     poll_signals,
 )
-from .faults import change_source, end_due_runs, next_fault_s
+from .faults import end_due_runs, next_fault_s, toggle_source
 from .jobs import dequeue, enqueue_last, finish, note_slow_nodes, present_slowdown
 from .seats import win_seats_back
-from .slow_nodes import change_paces, next_change_s, next_pace_s, next_relief_s, update_backups
+from .slow_nodes import next_relief_s, next_toggle_s, node_toggle_s, toggle_due_nodes, update_backups
 
 
 @kernel
@@ -89,12 +96,12 @@ def advance(sim: Simulation, row: int) -> bool:
 def find_due_job(sim: Simulation, row: int) -> bool:
     """Make the job that may start at this moment the current one; False if none may."""
     state = sim.state
-    if has_classes(sim):
-        show_class(sim, row, 0)
+    if has_need_classes(sim):
+        show_only_class(sim, row, 0)
     if state.queued[row] > 0 and state.usable[row] > 0:
         job = next_job(sim, row)
         if job >= 0:
-            begin_picks(sim, row, job)
+            make_job_due(sim, row, job)
             return True
     state.current[row] = -1
     return False
@@ -111,8 +118,8 @@ def next_event_s(sim: Simulation, row: int) -> float:
         time_s = min(time_s, state.source_s[row, state.source_heap[row, 0]])
     if state.submitted[row] < sim.scenarios.jobs[state.scenario[row]]:
         time_s = min(time_s, sim.scenarios.submit_s[state.scenario[row], state.submitted[row]])
-    if may_slow(sim):
-        time_s = min(time_s, next_change_s(sim, row))
+    if nodes_may_slow(sim):
+        time_s = min(time_s, next_toggle_s(sim, row))
     if gives_backups(sim):
         time_s = min(time_s, next_relief_s(sim, row))
     return time_s
@@ -125,15 +132,15 @@ def handle_events(sim: Simulation, row: int, time_s: float) -> None:
     1. Move the clock (`move_clock`).
     2. End the runs that are over (`finish`). Where jobs hold their GPUs beyond a fault, also act on the faults that are
        detected now (`end_due_runs`). If that was the last job, nothing else matters.
-    3. Let fault sources fail or recover (`change_due_sources`).
-    4. Let nodes become slow or well (`change_paces`).
+    3. Let fault sources fail or recover (`toggle_due_sources`).
+    4. Let nodes become slow or well (`toggle_due_nodes`).
     5. Act on faults of this very moment, if they are detected at once; let shrunk jobs win seats back.
     6. Give jobs on slow nodes backups, and take backups back (`update_backups`).
     7. Submit the jobs whose time has come (`submit_due`).
     """
     state = sim.state
     move_clock(sim, row, time_s)
-    holding = holds_on(sim)
+    holding = may_keep_gpus_after_fault(sim)
     if holding:
         end_due_runs(sim, row)
     else:
@@ -141,9 +148,9 @@ def handle_events(sim: Simulation, row: int, time_s: float) -> None:
             finish(sim, row, state.run_heap[row, 0])
     if state.finished[row] == sim.scenarios.jobs[state.scenario[row]]:
         return
-    change_due_sources(sim, row)
-    if may_slow(sim):
-        change_paces(sim, row)
+    toggle_due_sources(sim, row)
+    if nodes_may_slow(sim):
+        toggle_due_nodes(sim, row)
     if holding:
         end_due_runs(sim, row)
         win_seats_back(sim, row)
@@ -166,11 +173,11 @@ def move_clock(sim: Simulation, row: int, time_s: float) -> None:
 
 
 @kernel
-def change_due_sources(sim: Simulation, row: int) -> None:
+def toggle_due_sources(sim: Simulation, row: int) -> None:
     """Let the fault sources whose time has come fail, or recover."""
     state, changes = sim.state, 0
     while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= state.now_s[row]:
-        change_source(sim, row, state.source_heap[row, 0])
+        toggle_source(sim, row, state.source_heap[row, 0])
         poll_signals(sim, row, 1)
         changes += 1
         if changes > MAX_CHANGES + 4 * state.source_count[row]:
@@ -183,11 +190,11 @@ def submit_due(sim: Simulation, row: int) -> None:
     state, scenario = sim.state, sim.state.scenario[row]
     submit_s = sim.scenarios.submit_s[scenario]
     while state.submitted[row] < sim.scenarios.jobs[scenario] and submit_s[state.submitted[row]] <= state.now_s[row]:
-        submit(sim, row)
+        submit_next_job(sim, row)
 
 
 @kernel
-def submit(sim: Simulation, row: int) -> None:
+def submit_next_job(sim: Simulation, row: int) -> None:
     """Put the next job of the scenario at the end of the queue."""
     state = sim.state
     job = state.submitted[row]
@@ -214,8 +221,8 @@ def start(sim: Simulation, row: int) -> bool:
     """
     state = sim.state
     job = state.current[row]
-    if has_classes(sim):
-        check_picks(sim, row)
+    if has_need_classes(sim):
+        refuse_unsuited_picks(sim, row)
     slowdown = picked_slowdown(sim, row)
     state.decisions[row] += 1
     if not keeps_reservation(sim, row, slowdown):
@@ -232,9 +239,9 @@ def start(sim: Simulation, row: int) -> bool:
         gpus += 1
         gpu = state.gpu_next[row, gpu]
     overhead_s = start_overhead_s(sim, row, job)
-    if holds_on(sim):
+    if may_keep_gpus_after_fault(sim):
         begin_run(sim, row, job)
-    if may_slow(sim):
+    if nodes_may_slow(sim):
         note_slow_nodes(sim, row, job)
         if state.slowed_s[row, job] >= 0.0:
             slowdown = present_slowdown(sim, row, job)
@@ -247,7 +254,7 @@ def start(sim: Simulation, row: int) -> bool:
         state.first_start_s[row, job] = now_s
     state.busy[row] += gpus
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
-    note_start(sim, row, job)
+    note_run_start(sim, row, job)
     state.job_events[row] += 1
     state.quiet[row] = 0
     log_placement(sim, row, START, job)
@@ -268,7 +275,7 @@ def pass_over(sim: Simulation, row: int) -> None:
     state = sim.state
     undo_picks(sim, row)
     state.passed[row, state.current[row]] = state.moment[row]
-    note_passed(sim, row, state.current[row])
+    hide_passed_over(sim, row, state.current[row])
 
 
 @kernel
@@ -335,7 +342,7 @@ def _reset_gpus(sim: Simulation, row: int) -> None:
     for node in range(cluster.speed.size):
         state.taken[row, node] = 0
     reset_usable(sim, row)
-    if holds_on(sim):
+    if may_keep_gpus_after_fault(sim):
         _reset_holding(sim, row)
 
 
@@ -352,7 +359,7 @@ def _reset_holding(sim: Simulation, row: int) -> None:
     for node in range(state.node_slow.shape[1]):
         state.node_slow[row, node] = 0
         state.pace_k[row, node] = 0
-        state.pace_s[row, node] = next_pace_s(sim, row, node)
+        state.pace_s[row, node] = node_toggle_s(sim, row, node)
     if sim.rules.switching and sim.rules.spares > 0.0:
         fill_pool(sim, row)
 
@@ -414,7 +421,7 @@ def least_random_makespans_s(
             while advance(sim, 0):
                 draw = run * DRAWS_PER_PLACEMENT
                 while sim.state.need[0] > 0:
-                    take_node(sim, 0, random_node(sim, 0, draw))
+                    take_node(sim, 0, random_free_node(sim, 0, draw))
                     draw += 1
                 start(sim, 0)
             least_s[i] = min(least_s[i], sim.state.now_s[0])

@@ -34,7 +34,7 @@ def begin_event(sim: Simulation, row: int, kind: int, job: int) -> bool:
 
 
 @kernel
-def name_gpu(sim: Simulation, gpu: int) -> None:
+def add_gpu_to_event(sim: Simulation, gpu: int) -> None:
     """Add a GPU to the event opened last."""
     log = sim.log
     at = log.size[0]
@@ -51,7 +51,7 @@ def log_placement(sim: Simulation, row: int, kind: int, job: int) -> None:
     if begin_event(sim, row, kind, job):
         gpu = sim.state.first_gpu[row, job]
         while gpu >= 0:
-            name_gpu(sim, gpu)
+            add_gpu_to_event(sim, gpu)
             gpu = sim.state.gpu_next[row, gpu]
 
 

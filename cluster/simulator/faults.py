@@ -6,24 +6,24 @@ When a source fails and when it is back is a function of counters (docs/simulato
 import math
 
 from ..kernels.compiled import kernel
-from ..kernels.structures import push, remove, sink, uniform
-from ..state.beliefs import note_faults
+from ..kernels.structures import push, remove, sift_down, uniform
+from ..state.beliefs import observe_faults
 from ..state.holding import (
+    add_in_service_gpus,
+    add_usable_gpus,
     claim_gpu,
-    count_free,
-    count_up,
     give_up_gpu,
     held_gpus,
+    held_while_idle,
     is_struck,
-    pool_holds,
-    swap_roles,
+    swap_spare_role,
     take_back_gpu,
 )
-from ..state.state import Simulation, holds_on
-from .event_log import FAULT, REPAIR, begin_event, name_gpu
-from .jobs import continue_after_switch, count_progress, finish, kept_s, stop, stop_after_fault
-from .seats import NO_GPU, average_s, find_replacement, note_records
-from .slow_nodes import keep_backups_of_failed, relieved_by
+from ..state.state import Simulation, may_keep_gpus_after_fault
+from .event_log import FAULT, REPAIR, add_gpu_to_event, begin_event
+from .jobs import checkpointed_run_s, continue_after_switch, count_progress, finish, stop, stop_after_fault
+from .seats import NO_GPU, find_replacement, held_ring_iteration_s, record_compute_times
+from .slow_nodes import gpu_relieved_by, keep_backups_of_failed
 
 
 @kernel
@@ -65,7 +65,7 @@ def next_fault_s(sim: Simulation, row: int, source: int, since_s: float) -> floa
 
 
 @kernel
-def repaired_s(sim: Simulation, row: int, source: int) -> float:
+def repair_end_s(sim: Simulation, row: int, source: int) -> float:
     """Return when a source that fails at the present moment is back."""
     scenario = sim.state.scenario[row]
     k = sim.state.source_k[row, source]
@@ -79,7 +79,7 @@ def repaired_s(sim: Simulation, row: int, source: int) -> float:
 
 
 @kernel
-def strike(sim: Simulation, row: int, first: int, after: int) -> None:
+def strike_ring_members(sim: Simulation, row: int, first: int, after: int) -> None:
     """Let the members of rings on GPUs that have just failed die; their jobs stand still until that is detected.
 
     A job that stands still already does so no longer for that.
@@ -119,7 +119,7 @@ def act_on_faults(sim: Simulation, row: int, job: int) -> None:
         stop_after_fault(sim, row, job)
         return
     keep_backups_of_failed(sim, row, job)
-    before_s, types = average_s(sim, row, job), note_records(sim, row, job)
+    before_s, types = held_ring_iteration_s(sim, row, job), record_compute_times(sim, row, job)
     count_progress(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.gpu_job[row, gpu] == job and sim.state.died[row, gpu] == 1:
@@ -148,14 +148,14 @@ def _fill_seat(sim: Simulation, row: int, job: int, gpu: int, before_s: float, t
     state.died[row, gpu] = 0
     if state.gpu_down[row, gpu] == 0:
         return
-    slow = relieved_by(sim, row, job, gpu)
+    slow = gpu_relieved_by(sim, row, job, gpu)
     if slow >= 0:
         take_back_gpu(sim, row, job, slow)
         return
     found = find_replacement(sim, row, job, gpu, before_s, types)
     if found != NO_GPU:
         claim_gpu(sim, row, job, found)
-        swap_roles(sim, row, found, gpu)
+        swap_spare_role(sim, row, found, gpu)
     else:
         if state.short[row, job] == 0:
             state.shrunk[row] += 1
@@ -178,32 +178,32 @@ def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
 
 
 @kernel
-def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
+def take_gpus_out(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service once more; jobs on them go on."""
-    state, holding = sim.state, holds_on(sim)
+    state, holding = sim.state, may_keep_gpus_after_fault(sim)
     opened = False
     for gpu in range(first, after):
         if state.gpu_down[row, gpu] == 0:
-            count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
+            add_in_service_gpus(sim, row, sim.cluster.gpu_node[gpu], -1)
             if state.gpu_job[row, gpu] < 0:
-                count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
+                add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], -1)
         state.gpu_down[row, gpu] += 1
-        if state.gpu_down[row, gpu] == 1 + (pool_holds(sim, row, gpu) if holding else 0):
+        if state.gpu_down[row, gpu] == 1 + (held_while_idle(sim, row, gpu) if holding else 0):
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, FAULT, -1)
             if kept:
-                name_gpu(sim, gpu)
+                add_gpu_to_event(sim, gpu)
 
 
 @kernel
 def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service and stop the jobs on them, lowest index first, unless they hold on to their GPUs."""
     state = sim.state
-    take_out(sim, row, first, after)
-    note_faults(sim, row, first, after)
-    if holds_on(sim):
-        strike(sim, row, first, after)
+    take_gpus_out(sim, row, first, after)
+    observe_faults(sim, row, first, after)
+    if may_keep_gpus_after_fault(sim):
+        strike_ring_members(sim, row, first, after)
         return
     while True:
         lowest = -1
@@ -213,30 +213,30 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
                 lowest = job
         if lowest < 0:
             break
-        stop(sim, row, lowest, kept_s(sim, row, lowest))
+        stop(sim, row, lowest, checkpointed_run_s(sim, row, lowest))
 
 
 @kernel
-def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
-    """Undo one `take_out` of GPUs."""
-    state, holding = sim.state, holds_on(sim)
+def bring_gpus_back(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Undo one `take_gpus_out` of GPUs."""
+    state, holding = sim.state, may_keep_gpus_after_fault(sim)
     opened = False
     for gpu in range(first, after):
         if state.gpu_down[row, gpu] == 1:
-            count_up(sim, row, sim.cluster.gpu_node[gpu], 1)
+            add_in_service_gpus(sim, row, sim.cluster.gpu_node[gpu], 1)
             if state.gpu_job[row, gpu] < 0:
-                count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
+                add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], 1)
         state.gpu_down[row, gpu] -= 1
-        if state.gpu_down[row, gpu] == (pool_holds(sim, row, gpu) if holding else 0):
+        if state.gpu_down[row, gpu] == (held_while_idle(sim, row, gpu) if holding else 0):
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, REPAIR, -1)
             if kept:
-                name_gpu(sim, gpu)
+                add_gpu_to_event(sim, gpu)
 
 
 @kernel
-def change_source(sim: Simulation, row: int, source: int) -> None:
+def toggle_source(sim: Simulation, row: int, source: int) -> None:
     """Let a fault source fail, or come back, and set when it changes next."""
     state = sim.state
     first, after = _source_gpus(sim, source)
@@ -244,10 +244,10 @@ def change_source(sim: Simulation, row: int, source: int) -> None:
     state.source_since_s[row, source] = state.now_s[row]
     if fails:
         _lose_gpus(sim, row, first, after)
-        state.source_s[row, source] = repaired_s(sim, row, source)
+        state.source_s[row, source] = repair_end_s(sim, row, source)
         state.source_failed[row, source] = 1
     if not fails or state.source_s[row, source] <= state.now_s[row]:
-        bring_back(sim, row, first, after)
+        bring_gpus_back(sim, row, first, after)
         state.source_k[row, source] += 1
         state.source_failed[row, source] = 0
         state.source_s[row, source] = next_fault_s(sim, row, source, state.now_s[row])
@@ -255,4 +255,4 @@ def change_source(sim: Simulation, row: int, source: int) -> None:
     if state.source_s[row, source] == math.inf:
         remove(state.source_s, heap, place, count, row, source)
     else:
-        sink(state.source_s, heap, place, count, row, 0)
+        sift_down(state.source_s, heap, place, count, row, 0)

@@ -10,11 +10,11 @@ from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.structures import push, remove
 from ..placing import NO_RACK, SEVERAL_RACKS, common_divisor, shrunk_slowdown, slowdown_of
-from ..queue.expected import estimated_work_s, note_leave, note_start, revise_end_s
-from ..queue.index import note_first, note_gone, note_last
+from ..queue.expected import estimated_work_s, note_run_end, note_run_start, revise_end_s
+from ..queue.index import index_enqueued_first, index_enqueued_last, unindex_dequeued
 from ..queue.turns import enter_line, leave_line, line_of
-from ..state.holding import begin_run, count_free, give_up_gpu, held_gpus, is_slow, present_speed, release_gpu
-from ..state.state import Simulation, has_turns, holds_on, may_slow
+from ..state.holding import add_usable_gpus, begin_run, give_up_gpu, held_gpus, is_slow, present_speed, release_gpu
+from ..state.state import Simulation, has_turns, may_keep_gpus_after_fault, nodes_may_slow
 from .event_log import FEWER_FAULTS, FINISH, MAX_STOPS, STOP, STOPPED_FOR_EVER, SWITCH, log_placement
 
 
@@ -24,7 +24,7 @@ def _queued_gpu_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def _count_in(sim: Simulation, row: int, job: int) -> None:
+def _begin_stay(sim: Simulation, row: int, job: int) -> None:
     """Begin a stay in the queue; the stays before it count as if they had led up to it."""
     state = sim.state
     state.entered_s[row, job] = state.now_s[row]
@@ -34,7 +34,7 @@ def _count_in(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def link(sim: Simulation, row: int, before: int, after: int) -> None:
+def link_in_queue(sim: Simulation, row: int, before: int, after: int) -> None:
     """Let one waiting job follow another; -1 for the ends of the queue."""
     state = sim.state
     if before < 0:
@@ -50,32 +50,32 @@ def link(sim: Simulation, row: int, before: int, after: int) -> None:
 @kernel
 def enqueue_last(sim: Simulation, row: int, job: int) -> None:
     """Put a job at the end of the queue."""
-    link(sim, row, sim.state.tail[row], job)
-    link(sim, row, job, -1)
-    _count_in(sim, row, job)
+    link_in_queue(sim, row, sim.state.tail[row], job)
+    link_in_queue(sim, row, job, -1)
+    _begin_stay(sim, row, job)
     if has_turns(sim):
         sim.state.came_back[row, job] = 0
         enter_line(sim, row, job, -1)
-    note_last(sim, row, job)
+    index_enqueued_last(sim, row, job)
 
 
 @kernel
 def enqueue_first(sim: Simulation, row: int, job: int) -> None:
     """Put a job at the head of the queue."""
-    link(sim, row, job, sim.state.head[row])
-    link(sim, row, -1, job)
-    _count_in(sim, row, job)
+    link_in_queue(sim, row, job, sim.state.head[row])
+    link_in_queue(sim, row, -1, job)
+    _begin_stay(sim, row, job)
     if has_turns(sim):
         sim.state.came_back[row, job] = 1
         enter_line(sim, row, job, sim.state.line_head[row, line_of(sim, row, job)])
-    note_first(sim, row, job)
+    index_enqueued_first(sim, row, job)
 
 
 @kernel
 def dequeue(sim: Simulation, row: int, job: int) -> None:
     """Take a job out of the queue, at the end of a stay there."""
     state = sim.state
-    link(sim, row, state.previous_job[row, job], state.next_job[row, job])
+    link_in_queue(sim, row, state.previous_job[row, job], state.next_job[row, job])
     # A sum of stays: now - queued_s would differ by rounding between jobs that waited equally long.
     state.wait_s[row, job] += state.now_s[row] - state.entered_s[row, job]
     state.queued[row] -= 1
@@ -84,31 +84,31 @@ def dequeue(sim: Simulation, row: int, job: int) -> None:
     state.queued_gpu_s[row] = left_s if state.queued[row] > 0 else 0.0
     if has_turns(sim):
         leave_line(sim, row, job)
-    note_gone(sim, row, job)
+    unindex_dequeued(sim, row, job)
 
 
 @kernel
-def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
+def _take_job_off_gpus(sim: Simulation, row: int, job: int) -> None:
     """Take a job off the running jobs, and its GPUs from it, of which those out of service stay unusable."""
     state, gpus = sim.state, 0
-    if holds_on(sim):
-        _give_up_all(sim, row, job)
+    if may_keep_gpus_after_fault(sim):
+        _give_up_all_gpus(sim, row, job)
     gpu = state.first_gpu[row, job]
     while gpu >= 0:
         state.gpu_job[row, gpu] = -1
         if state.gpu_down[row, gpu] == 0:
-            count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
+            add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], 1)
         gpus += 1
         gpu = state.gpu_next[row, gpu]
     state.first_gpu[row, job] = -1
     state.busy[row] -= gpus
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
-    note_leave(sim, row, job)
+    note_run_end(sim, row, job)
     state.job_events[row] += 1
 
 
 @kernel
-def _give_up_all(sim: Simulation, row: int, job: int) -> None:
+def _give_up_all_gpus(sim: Simulation, row: int, job: int) -> None:
     """Take from a job the GPUs that it holds or keeps, where jobs hold on to their GPUs."""
     state = sim.state
     if state.short[row, job] > 0:
@@ -128,14 +128,14 @@ def finish(sim: Simulation, row: int, job: int) -> None:
     state = sim.state
     log_placement(sim, row, FINISH, job)
     state.overhead_gpu_s[row] += state.overhead_s[row, job] * held_gpus(sim, row, job)
-    _leave_gpus(sim, row, job)
+    _take_job_off_gpus(sim, row, job)
     state.finish_s[row, job] = state.now_s[row]
     state.finished[row] += 1
     state.quiet[row] = 0
 
 
 @kernel
-def kept_s(sim: Simulation, row: int, job: int) -> float:
+def checkpointed_run_s(sim: Simulation, row: int, job: int) -> float:
     """Return how much of the time that a running job has run its last checkpoint holds."""
     return max(0.0, last_checkpoint_s(sim, useful_run_s(sim, row, job, sim.state.now_s[row]), 0.0))
 
@@ -152,14 +152,14 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     state = sim.state
     log_placement(sim, row, STOP, job)
     revise_end_s(sim, row, job)  # the estimate doubles here too, if it was outlived
-    _leave_gpus(sim, row, job)
+    _take_job_off_gpus(sim, row, job)
     state.saved_s[row, job] += kept_s / state.slowdown[row, job]
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
-    requeue(sim, row, job)
+    requeue_stopped(sim, row, job)
 
 
 @kernel
-def requeue(sim: Simulation, row: int, job: int) -> None:
+def requeue_stopped(sim: Simulation, row: int, job: int) -> None:
     """Put a job that was stopped at the head of the queue.
 
     Raises:
@@ -189,8 +189,8 @@ def stop_after_fault(sim: Simulation, row: int, job: int) -> None:
     else:
         lost_gpu_s += state.fresh_gpu_s[row, job]
     state.lost_s[row, job] += lost_gpu_s / sim.scenarios.gpus[state.scenario[row], job]
-    _leave_gpus(sim, row, job)
-    requeue(sim, row, job)
+    _take_job_off_gpus(sim, row, job)
+    requeue_stopped(sim, row, job)
 
 
 @kernel
@@ -249,7 +249,7 @@ def continue_run(sim: Simulation, row: int, job: int, pause_s: float) -> None:
     """Continue a job, whose progress is counted, as fast as its GPUs are now, after a pause."""
     state = sim.state
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
-    note_leave(sim, row, job)
+    note_run_end(sim, row, job)
     done_s = state.saved_s[row, job] + state.fresh_s[row, job]
     work_s = max(0.0, sim.scenarios.work_s[state.scenario[row], job] - done_s)
     state.struck_s[row, job] = -1.0
@@ -258,8 +258,8 @@ def continue_run(sim: Simulation, row: int, job: int, pause_s: float) -> None:
     state.start_s[row, job] = state.now_s[row]
     state.end_s[row, job] = state.now_s[row] + (pause_s + work_s * state.slowdown[row, job])
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
-    note_start(sim, row, job)
-    if may_slow(sim):
+    note_run_start(sim, row, job)
+    if nodes_may_slow(sim):
         note_slow_nodes(sim, row, job)
 
 

@@ -9,14 +9,23 @@ from typing import NamedTuple
 from ..kernels.compiled import kernel
 from ..kernels.structures import kth_smallest
 from ..placing import safest_gpu
-from ..state.holding import claim_gpu, class_of, give_up_gpu, held_gpus, is_idle_spare, is_slow, is_struck, usable_on
+from ..state.holding import (
+    claim_gpu,
+    give_up_gpu,
+    held_gpus,
+    is_idle_spare,
+    is_slow,
+    is_struck,
+    need_class_of,
+    usable_on_node,
+)
 from ..state.state import Simulation
 from ..switching import (
     SOURCE,
     TYPICAL_EFFICIENCY,
     Candidates,
     Vacancy,
-    choose,
+    choose_replacement,
     is_faster_with,
     link_bytes_per_s,
     ring_iteration_s,
@@ -36,28 +45,28 @@ class Gap(NamedTuple):
 
 
 @kernel
-def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s: float, types: int) -> int:
+def find_replacement(sim: Simulation, row: int, job: int, seat: int, before_s: float, types: int) -> int:
     """Return the idle GPU that takes a seat of a running job, NO_GPU if there is none.
 
     Args:
         sim: The simulation.
         row: Its row.
         job: The job.
-        place: The GPU that failed on the seat or is slow, which the job still holds; or the number of GPUs for one
+        seat: The GPU that failed on the seat or is slow, which the job still holds; or the number of GPUs for one
             seat more.
-        average_s: The iteration time of its ring before the fault, or before it has a seat more.
-        types: What `note_records` returned then.
+        before_s: The iteration time of its ring before the fault, or before it has a seat more.
+        types: What `record_compute_times` returned then.
     """
-    grows = place == sim.cluster.gpu_node.size
+    grows = seat == sim.cluster.gpu_node.size
     seats = held_gpus(sim, row, job) + (1 if grows else 0)
-    count, gap = _list_idle(sim, row, job), _gap(sim, row, job, place)
+    count, gap = _list_idle_gpus(sim, row, job), _gap_around_seat(sim, row, job, seat)
     if grows and sim.rules.ring:  # the simple model needs no estimate: `present_slowdown` decides
-        count = _keep_faster(sim, row, job, gap, count, types)
+        count = _keep_faster_gpus(sim, row, job, gap, count, types)
     if count == 0:
         return NO_GPU
-    share = _share(sim, row, job, seats)
-    _write_candidates(sim, row, share, gap, count, types)
-    vacancy = Vacancy(seats, _volume_bytes(sim, row, job), average_s, gap.compute_s * share, gap.bytes_per_s)
+    share = _batch_share(sim, row, job, seats)
+    _write_seat_candidates(sim, row, share, gap, count, types)
+    vacancy = Vacancy(seats, _sent_bytes(sim, row, job), before_s, gap.compute_s * share, gap.bytes_per_s)
     scratch = sim.scratch
     candidates = Candidates(
         scratch.seat_compute_s[row, :count],
@@ -67,20 +76,20 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
         scratch.seat_to[row, :count],
         scratch.seat_hazard[row, :count],
     )
-    chosen = choose(vacancy, candidates, sim.rules.replacement)
+    chosen = choose_replacement(vacancy, candidates, sim.rules.replacement)
     return int(scratch.seat_gpu[row, chosen]) if chosen >= 0 else NO_GPU
 
 
 @kernel
-def _list_idle(sim: Simulation, row: int, job: int) -> int:
+def _list_idle_gpus(sim: Simulation, row: int, job: int) -> int:
     """List the idle GPUs on which a job could go on, the safest of each node; those of the pool last.
 
     The other GPUs of a node are no better. So equal candidates are taken from outside the pool first. A GPU is
     tried before it gets a seat, and found out if it is slow.
     """
-    suits, listed, count = sim.cluster.suits[class_of(sim, row, job)], sim.scratch.seat_gpu, 0
+    suits, listed, count = sim.cluster.suits[need_class_of(sim, row, job)], sim.scratch.seat_gpu, 0
     for node in range(suits.size):
-        if suits[node] == 1 and usable_on(sim, row, node) > 0 and not is_slow(sim, row, node):
+        if suits[node] == 1 and usable_on_node(sim, row, node) > 0 and not is_slow(sim, row, node):
             listed[row, count] = safest_gpu(sim, row, node)
             count += 1
     if sim.rules.spares > 0.0:
@@ -103,7 +112,7 @@ def _safest_spare(sim: Simulation, row: int, node: int) -> int:
 
 
 @kernel
-def _share(sim: Simulation, row: int, job: int, seats: int) -> float:
+def _batch_share(sim: Simulation, row: int, job: int, seats: int) -> float:
     """Return the share of a batch that one of `seats` GPUs computes, relative to that where no seat is empty."""
     return float(sim.scenarios.gpus[sim.state.scenario[row], job] / seats)
 
@@ -116,7 +125,7 @@ def compute_s(sim: Simulation, row: int, job: int, gpu: int) -> float:
 
 
 @kernel
-def _volume_bytes(sim: Simulation, row: int, job: int) -> float:
+def _sent_bytes(sim: Simulation, row: int, job: int) -> float:
     """Return what a job sends in an iteration; the simple model of run times knows no sending."""
     return float(sim.scenarios.parameter_bytes[sim.state.scenario[row], job]) if sim.rules.ring else 0.0
 
@@ -127,32 +136,32 @@ def _link_bytes_per_s(sim: Simulation, gpu: int, other: int) -> float:
 
 
 @kernel
-def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
+def _gap_around_seat(sim: Simulation, row: int, job: int, seat: int) -> Gap:
     """Return the members beside a seat; a ring runs through its GPUs in their order."""
     state = sim.state
     first, last, before, after, longest_s, link = -1, -1, -1, -1, 0.0, math.inf
     for gpu in range(sim.cluster.gpu_node.size):
-        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0 or gpu == place:
+        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0 or gpu == seat:
             continue
         longest_s = max(longest_s, compute_s(sim, row, job, gpu))
-        if last >= 0 and not last < place < gpu:
+        if last >= 0 and not last < seat < gpu:
             link = min(link, _link_bytes_per_s(sim, last, gpu))
         if first < 0:
             first = gpu
-        if gpu < place:
+        if gpu < seat:
             before = gpu
         elif after < 0:
             after = gpu
         last = gpu
     if last < 0:  # a slow GPU is the only member; its backup gets the state from it
-        return Gap(place, place, 0.0, math.inf)
+        return Gap(seat, seat, 0.0, math.inf)
     if before >= 0 and after >= 0:  # else the seat lies between the last and the first
         link = min(link, _link_bytes_per_s(sim, last, first))
     return Gap(before if before >= 0 else last, after if after >= 0 else first, longest_s, link)
 
 
 @kernel
-def average_s(sim: Simulation, row: int, job: int) -> float:
+def held_ring_iteration_s(sim: Simulation, row: int, job: int) -> float:
     """Return how long an iteration takes of the ring of all GPUs that a job holds, those too that have just failed.
 
     Source: SPEC F3.
@@ -168,39 +177,41 @@ def average_s(sim: Simulation, row: int, job: int) -> float:
             first = gpu
         last = gpu
     seats = held_gpus(sim, row, job)
-    longest_s *= _share(sim, row, job, seats)
+    longest_s *= _batch_share(sim, row, job, seats)
     closing = _link_bytes_per_s(sim, last, first)
     return ring_iteration_s(
-        Vacancy(seats, _volume_bytes(sim, row, job), math.inf, longest_s, link), 0.0, closing, closing
+        Vacancy(seats, _sent_bytes(sim, row, job), math.inf, longest_s, link), 0.0, closing, closing
     )
 
 
 @kernel
-def _keep_faster(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
+def _keep_faster_gpus(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
     """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
 
     That is computed by what the scheduler knows.
     """
     listed, kept, alone = sim.scratch.seat_gpu, 0, held_gpus(sim, row, job)
-    volume, demand = _volume_bytes(sim, row, job), _median_flops(sim, row, types)
-    share, less = _share(sim, row, job, alone + 1), _share(sim, row, job, alone)
+    volume, demand = _sent_bytes(sim, row, job), _median_recorded_flops(sim, row, types)
+    share, less = _batch_share(sim, row, job, alone + 1), _batch_share(sim, row, job, alone)
     joined = Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s)
     without = Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s)
     closing = _link_bytes_per_s(sim, gap.before, gap.after)
     for i in range(count):
         gpu = listed[row, i]
         node = sim.cluster.gpu_node[gpu]
-        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        at = _record_index(sim, row, types, sim.cluster.node_type[node])
         known_s = sim.scratch.record_s[row, at] if at < types else demand / sim.cluster.peak_flops[node]
         before, after = _link_bytes_per_s(sim, gap.before, gpu), _link_bytes_per_s(sim, gpu, gap.after)
-        if is_faster_with(joined, without, known_s * share, _has_alike(sim, row, job, node), before, after, closing):
+        if is_faster_with(
+            joined, without, known_s * share, _runs_on_type_of(sim, row, job, node), before, after, closing
+        ):
             listed[row, kept] = gpu
             kept += 1
     return kept
 
 
 @kernel
-def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
+def _runs_on_type_of(sim: Simulation, row: int, job: int, node: int) -> bool:
     """Return whether a job runs on a GPU of the type of a node."""
     kind, gpu = sim.cluster.node_type[node], sim.state.first_gpu[row, job]
     while gpu >= 0:
@@ -211,14 +222,14 @@ def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
 
 
 @kernel
-def _write_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
-    """Write down what `choose` asks of the listed candidates; compute times are those `compute_times_s` would give."""
-    usual, most = _demands_flops(sim, row, types)
+def _write_seat_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
+    """Write what `choose_replacement` asks of the candidates listed; compute times are those of `compute_times_s`."""
+    usual, most = _unrecorded_flops(sim, row, types)
     scratch = sim.scratch
     for i in range(count):
         gpu = scratch.seat_gpu[row, i]
         node = sim.cluster.gpu_node[gpu]
-        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        at = _record_index(sim, row, types, sim.cluster.node_type[node])
         peak = sim.cluster.peak_flops[node]
         scratch.seat_compute_s[row, i] = (scratch.record_s[row, at] if at < types else usual / peak) * share
         scratch.seat_sure_s[row, i] = (scratch.record_s[row, at] if at < types else most / peak) * share
@@ -229,7 +240,7 @@ def _write_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: 
 
 
 @kernel
-def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
+def _record_index(sim: Simulation, row: int, types: int, node_type: int) -> int:
     """Return the place of a node type among the `types` recorded ones; their number if it is none of them."""
     at = 0
     while at < types and sim.scratch.record_type[row, at] != node_type:
@@ -238,7 +249,7 @@ def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
 
 
 @kernel
-def note_records(sim: Simulation, row: int, job: int) -> int:
+def record_compute_times(sim: Simulation, row: int, job: int) -> int:
     """Note the mean compute time of a job on each node type in its ring; return how many these are.
 
     Call it before a GPU joins: of a GPU on which the job has not run yet nothing is recorded.
@@ -248,7 +259,7 @@ def note_records(sim: Simulation, row: int, job: int) -> int:
         if sim.state.gpu_job[row, gpu] != job:
             continue
         node = sim.cluster.gpu_node[gpu]
-        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        at = _record_index(sim, row, types, sim.cluster.node_type[node])
         if at == types:
             types += 1
             scratch.record_type[row, at] = sim.cluster.node_type[node]
@@ -263,7 +274,7 @@ def note_records(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def _median_flops(sim: Simulation, row: int, types: int) -> float:
+def _median_recorded_flops(sim: Simulation, row: int, types: int) -> float:
     """Return what a job asks of a type with a record, in the median of them."""
     flops, middle = sim.scratch.record_flops, types // 2
     median = kth_smallest(flops, row, types, middle)
@@ -273,13 +284,13 @@ def _median_flops(sim: Simulation, row: int, types: int) -> float:
 
 
 @kernel
-def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
+def _unrecorded_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
     """Return what a job asks of a type without a record, in the median of those with one and at most.
 
     By the formula SOURCE it is the job's FLOPs. No trace has them: they are what training typically reaches of the
     peak of the recorded types.
     """
-    median = _median_flops(sim, row, types)
+    median = _median_recorded_flops(sim, row, types)
     if sim.rules.replacement == SOURCE:
         return TYPICAL_EFFICIENCY * median, TYPICAL_EFFICIENCY * median
     return median, kth_smallest(sim.scratch.record_flops, row, types, types - 1)
@@ -290,14 +301,14 @@ def win_seats_back(sim: Simulation, row: int) -> None:
     """Let shrunk jobs take idle GPUs, lowest job first, before any job of the queue may."""
     if sim.state.shrunk[row] == 0:
         return
-    job = _next_shrunk(sim, row, -1)
+    job = _next_shrunk_job(sim, row, -1)
     while job >= 0:
-        _grow(sim, row, job)
-        job = _next_shrunk(sim, row, job)
+        _win_seats_back_for_job(sim, row, job)
+        job = _next_shrunk_job(sim, row, job)
 
 
 @kernel
-def _next_shrunk(sim: Simulation, row: int, after: int) -> int:
+def _next_shrunk_job(sim: Simulation, row: int, after: int) -> int:
     """Return the lowest job beyond another one that runs on fewer GPUs than it asks for, -1 if there is none."""
     lowest = -1
     for i in range(sim.state.running[row]):
@@ -308,15 +319,15 @@ def _next_shrunk(sim: Simulation, row: int, after: int) -> int:
 
 
 @kernel
-def _grow(sim: Simulation, row: int, job: int) -> None:
+def _win_seats_back_for_job(sim: Simulation, row: int, job: int) -> None:
     """Give a job seats back, one by one, while each is to make it faster."""
     state = sim.state
     if is_struck(sim, row, job):
         return
     held, won, slowdown = held_gpus(sim, row, job), 0, state.slowdown[row, job]
-    types, behind = note_records(sim, row, job), sim.cluster.gpu_node.size
+    types, behind = record_compute_times(sim, row, job), sim.cluster.gpu_node.size
     while state.short[row, job] > 0:
-        gpu = find_replacement(sim, row, job, behind, average_s(sim, row, job), types)
+        gpu = find_replacement(sim, row, job, behind, held_ring_iteration_s(sim, row, job), types)
         if gpu == NO_GPU:
             break
         claim_gpu(sim, row, job, gpu)

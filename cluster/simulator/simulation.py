@@ -21,11 +21,11 @@ from ..model.problem import (
     passes,
 )
 from ..model.topology import Cluster
-from ..queue.expected import note_start
+from ..queue.expected import note_run_start
 from ..queue.index import forget_index
 from ..queue.turns import enter_line, leave_line, line_of, reposition_line
-from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
-from ..state.holding import count_free
+from ..state.border import checked_cluster, checked_process, checked_rules, checked_scenarios
+from ..state.holding import add_usable_gpus
 from ..state.state import (
     INDEX_FROM,
     Log,
@@ -33,10 +33,10 @@ from ..state.state import (
     allocate_log,
     allocate_state,
     has_turns,
-    holds_on_by,
+    may_keep_gpus_by_rules,
     traits_of,
 )
-from .jobs import dequeue, enqueue_first, enqueue_last, link
+from .jobs import dequeue, enqueue_first, enqueue_last, link_in_queue
 
 
 def simulation_of(
@@ -60,21 +60,21 @@ def simulation_of(
     """
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1")
-    cluster, rules = sound_cluster(problem.cluster), sound_rules(problem.rules)
-    scenarios = sound_scenarios(problem.scenarios, cluster, spares=rules.spares if rules.switching else 0.0)
+    cluster, rules = checked_cluster(problem.cluster), checked_rules(problem.rules)
+    scenarios = checked_scenarios(problem.scenarios, cluster, spares=rules.spares if rules.switching else 0.0)
     rules = rules._replace(turns=rules.turns and scenarios.line.size > 0)
     return Simulation(
         cluster=cluster,
         scenarios=scenarios,
         traits=traits_of(cluster, scenarios),
-        process=sound_process(problem.process),
+        process=checked_process(problem.process),
         rules=rules,
         state=allocate_state(
             cluster,
             scenarios,
             rows,
             index_from if passes(rules.order) else EVERY_JOB,
-            holding=holds_on_by(rules),
+            holding=may_keep_gpus_by_rules(rules),
             turns=rules.turns,
         ),
         log=log or allocate_log(0, 0),
@@ -103,7 +103,7 @@ def withdraw(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def move_by_rank(sim: Simulation, row: int, job: int) -> None:
+def move_to_rank_place(sim: Simulation, row: int, job: int) -> None:
     """Move a waiting job that stands first or last to its place: behind all of a lower rank, before all of a higher.
 
     Among equals it stays on the side from which it came. The queue but for this job must be in that order.
@@ -113,25 +113,25 @@ def move_by_rank(sim: Simulation, row: int, job: int) -> None:
         after = state.next_job[row, job]
         while after >= 0 and rank[after] < rank[job]:
             after = state.next_job[row, after]
-        put_before(sim, row, job, after)
+        put_job_before(sim, row, job, after)
     elif state.tail[row] == job:
         before = state.previous_job[row, job]
         while before >= 0 and rank[before] > rank[job]:
             before = state.previous_job[row, before]
-        put_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
+        put_job_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
 
 
 @kernel
-def put_before(sim: Simulation, row: int, job: int, after: int) -> None:
+def put_job_before(sim: Simulation, row: int, job: int, after: int) -> None:
     """Put a waiting job before another, -1 for the end of the queue; nothing else about its stay changes."""
     state = sim.state
     if after == job or state.next_job[row, job] == after:
         return
     forget_index(sim, row)
-    link(sim, row, state.previous_job[row, job], state.next_job[row, job])
+    link_in_queue(sim, row, state.previous_job[row, job], state.next_job[row, job])
     before = state.tail[row] if after < 0 else state.previous_job[row, after]
-    link(sim, row, before, job)
-    link(sim, row, job, after)
+    link_in_queue(sim, row, before, job)
+    link_in_queue(sim, row, job, after)
 
 
 @kernel
@@ -143,11 +143,11 @@ def move_to_line(sim: Simulation, row: int, job: int, line: int, rank: int) -> N
         leave_line(sim, row, job)
     sim.scenarios.line[scenario, job], sim.scenarios.rank[scenario, job] = line, rank
     if waits:
-        enter_line(sim, row, job, _next_of_line(sim, row, job))
+        enter_line(sim, row, job, _next_job_of_line(sim, row, job))
 
 
 @kernel
-def _next_of_line(sim: Simulation, row: int, job: int) -> int:
+def _next_job_of_line(sim: Simulation, row: int, job: int) -> int:
     """Return the next job of the queue behind a waiting one that is of its line, -1 if there is none."""
     state, line = sim.state, line_of(sim, row, job)
     after = state.next_job[row, job]
@@ -157,15 +157,15 @@ def _next_of_line(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def place_in_line(sim: Simulation, row: int, job: int) -> None:
+def reinsert_in_line(sim: Simulation, row: int, job: int) -> None:
     """Let a waiting job stand in its line as it does in the queue."""
     if has_turns(sim):
         leave_line(sim, row, job)
-        enter_line(sim, row, job, _next_of_line(sim, row, job))
+        enter_line(sim, row, job, _next_job_of_line(sim, row, job))
 
 
 @kernel
-def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
+def resume_run(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
     """Let a job of no queue run that has run since before the simulation knew of it; its times stand in the state.
 
     Its GPUs come in the order of their picks; they are free, though they may be out of service.
@@ -177,10 +177,10 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
         state.gpu_next[row, gpu] = state.first_gpu[row, job]
         state.first_gpu[row, job] = gpu
         if state.gpu_down[row, gpu] == 0:
-            count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
+            add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], -1)
     state.busy[row] += gpus.size
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
-    note_start(sim, row, job)
+    note_run_start(sim, row, job)
 
 
 @kernel
@@ -208,7 +208,7 @@ def count_stay_from(sim: Simulation, row: int, job: int, entered_s: float) -> No
         reposition_line(sim, row, line_of(sim, row, job), 1)
 
 
-def empty_row(
+def empty_simulation(
     cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int,
     *, has_plans: bool = False,
 ) -> Simulation:  # fmt: skip

@@ -15,13 +15,13 @@ from ..state.holding import (
     present_speed,
     release_gpu,
     relieve_gpu,
-    swap_roles,
+    swap_spare_role,
     take_back_gpu,
 )
 from ..state.state import Simulation
-from .event_log import SLOW, WELL, begin_event, name_gpu
+from .event_log import SLOW, WELL, add_gpu_to_event, begin_event
 from .jobs import continue_after_switch, continue_run, count_progress, note_slow_nodes, present_slowdown
-from .seats import NO_GPU, average_s, find_replacement, note_records
+from .seats import NO_GPU, find_replacement, held_ring_iteration_s, record_compute_times
 
 
 @kernel
@@ -41,15 +41,15 @@ def update_backups(sim: Simulation, row: int) -> None:
 
     That is the order of the live scheduler (scheduler/control/seating.py): empty seats, growth, backups, queue.
     """
-    job = _next_slowed(sim, row, -1)
+    job = _next_slowed_job(sim, row, -1)
     while job >= 0:
         if not is_struck(sim, row, job):
             _update_backups_of(sim, row, job)
-        job = _next_slowed(sim, row, job)
+        job = _next_slowed_job(sim, row, job)
 
 
 @kernel
-def _next_slowed(sim: Simulation, row: int, after: int) -> int:
+def _next_slowed_job(sim: Simulation, row: int, after: int) -> int:
     """Return the lowest running job beyond another one that has slow nodes or backups, -1 if there is none."""
     state, lowest = sim.state, -1
     for i in range(state.running[row]):
@@ -64,7 +64,7 @@ def _update_backups_of(sim: Simulation, row: int, job: int) -> None:
     """Let a job give backups back and get others; all that at once costs one switch."""
     state = sim.state
     keep_backups_of_failed(sim, row, job)
-    changed = _give_back(sim, row, job)
+    changed = _give_seats_back(sim, row, job)
     if state.now_s[row] >= state.slowed_s[row, job] + sim.rules.detection_s:
         while _relieve_slowest(sim, row, job):
             changed = True
@@ -83,12 +83,12 @@ def keep_backups_of_failed(sim: Simulation, row: int, job: int) -> None:
         return
     for gpu in range(sim.cluster.gpu_node.size):
         if state.kept_for[row, gpu] == job and state.gpu_down[row, gpu] > 1:
-            swap_roles(sim, row, state.backup_of[row, gpu], gpu)
+            swap_spare_role(sim, row, state.backup_of[row, gpu], gpu)
             release_gpu(sim, row, job, gpu)
 
 
 @kernel
-def relieved_by(sim: Simulation, row: int, job: int, backup: int) -> int:
+def gpu_relieved_by(sim: Simulation, row: int, job: int, backup: int) -> int:
     """Return the relieved GPU of a job whose seat another one has, -1 if that is no backup."""
     state = sim.state
     if state.relieved_of[row, job] > 0:
@@ -99,7 +99,7 @@ def relieved_by(sim: Simulation, row: int, job: int, backup: int) -> int:
 
 
 @kernel
-def _give_back(sim: Simulation, row: int, job: int) -> bool:
+def _give_seats_back(sim: Simulation, row: int, job: int) -> bool:
     """Let relieved GPUs have their seats again whose nodes are well, or whose backups are on slow nodes themselves."""
     state, gpu_node, changed = sim.state, sim.cluster.gpu_node, False
     if state.relieved_of[row, job] == 0:
@@ -130,7 +130,7 @@ def _relieve_slowest(sim: Simulation, row: int, job: int) -> bool:
     """
     state, gpu_node, tried = sim.state, sim.cluster.gpu_node, sim.scratch.tried_gpu
     speed, before = _slowest_speed(sim, row, job), present_slowdown(sim, row, job)
-    before_s, types = average_s(sim, row, job), note_records(sim, row, job)
+    before_s, types = held_ring_iteration_s(sim, row, job), record_compute_times(sim, row, job)
     count, found = 0, 0
     for gpu in range(gpu_node.size):
         node = gpu_node[gpu]
@@ -154,7 +154,7 @@ def _relieve_slowest(sim: Simulation, row: int, job: int) -> bool:
 
 
 @kernel
-def next_change_s(sim: Simulation, row: int) -> float:
+def next_toggle_s(sim: Simulation, row: int) -> float:
     """Return when a node becomes slow or well next, inf for never."""
     time_s = math.inf
     for node in range(sim.state.pace_s.shape[1]):
@@ -163,31 +163,31 @@ def next_change_s(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def change_paces(sim: Simulation, row: int) -> None:
+def toggle_due_nodes(sim: Simulation, row: int) -> None:
     """Let the nodes whose time has come become slow, or well, lowest first; the jobs on them go on at another pace."""
     state, cluster = sim.state, sim.cluster
     for node in range(cluster.speed.size):
         while state.pace_s[row, node] <= state.now_s[row]:
-            _turn(sim, row, node)
+            _toggle_slow(sim, row, node)
             for gpu in range(cluster.first_gpu[node], cluster.first_gpu[node + 1]):
                 if state.gpu_job[row, gpu] >= 0:
-                    _change_pace(sim, row, state.gpu_job[row, gpu])
+                    _continue_at_present_pace(sim, row, state.gpu_job[row, gpu])
 
 
 @kernel
-def _turn(sim: Simulation, row: int, node: int) -> None:
+def _toggle_slow(sim: Simulation, row: int, node: int) -> None:
     """Let a node become slow, or well if it is slow, and set when it changes next."""
     state, first_gpu = sim.state, sim.cluster.first_gpu
     state.pace_k[row, node] += state.node_slow[row, node]
     state.node_slow[row, node] = 1 - state.node_slow[row, node]
-    state.pace_s[row, node] = next_pace_s(sim, row, node)
+    state.pace_s[row, node] = node_toggle_s(sim, row, node)
     if begin_event(sim, row, SLOW if state.node_slow[row, node] == 1 else WELL, -1):
         for gpu in range(first_gpu[node], first_gpu[node + 1]):
-            name_gpu(sim, gpu)
+            add_gpu_to_event(sim, gpu)
 
 
 @kernel
-def _change_pace(sim: Simulation, row: int, job: int) -> None:
+def _continue_at_present_pace(sim: Simulation, row: int, job: int) -> None:
     """Let a running job go on as fast as its GPUs are now; what is left of a pause stays as it is.
 
     One that stands still after a fault does so when it goes on.
@@ -204,7 +204,7 @@ def _change_pace(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def next_pace_s(sim: Simulation, row: int, node: int) -> float:
+def node_toggle_s(sim: Simulation, row: int, node: int) -> float:
     """Return when a node becomes slow, or well if it is slow, given that it has just changed; inf for never.
 
     Both times are exponential. Nodes draw from the streams of random numbers behind those of all fault sources.

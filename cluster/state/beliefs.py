@@ -67,7 +67,7 @@ def initial_beliefs(sim: Simulation, scenarios: NDArray[np.int32]) -> dict[str, 
 
 
 @kernel
-def observe(sim: Simulation, row: int, node: int) -> None:
+def observe_service_time(sim: Simulation, row: int, node: int) -> None:
     """Count how long a node's GPUs have been in service until now, before one of them goes or comes back.
 
     The caller checks first whether fault rates are estimated: that costs less than a call for each GPU.
@@ -87,7 +87,7 @@ def observe(sim: Simulation, row: int, node: int) -> None:
 
 
 @kernel
-def note_faults(sim: Simulation, row: int, first: int, after: int) -> None:
+def observe_faults(sim: Simulation, row: int, first: int, after: int) -> None:
     """Let policies learn from a fault that has just taken GPUs out of service, `first` to `after` - 1.
 
     It counts once for each node in which a GPU was in service before; so do several that come at one moment.
@@ -111,7 +111,7 @@ def estimate_hazards(sim: Simulation, row: int) -> None:
     """Let policies know what follows from all that was observed up to now."""
     types = sim.cluster.node_type
     for node in range(types.size):
-        observe(sim, row, node)
+        observe_service_time(sim, row, node)
     for node in range(types.size):
         if node > 0 and types[node] == types[node - 1]:
             continue
@@ -120,7 +120,7 @@ def estimate_hazards(sim: Simulation, row: int) -> None:
             before += 1
         if before == node:  # the first of its type
             _estimate_type(sim, row, node)
-    _find_lemons(sim, row)
+    _mark_lemons(sim, row)
 
 
 @kernel
@@ -146,7 +146,7 @@ def _estimate_type(sim: Simulation, row: int, first: int) -> None:
 
 
 @kernel
-def _find_lemons(sim: Simulation, row: int) -> None:
+def _mark_lemons(sim: Simulation, row: int) -> None:
     """Find the nodes whose rate is far above the lower median of all."""
     state, ordered = sim.state, sim.scratch.trial_run_s
     nodes = sim.cluster.speed.size

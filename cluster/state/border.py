@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ..model.problem import MOST_RESTART_S, MOST_SLOW_FACTOR, ORDERS, PER_JOB, PLANNED, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
 from .holding import startable_gpus
-from .state import FieldType, Simulation, declared
+from .state import FieldType, Simulation, declared_fields
 
 Part = TypeVar("Part", bound=tuple[Any, ...])
 Values = NDArray[np.float64]
 
 
-def typed(values: Part) -> Part:
+def with_declared_types(values: Part) -> Part:
     """Return a named tuple whose fields have the types of its annotations, arrays contiguous.
 
     What has them already is not copied.
@@ -27,28 +27,28 @@ def typed(values: Part) -> Part:
     Raises:
         ValueError: If that would change a value.
     """
-    fields = declared(type(values))
-    return type(values)(*(_typed(field, value) for field, value in zip(fields, values, strict=True)))
+    fields = declared_fields(type(values))
+    return type(values)(*(_with_declared_type(field, value) for field, value in zip(fields, values, strict=True)))
 
 
-def _typed(field: FieldType, value: Any) -> Any:
+def _with_declared_type(field: FieldType, value: Any) -> Any:
     name, kind, dtype, _ = field
     if np.asarray(value).dtype.kind not in "biuf":
-        raise ValueError(f"{name} is {_short(value)}, expected numbers")
+        raise ValueError(f"{name} is {_shortened(value)}, expected numbers")
     try:
         found = kind(value) if dtype is None else np.ascontiguousarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} is {_short(value)}: {_short(error)}") from error
+        raise ValueError(f"{name} is {_shortened(value)}: {_shortened(error)}") from error
     if not np.array_equal(found, value, equal_nan=dtype is None or dtype.kind == "f"):
-        raise ValueError(f"{name} holds values that {dtype or kind.__name__} cannot: {_short(value)}")
+        raise ValueError(f"{name} holds values that {dtype or kind.__name__} cannot: {_shortened(value)}")
     return found
 
 
-def _short(value: object) -> str:
+def _shortened(value: object) -> str:
     return " ".join(repr(value).split())[:80]
 
 
-def refuse(name: str, values: NDArray[Any], fits: NDArray[np.bool_], what: str) -> None:
+def refuse_unless_all(name: str, values: NDArray[Any], fits: NDArray[np.bool_], expected: str) -> None:
     """Refuse values unless all of them fit, with the place of the first that does not.
 
     Raises:
@@ -57,29 +57,33 @@ def refuse(name: str, values: NDArray[Any], fits: NDArray[np.bool_], what: str) 
     wrong = np.argwhere(~fits)
     if wrong.size:
         place = tuple(int(i) for i in wrong[0])
-        raise ValueError(f"{name}[{', '.join(map(str, place))}] is {values[place]:g}, expected {what}")
+        raise ValueError(f"{name}[{', '.join(map(str, place))}] is {values[place]:g}, expected {expected}")
 
 
-def _above_0(name: str, values: Values, real: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
-    refuse(name, values, ~np.asarray(real) | ((values > 0.0) & (values < math.inf)), "a finite number above 0")
+def _check_above_0(name: str, values: Values, is_checked: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
+    refuse_unless_all(
+        name, values, ~np.asarray(is_checked) | ((values > 0.0) & (values < math.inf)), "a finite number above 0"
+    )
 
 
-def _not_below_0(name: str, values: Values, real: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
-    refuse(name, values, ~np.asarray(real) | ((values >= 0.0) & (values < math.inf)), "a finite number, at least 0")
+def _check_not_below_0(name: str, values: Values, is_checked: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
+    refuse_unless_all(
+        name, values, ~np.asarray(is_checked) | ((values >= 0.0) & (values < math.inf)), "a finite number, at least 0"
+    )
 
 
-def sound_cluster(cluster: Cluster) -> Cluster:
+def checked_cluster(cluster: Cluster) -> Cluster:
     """Return a cluster that kernels can read.
 
     Raises:
         ValueError: If GPUs, nodes and racks do not go together, or a speed or bandwidth is not above 0.
     """
-    cluster = typed(cluster)
-    _check_parts("gpu_node", cluster.gpu_node, "first_gpu", cluster.first_gpu)
-    _check_parts("node_rack", cluster.node_rack, "first_node", cluster.first_node)
-    _above_0("speed", cluster.speed)
+    cluster = with_declared_types(cluster)
+    _check_bounds("gpu_node", cluster.gpu_node, "first_gpu", cluster.first_gpu)
+    _check_bounds("node_rack", cluster.node_rack, "first_node", cluster.first_node)
+    _check_above_0("speed", cluster.speed)
     for name in ("intra_bytes_per_s", "nic_bytes_per_s", "uplink_bytes_per_s"):
-        refuse(name, getattr(cluster, name), getattr(cluster, name) > 0.0, "a bandwidth above 0")
+        refuse_unless_all(name, getattr(cluster, name), getattr(cluster, name) > 0.0, "a bandwidth above 0")
     _check_suits(cluster.suits, cluster.speed.size)
     return cluster
 
@@ -87,11 +91,11 @@ def sound_cluster(cluster: Cluster) -> Cluster:
 def _check_suits(suits: NDArray[np.int32], nodes: int) -> None:
     if suits.ndim != 2 or suits.shape[0] < 1 or suits.shape[1] != nodes:
         raise ValueError(f"suits has shape {suits.shape}, expected at least one class and {nodes} nodes")
-    refuse("suits", suits, (suits == 0) | (suits == 1), "0 or 1")
-    refuse("suits", suits[:1], suits[:1] == 1, "1, for class 0 takes every node")
+    refuse_unless_all("suits", suits, (suits == 0) | (suits == 1), "0 or 1")
+    refuse_unless_all("suits", suits[:1], suits[:1] == 1, "1, for class 0 takes every node")
 
 
-def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np.int32]) -> None:
+def _check_bounds(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np.int32]) -> None:
     """Refuse wholes that are not the numbers of parts which `first` bounds and of which each has a member."""
     sizes = np.diff(first)
     if whole.ndim != 1 or first.ndim != 1 or whole.size == 0 or (*first[:1], *first[-1:]) != (0, whole.size):
@@ -100,7 +104,7 @@ def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np
         raise ValueError(f"{of} does not follow from {name}: {whole[:8]} and {first[:8]}")
 
 
-def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0.0) -> Scenarios:
+def checked_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0.0) -> Scenarios:
     """Return scenarios that can be run on a cluster; padded jobs may be anything.
 
     Args:
@@ -111,34 +115,38 @@ def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0
     Raises:
         ValueError: Naming the first value that could not.
     """
-    scenarios = typed(scenarios)
+    scenarios = with_declared_types(scenarios)
     if scenarios.jobs.ndim != 1 or scenarios.gpus.ndim != 2:
         shapes = f"{scenarios.jobs.shape} and {scenarios.gpus.shape}"
         raise ValueError(f"jobs and gpus have shapes {shapes}, expected one axis and two")
     room = scenarios.gpus.shape[1]
-    refuse("jobs", scenarios.jobs, (scenarios.jobs >= 0) & (scenarios.jobs <= room), f"0 to {room}")
+    refuse_unless_all("jobs", scenarios.jobs, (scenarios.jobs >= 0) & (scenarios.jobs <= room), f"0 to {room}")
     real = np.arange(room) < scenarios.jobs[:, None]
     for name in PER_JOB:
         if getattr(scenarios, name).shape != real.shape:
             raise ValueError(f"{name} has shape {getattr(scenarios, name).shape}, expected {real.shape}")
-    refuse("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
+    refuse_unless_all("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
     classes = cluster.suits.shape[0]
-    refuse("needs", scenarios.needs, (scenarios.needs >= 0) & (scenarios.needs < classes), f"0 to {classes - 1}")
-    _check_room(scenarios, cluster, spares, real)
+    refuse_unless_all(
+        "needs", scenarios.needs, (scenarios.needs >= 0) & (scenarios.needs < classes), f"0 to {classes - 1}"
+    )
+    _check_jobs_fit(scenarios, cluster, spares, real)
     for name in ("work_s", "estimate_s", "compute_s"):
-        _above_0(name, getattr(scenarios, name), real)
+        _check_above_0(name, getattr(scenarios, name), real)
     for name in ("submit_s", "parameter_bytes"):
-        _not_below_0(name, getattr(scenarios, name), real)
-    scenarios = _sound_lines(_sound_plans(scenarios))
+        _check_not_below_0(name, getattr(scenarios, name), real)
+    scenarios = _checked_lines(_checked_plans(scenarios))
     later = scenarios.submit_s[:, 1:] >= scenarios.submit_s[:, :-1]
-    refuse("submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before")
-    _above_0("speed", scenarios.speed)
+    refuse_unless_all(
+        "submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before"
+    )
+    _check_above_0("speed", scenarios.speed)
     for name in ("hazard_per_s", "source_rate_per_s"):
-        _not_below_0(name, getattr(scenarios, name))
+        _check_not_below_0(name, getattr(scenarios, name))
     return scenarios
 
 
-def _sound_plans(scenarios: Scenarios) -> Scenarios:
+def _checked_plans(scenarios: Scenarios) -> Scenarios:
     """Return scenarios with plans of all jobs or of none, in as many rows as there are scenarios.
 
     Raises:
@@ -153,15 +161,15 @@ def _sound_plans(scenarios: Scenarios) -> Scenarios:
             raise ValueError(f"{name} has shape {array.shape}, expected {(rows, room)}")
     planned = scenarios.pipeline != 0
     for name in ("pipeline", "tensor"):
-        refuse(name, found[name], ~planned | (found[name] > 0), "at least 1")
+        refuse_unless_all(name, found[name], ~planned | (found[name] > 0), "at least 1")
     stages = np.where(planned, scenarios.pipeline * scenarios.tensor.astype(np.int64), 1)
-    refuse("pipeline", scenarios.pipeline, scenarios.gpus % stages == 0, "to divide the GPUs, times tensor")
+    refuse_unless_all("pipeline", scenarios.pipeline, scenarios.gpus % stages == 0, "to divide the GPUs, times tensor")
     for name in ("fixed_s", "edge_bytes", "tensor_bytes"):
-        _not_below_0(name, found[name], planned)
+        _check_not_below_0(name, found[name], planned)
     return scenarios
 
 
-def _sound_lines(scenarios: Scenarios) -> Scenarios:
+def _checked_lines(scenarios: Scenarios) -> Scenarios:
     """Return scenarios with lines of all jobs or of none, in as many rows as there are scenarios.
 
     Raises:
@@ -173,17 +181,17 @@ def _sound_lines(scenarios: Scenarios) -> Scenarios:
         return scenarios._replace(line=line.reshape(rows, 0))
     if line.shape != (rows, room):
         raise ValueError(f"line has shape {line.shape}, expected {(rows, room)}")
-    refuse("line", line, (line >= 0) & (line < room), f"0 to {room - 1}")
+    refuse_unless_all("line", line, (line >= 0) & (line < room), f"0 to {room - 1}")
     real = np.arange(room) < scenarios.jobs[:, None]
     lowest = np.full((rows, room), np.iinfo(np.int64).max)
     at = np.nonzero(real)[0], line[real]
     np.minimum.at(lowest, at, scenarios.rank[real])
     fits = ~real | (scenarios.rank == np.take_along_axis(lowest, line, axis=1))
-    refuse("line", line, fits, "one whose jobs are all of one rank")
+    refuse_unless_all("line", line, fits, "one whose jobs are all of one rank")
     return scenarios
 
 
-def _check_room(scenarios: Scenarios, cluster: Cluster, spares: float, real: NDArray[np.bool_]) -> None:
+def _check_jobs_fit(scenarios: Scenarios, cluster: Cluster, spares: float, real: NDArray[np.bool_]) -> None:
     """Refuse a job that asks for more GPUs than the nodes that suit it have besides spares."""
     needed = np.where(real, scenarios.gpus, 0)
     room = (cluster.suits @ startable_gpus(cluster, spares))[scenarios.needs]
@@ -194,30 +202,32 @@ def _check_room(scenarios: Scenarios, cluster: Cluster, spares: float, real: NDA
         raise ValueError(f"a job asks {needed[at]} GPUs of {suiting} {room[at]}{besides}")
 
 
-def sound_process(process: FaultProcess) -> FaultProcess:
+def checked_process(process: FaultProcess) -> FaultProcess:
     """Return a fault process that can be run.
 
     Raises:
         ValueError: If a number lies outside its range, or outages are not in order.
     """
-    process = typed(process)
-    _above_0("shape", np.array([process.shape]))
+    process = with_declared_types(process)
+    _check_above_0("shape", np.array([process.shape]))
     for name in ("repair_mean_s", "repair_sigma"):
-        _not_below_0(name, np.array([getattr(process, name)]))
+        _check_not_below_0(name, np.array([getattr(process, name)]))
     if not 0.0 <= process.transient_probability <= 1.0:
         raise ValueError(f"transient_probability is {process.transient_probability}, expected 0 to 1")
     first, start_s, end_s = process.outage_first, process.outage_start_s, process.outage_end_s
     if first.size == 0 or first[0] != 0 or first[-1] > start_s.size or (np.diff(first) < 0).any():
-        raise ValueError(f"outage_first is {_short(first)}, expected to rise from 0 to at most {start_s.size} outages")
+        raise ValueError(
+            f"outage_first is {_shortened(first)}, expected to rise from 0 to at most {start_s.size} outages"
+        )
     if end_s.shape != start_s.shape:
         raise ValueError(f"outage_end_s has shape {end_s.shape}, expected {start_s.shape}")
-    _not_below_0("outage_start_s", start_s)
-    refuse("outage_end_s", end_s, end_s >= start_s, "no time before the start")
+    _check_not_below_0("outage_start_s", start_s)
+    refuse_unless_all("outage_end_s", end_s, end_s >= start_s, "no time before the start")
     follows = np.ones(start_s.size, dtype=np.bool_)
     follows[1:] = start_s[1:] >= end_s[:-1]
     follows[first[first < start_s.size]] = True  # the first outage of each source
     follows[first[-1] :] = True  # of no source
-    refuse("outage_start_s", start_s, follows, "no time before the end of the outage before")
+    refuse_unless_all("outage_start_s", start_s, follows, "no time before the end of the outage before")
     return process
 
 
@@ -232,13 +242,13 @@ _RANGES = {  # least and most
 _ABOVE_0 = ("reference_intra_bytes_per_s", "reference_nic_bytes_per_s", "checkpoint_s")  # and not 0 itself
 
 
-def sound_rules(rules: Rules) -> Rules:
+def checked_rules(rules: Rules) -> Rules:
     """Return rules whose numbers lie within their ranges.
 
     Raises:
         ValueError: Naming the first that does not.
     """
-    rules = typed(rules)
+    rules = with_declared_types(rules)
     for name, (least, most) in _RANGES.items():
         value, is_above = getattr(rules, name), name in _ABOVE_0
         if not (least < value if is_above else least <= value) or not value <= most:
@@ -247,7 +257,7 @@ def sound_rules(rules: Rules) -> Rules:
     return rules
 
 
-def rows_to_run(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.int64]:
+def checked_scenario_indices(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the scenarios that the first rows are to run, as kernels read them.
 
     Raises:
@@ -256,7 +266,7 @@ def rows_to_run(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.int
     given = np.asarray(scenarios)
     rows, count = sim.state.scenario.size, sim.scenarios.jobs.size
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ValueError(f"scenarios are {_short(given)}, expected a list of whole numbers")
+        raise ValueError(f"scenarios are {_shortened(given)}, expected a list of whole numbers")
     if given.size > rows:
         raise ValueError(f"{given.size} scenarios cannot be run at once: the simulation has {rows} rows")
     outside = np.flatnonzero((given < 0) | (given >= count))

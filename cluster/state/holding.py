@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from ..kernels.compiled import kernel
 from ..model.topology import Cluster
-from .beliefs import observe
-from .state import Ints, Simulation, has_classes, holds_on, may_slow
+from .beliefs import observe_service_time
+from .state import Ints, Simulation, has_need_classes, may_keep_gpus_after_fault, nodes_may_slow
 
 UNSUITED = "a job was to start on a GPU of a node that does not suit it: take nodes with free GPUs"
 
 
 @kernel
-def class_of(sim: Simulation, row: int, job: int) -> int:
+def need_class_of(sim: Simulation, row: int, job: int) -> int:
     """Return the class of a job's needs."""
     return int(sim.scenarios.needs[sim.state.scenario[row], job])
 
 
 @kernel
-def count_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None:
+def add_usable_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None:
     """Count GPUs of a node that have just been added to `free` and `usable` for the classes that they suit.
 
     They are hidden if they do not suit the class that is shown. To be called only where jobs may differ in needs; a
@@ -46,15 +46,15 @@ def count_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def count_in_service(sim: Simulation, row: int, node: int, gpus: int) -> None:
-    """Count GPUs of a node as in service, busy or free, for the classes that they suit; as `count_by_class`."""
+def add_in_service_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None:
+    """Count GPUs of a node as in service, busy or free, for the classes that they suit; as `add_usable_by_class`."""
     suits = sim.cluster.suits
     for kind in range(suits.shape[0]):
         sim.state.class_in_service[row, kind] += gpus * suits[kind, node]
 
 
 @kernel
-def show_class(sim: Simulation, row: int, kind: int) -> None:
+def show_only_class(sim: Simulation, row: int, kind: int) -> None:
     """Let `free` and `usable` count the nodes that suit a class alone, where jobs may differ in needs."""
     state, suits = sim.state, sim.cluster.suits
     if state.shown_class[row] == kind:
@@ -69,7 +69,7 @@ def show_class(sim: Simulation, row: int, kind: int) -> None:
 
 
 @kernel
-def usable_on(sim: Simulation, row: int, node: int) -> int:
+def usable_on_node(sim: Simulation, row: int, node: int) -> int:
     """Return the usable GPUs of a node, hidden or not."""
     if sim.cluster.suits.shape[0] == 1:
         return int(sim.state.free[row, node])
@@ -77,7 +77,7 @@ def usable_on(sim: Simulation, row: int, node: int) -> int:
 
 
 @kernel
-def usable_by_class(sim: Simulation, row: int, kind: int) -> int:
+def usable_for_class(sim: Simulation, row: int, kind: int) -> int:
     """Return the usable GPUs of the nodes that suit a class, hidden or not."""
     if sim.cluster.suits.shape[0] == 1:
         return int(sim.state.usable[row])
@@ -85,19 +85,19 @@ def usable_by_class(sim: Simulation, row: int, kind: int) -> int:
 
 
 @kernel
-def usable_to(sim: Simulation, row: int, job: int) -> int:
+def usable_for_job(sim: Simulation, row: int, job: int) -> int:
     """Return the usable GPUs of the nodes that suit a job."""
     if sim.cluster.suits.shape[0] == 1:
         return int(sim.state.usable[row])
-    return usable_by_class(sim, row, class_of(sim, row, job))
+    return usable_for_class(sim, row, need_class_of(sim, row, job))
 
 
 @kernel
-def in_service_for(sim: Simulation, row: int, job: int) -> int:
+def in_service_for_job(sim: Simulation, row: int, job: int) -> int:
     """Return the GPUs in service, busy or free, of the nodes that suit a job."""
     if sim.cluster.suits.shape[0] == 1:
         return int(sim.cluster.gpu_node.size - sim.state.down[row])
-    return int(sim.state.class_in_service[row, class_of(sim, row, job)])
+    return int(sim.state.class_in_service[row, need_class_of(sim, row, job)])
 
 
 @kernel
@@ -114,10 +114,10 @@ def reset_usable(sim: Simulation, row: int) -> None:
         gpus = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
         state.free[row, node] = gpus
         state.usable[row] += gpus
-        if has_classes(sim):
+        if has_need_classes(sim):
             state.hidden[row, node] = 0
-            count_by_class(sim, row, node, gpus)
-            count_in_service(sim, row, node, gpus)
+            add_usable_by_class(sim, row, node, gpus)
+            add_in_service_by_class(sim, row, node, gpus)
 
 
 GPU_ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
@@ -126,20 +126,20 @@ GPU_ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
 @kernel
 def is_struck(sim: Simulation, row: int, job: int) -> bool:
     """Return whether a running job stands still after a fault that is not handled yet."""
-    return holds_on(sim) and sim.state.struck_s[row, job] >= 0.0
+    return may_keep_gpus_after_fault(sim) and sim.state.struck_s[row, job] >= 0.0
 
 
 @kernel
 def held_gpus(sim: Simulation, row: int, job: int) -> int:
     """Return how many GPUs a running job holds."""
     gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
-    return gpus - int(sim.state.short[row, job]) if holds_on(sim) else gpus
+    return gpus - int(sim.state.short[row, job]) if may_keep_gpus_after_fault(sim) else gpus
 
 
 @kernel
-def fresh_work_s(sim: Simulation, row: int, job: int) -> float:
+def unsaved_work_before_switch_s(sim: Simulation, row: int, job: int) -> float:
     """Return the work that a running job did before its last switch and that no checkpoint holds."""
-    return float(sim.state.fresh_s[row, job]) if holds_on(sim) else 0.0
+    return float(sim.state.fresh_s[row, job]) if may_keep_gpus_after_fault(sim) else 0.0
 
 
 @kernel
@@ -195,7 +195,7 @@ def startable_gpus(cluster: Cluster, share: float) -> NDArray[np.int64]:
 
 
 @kernel
-def pool_holds(sim: Simulation, row: int, gpu: int) -> int:
+def held_while_idle(sim: Simulation, row: int, gpu: int) -> int:
     """Return 1 for a GPU that the pool or a job holds out of service, whether a fault does so too or not; else 0.
 
     To be called only where jobs hold on to their GPUs.
@@ -213,33 +213,33 @@ def _is_set_aside(sim: Simulation, row: int, gpu: int) -> bool:
 def is_idle_spare(sim: Simulation, row: int, gpu: int) -> bool:
     """Return whether a GPU stands ready in the pool."""
     is_kept = sim.state.kept_for[row, gpu] >= 0
-    return not is_kept and pool_holds(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
+    return not is_kept and held_while_idle(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
 
 
 @kernel
-def count_free(sim: Simulation, row: int, node: int, gpus: int) -> None:
+def add_usable_gpus(sim: Simulation, row: int, node: int, gpus: int) -> None:
     """Count usable GPUs of a node that came, or went if the number is negative."""
     sim.state.free[row, node] += gpus
     sim.state.usable[row] += gpus
-    if has_classes(sim):
-        count_by_class(sim, row, node, gpus)
+    if has_need_classes(sim):
+        add_usable_by_class(sim, row, node, gpus)
 
 
 @kernel
-def count_up(sim: Simulation, row: int, node: int, gpus: int) -> None:
+def add_in_service_gpus(sim: Simulation, row: int, node: int, gpus: int) -> None:
     """Count GPUs of a node that are about to come into service, or to go out of it if the number is negative."""
     if sim.rules.estimated_hazards:
-        observe(sim, row, node)
+        observe_service_time(sim, row, node)
     sim.state.down[row] -= gpus
-    if has_classes(sim):
-        count_in_service(sim, row, node, gpus)
+    if has_need_classes(sim):
+        add_in_service_by_class(sim, row, node, gpus)
 
 
 @kernel
-def _hold_back(sim: Simulation, row: int, gpu: int) -> None:
+def _hold_out_of_service(sim: Simulation, row: int, gpu: int) -> None:
     """Hold an idle GPU out of service, whether a fault does so too or not."""
     if sim.state.gpu_down[row, gpu] == 0:
-        count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
+        add_in_service_gpus(sim, row, sim.cluster.gpu_node[gpu], -1)
     sim.state.gpu_down[row, gpu] += 1
 
 
@@ -249,8 +249,8 @@ def fill_pool(sim: Simulation, row: int) -> None:
     mark_spares(sim.cluster.node_type, sim.cluster.first_gpu, sim.rules.spares, sim.state.spare, row)
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.spare[row, gpu] == 1:
-            count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
-            _hold_back(sim, row, gpu)
+            add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], -1)
+            _hold_out_of_service(sim, row, gpu)
 
 
 @kernel
@@ -260,11 +260,11 @@ def claim_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
     A real cluster, whose jobs hold on to GPUs by no rule of the simulation, has no pool.
     """
     state, node = sim.state, sim.cluster.gpu_node[gpu]
-    if holds_on(sim) and _is_set_aside(sim, row, gpu):
-        count_up(sim, row, node, 1)
+    if may_keep_gpus_after_fault(sim) and _is_set_aside(sim, row, gpu):
+        add_in_service_gpus(sim, row, node, 1)
         state.gpu_down[row, gpu] -= 1
     else:
-        count_free(sim, row, node, -1)
+        add_usable_gpus(sim, row, node, -1)
     state.gpu_job[row, gpu] = job
     state.gpu_next[row, gpu] = state.first_gpu[row, job]
     state.first_gpu[row, job] = gpu
@@ -291,16 +291,16 @@ def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
     """Let a GPU serve no job: it is free unless a fault holds it down, or it is set aside."""
     state = sim.state
     state.gpu_job[row, gpu] = -1
-    if holds_on(sim):
+    if may_keep_gpus_after_fault(sim):
         state.died[row, gpu] = 0
-    if holds_on(sim) and _is_set_aside(sim, row, gpu):
-        _hold_back(sim, row, gpu)
+    if may_keep_gpus_after_fault(sim) and _is_set_aside(sim, row, gpu):
+        _hold_out_of_service(sim, row, gpu)
     elif state.gpu_down[row, gpu] == 0:
-        count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
+        add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], 1)
 
 
 @kernel
-def _suit_the_same(sim: Simulation, node: int, other: int) -> bool:
+def _are_interchangeable(sim: Simulation, node: int, other: int) -> bool:
     """Return whether two nodes are of one type and suit the same jobs."""
     if sim.cluster.node_type[node] != sim.cluster.node_type[other]:
         return False
@@ -311,13 +311,13 @@ def _suit_the_same(sim: Simulation, node: int, other: int) -> bool:
 
 
 @kernel
-def swap_roles(sim: Simulation, row: int, gpu: int, failed: int) -> None:
+def swap_spare_role(sim: Simulation, row: int, gpu: int, failed: int) -> None:
     """Let a GPU that failed take the place in the pool of the spare that takes its seat, if both are alike.
 
     So there are always as many GPUs of each kind on which jobs may start. To be called while both are held by the job.
     """
     spare, node = sim.state.spare, sim.cluster.gpu_node
-    if spare[row, gpu] == 1 and spare[row, failed] == 0 and _suit_the_same(sim, node[gpu], node[failed]):
+    if spare[row, gpu] == 1 and spare[row, failed] == 0 and _are_interchangeable(sim, node[gpu], node[failed]):
         spare[row, gpu] = 0
         spare[row, failed] = 1
 
@@ -337,7 +337,7 @@ def take_back_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
     """Give a relieved GPU, which no fault holds down, its seat back; its backup leaves the job."""
     backup = sim.state.backup_of[row, gpu]
     claim_gpu(sim, row, job, gpu)
-    _forget_kept(sim, row, job, gpu)
+    _end_relief(sim, row, job, gpu)
     give_up_gpu(sim, row, job, backup)
 
 
@@ -345,18 +345,18 @@ def take_back_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
 def release_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
     """Let a job no longer keep a relieved GPU: it is free unless a fault holds it down, or goes back to the pool."""
     state, node = sim.state, sim.cluster.gpu_node[gpu]
-    _forget_kept(sim, row, job, gpu)
+    _end_relief(sim, row, job, gpu)
     if state.spare[row, gpu] == 1:
         return
     if state.gpu_down[row, gpu] == 1:
-        count_up(sim, row, node, 1)
+        add_in_service_gpus(sim, row, node, 1)
     state.gpu_down[row, gpu] -= 1
     if state.gpu_down[row, gpu] == 0:
-        count_free(sim, row, node, 1)
+        add_usable_gpus(sim, row, node, 1)
 
 
 @kernel
-def _forget_kept(sim: Simulation, row: int, job: int, gpu: int) -> None:
+def _end_relief(sim: Simulation, row: int, job: int, gpu: int) -> None:
     state = sim.state
     state.kept_for[row, gpu], state.backup_of[row, gpu] = -1, -1
     state.relieved_of[row, job] -= 1
@@ -366,7 +366,7 @@ def _forget_kept(sim: Simulation, row: int, job: int, gpu: int) -> None:
 @kernel
 def is_slow(sim: Simulation, row: int, node: int) -> bool:
     """Return whether a node is slow at the moment."""
-    return may_slow(sim) and sim.state.node_slow[row, node] == 1
+    return nodes_may_slow(sim) and sim.state.node_slow[row, node] == 1
 
 
 @kernel

@@ -115,12 +115,12 @@ class FieldType(NamedTuple):
 
 
 @cache  # annotations are slow to read, and needed for each simulation
-def declared(fields: type[tuple[Any, ...]]) -> tuple[FieldType, ...]:
+def declared_fields(fields: type[tuple[Any, ...]]) -> tuple[FieldType, ...]:
     """Return the types and axes of a named tuple's fields, by their annotations."""
-    return tuple(_declared(name, kind) for name, kind in fields.__annotations__.items())
+    return tuple(_declared_field(name, kind) for name, kind in fields.__annotations__.items())
 
 
-def _declared(name: str, kind: Any) -> FieldType:
+def _declared_field(name: str, kind: Any) -> FieldType:
     array, *axes = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     parameters = get_args(array)
     return FieldType(name, kind, np.dtype(get_args(parameters[1])[0]) if parameters else None, tuple(axes))
@@ -134,7 +134,9 @@ def zeros_of(fields: type[FieldsT], extents: Mapping[str, int]) -> FieldsT:
         extents: How long each axis is, by its name.
     """
     made: Callable[..., FieldsT] = fields  # which types of named tuples lack
-    return made(*(np.zeros(tuple(extents[axis] for axis in field.axes), field.dtype) for field in declared(fields)))
+    return made(
+        *(np.zeros(tuple(extents[axis] for axis in field.axes), field.dtype) for field in declared_fields(fields))
+    )
 
 
 def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
@@ -147,7 +149,7 @@ def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
         ValueError: Naming the field.
     """
     for part, values in parts.items():
-        for (name, kind, dtype, _), value in zip(declared(type(values)), values, strict=True):
+        for (name, kind, dtype, _), value in zip(declared_fields(type(values)), values, strict=True):
             if dtype is None:
                 if type(value) is not kind:
                     raise ValueError(f"{part}.{name} is {value!r:.80}, expected one {kind.__name__}")
@@ -250,7 +252,7 @@ class Scratch(NamedTuple):
 class State(NamedTuple):
     """Clusters at one moment each. GPUs, nodes and jobs are in the order of the cluster and the scenarios.
 
-    Each field names its axes; `_extents` has their lengths. `Scratch` is apart from it.
+    Each field names its axes; `_axis_lengths` has their lengths. `Scratch` is apart from it.
     """
 
     scenario: Annotated[Ints, "rows"]  # scenario that the row runs, -1 before the first reset
@@ -445,13 +447,13 @@ def traits_of(cluster: Cluster, scenarios: Scenarios) -> Traits:
     hazard = np.add.reduceat(scenarios.hazard_per_s, cluster.first_gpu[:-1], axis=1) / np.diff(cluster.first_gpu)
     median = np.sort(hazard, axis=1)[:, (hazard.shape[1] - 1) // 2, None]
     lemon = (hazard > LEMON_RATIO * median).astype(np.int32)
-    levels = _levels(scenarios.speed)
-    node_level = _node_level(scenarios.speed, levels)
-    level_nodes = _level_nodes(node_level)
+    levels = _speed_levels(scenarios.speed)
+    node_level = _level_of_nodes(scenarios.speed, levels)
+    level_nodes = _node_bits_by_level(node_level)
     return Traits(scenarios.speed.max(axis=1), levels, node_level, level_nodes, np.ascontiguousarray(hazard), lemon)
 
 
-def _levels(speed: Floats) -> Floats:
+def _speed_levels(speed: Floats) -> Floats:
     levels = np.zeros((speed.shape[0], speed.shape[1] + 1))
     for scenario, speeds in enumerate(speed):
         distinct = np.unique(speeds)[::-1]
@@ -459,14 +461,14 @@ def _levels(speed: Floats) -> Floats:
     return levels
 
 
-def _node_level(speed: Floats, levels: Floats) -> Ints:
+def _level_of_nodes(speed: Floats, levels: Floats) -> Ints:
     node_level = np.zeros(speed.shape, dtype=np.int32)
     for level in range(np.count_nonzero(levels.any(axis=0))):
         node_level += levels[:, level, None] > speed
     return node_level
 
 
-def _level_nodes(node_level: Ints) -> Longs:
+def _node_bits_by_level(node_level: Ints) -> Longs:
     scenarios, nodes = node_level.shape
     levels, words = int(node_level.max()) + 1, -(-nodes // WORD_BITS)
     fast = np.zeros((scenarios, levels, words * WORD_BITS), dtype=np.int64)
@@ -516,9 +518,9 @@ class Simulation:
         parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
         check_types(parts)
         least = int(state.index_from.min(initial=EVERY_JOB))  # a row with an index needs room for it
-        holding = holds_on_by(rules)
+        holding = may_keep_gpus_by_rules(rules)
         check_shapes(parts, allocate_state(cluster, scenarios, 0, least, holding=holding, turns=rules.turns))
-        extents = _extents(cluster, scenarios, state.now_s.size, least, holding=holding, turns=rules.turns)
+        extents = _axis_lengths(cluster, scenarios, state.now_s.size, least, holding=holding, turns=rules.turns)
         self.scratch = zeros_of(Scratch, extents)
         parts["scratch"] = self.scratch
         self._table = pack(parts)
@@ -541,13 +543,13 @@ AHEAD_JOBS = 33  # jobs that are imagined, the candidate's own first
 AHEAD_SHOWN = 7  # of which an observation shows this number one by one
 
 
-def holds_on_by(rules: Rules) -> bool:
+def may_keep_gpus_by_rules(rules: Rules) -> bool:
     """Return whether a run is kept piece by piece: jobs may hold their GPUs beyond a fault, or nodes become slow."""
     return rules.switching or rules.detection_s > 0.0 or rules.slow_per_s > 0.0
 
 
 @kernel
-def has_classes(sim: Simulation) -> bool:
+def has_need_classes(sim: Simulation) -> bool:
     """Return whether jobs may differ in what they need."""
     return bool(sim.cluster.suits.shape[0] > 1)
 
@@ -559,13 +561,13 @@ def has_turns(sim: Simulation) -> bool:
 
 
 @kernel
-def holds_on(sim: Simulation) -> bool:
-    """Return whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
+def may_keep_gpus_after_fault(sim: Simulation) -> bool:
+    """Return whether a job may hold its GPUs beyond a fault; the same as `may_keep_gpus_by_rules` of its rules."""
     return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
 
 
 @kernel
-def may_slow(sim: Simulation) -> bool:
+def nodes_may_slow(sim: Simulation) -> bool:
     """Return whether nodes become slow for a while."""
     return bool(sim.rules.slow_per_s > 0.0)
 
@@ -573,10 +575,10 @@ def may_slow(sim: Simulation) -> bool:
 @kernel
 def gives_backups(sim: Simulation) -> bool:
     """Return whether jobs get backups."""
-    return may_slow(sim) and sim.rules.backups > 0 and sim.rules.switching
+    return nodes_may_slow(sim) and sim.rules.backups > 0 and sim.rules.switching
 
 
-def _extents(
+def _axis_lengths(
     cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool, turns: bool
 ) -> dict[str, int]:
     """Return how long each axis of the state is. A queue that is never long enough for an index has none."""
@@ -607,9 +609,9 @@ def allocate_state(
     """Return state for `rows` clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
 
     Queues of at least `index_from` jobs have an index. There is room for jobs that hold on to their GPUs at a fault if
-    `holding`, which `holds_on_by` returns for rules, and for lines of users if they take `turns`.
+    `holding`, which `may_keep_gpus_by_rules` returns for rules, and for lines of users if they take `turns`.
     """
-    state = zeros_of(State, _extents(cluster, scenarios, rows, index_from, holding=holding, turns=turns))
+    state = zeros_of(State, _axis_lengths(cluster, scenarios, rows, index_from, holding=holding, turns=turns))
     state.scenario[:] = -1
     state.index_from[:] = index_from
     return state

@@ -14,21 +14,21 @@ from ...cluster.model.topology import Cluster, with_classes
 from ...cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ...cluster.queue.expected import expected_run_s
 from ...cluster.queue.order import may_wait, next_ageing_s, turn_to
-from ...cluster.queue.turns import LEADING, PASSING, lay_lines
+from ...cluster.queue.turns import LEADING, PASSING, rebuild_lines
 from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import (
     count_stay_from,
-    empty_row,
-    move_by_rank,
+    empty_simulation,
+    move_to_rank_place,
     move_to_line,
-    place_in_line,
-    put_before,
+    reinsert_in_line,
+    put_job_before,
     requeue_first,
     requeue_last,
-    resume,
+    resume_run,
     withdraw,
 )
-from ...cluster.state.beliefs import note_faults
+from ...cluster.state.beliefs import observe_faults
 from ...cluster.state.holding import claim_gpu, give_up_gpu
 from ...cluster.state.state import Simulation
 
@@ -211,7 +211,7 @@ class ClusterMirror:
         # The first class of needs takes every node.
         self.site = self.site._replace(cluster=with_classes(self.site.cluster, map(frozenset, self._types[1:])))
         room = max(MIN_SLOTS, 2 * len(origin.jobs), 2 * len(origin.turns))  # there are as many lines of users as jobs
-        self.sim = empty_row(*self.site, room, has_plans=any(request.spread for request in requests))
+        self.sim = empty_simulation(*self.site, room, has_plans=any(request.spread for request in requests))
         engine.reset(self.sim, ROW, 0)
         self._requests: list[JobRequest] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
@@ -251,7 +251,7 @@ class ClusterMirror:
         state.turns[ROW] = max((max(turn.led, turn.started) for turn in origin.turns), default=0)
         for request, progress in origin.jobs:
             state.came_back[ROW, self._slot[request.job]] = progress.came_back
-        lay_lines(self.sim, ROW)
+        rebuild_lines(self.sim, ROW)
 
     def _turn_line_of(self, user: str, rank: int) -> int:
         """Return the line of a user's jobs of a rank, 0 for all where users take no turns."""
@@ -290,23 +290,23 @@ class ClusterMirror:
         """Put a job into the queue, behind all others of its rank."""
         self._journal_call("submit", request)
         slot = self._write_request(request)
-        engine.submit(self.sim, ROW)
+        engine.submit_next_job(self.sim, ROW)
         count_stay_from(self.sim, ROW, slot, min(request.submitted_s, self.now_s))
-        move_by_rank(self.sim, ROW, slot)
+        move_to_rank_place(self.sim, ROW, slot)
 
     def come_back(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a stopped job back into the queue, before all others of its rank."""
         self._journal_call("come_back", request, progress)
         slot = self._load_job(request, progress, is_new=False)
         requeue_first(self.sim, ROW, slot, progress.entered_s)
-        move_by_rank(self.sim, ROW, slot)
+        move_to_rank_place(self.sim, ROW, slot)
 
     def rejoin(self, request: JobRequest, progress: JobRecord) -> None:
         """Put a job back into the queue, behind all others of its rank."""
         self._journal_call("rejoin", request, progress)
         slot = self._load_job(request, progress, is_new=False)
         requeue_last(self.sim, ROW, slot, progress.entered_s)
-        move_by_rank(self.sim, ROW, slot)
+        move_to_rank_place(self.sim, ROW, slot)
 
     def give_place(self, job: str, rank: int, after: str | None) -> None:
         """Give a job a rank; one that waits goes right before another one that does, None for the end of the queue."""
@@ -322,8 +322,8 @@ class ClusterMirror:
             move_to_line(self.sim, ROW, slot, self._turn_line_of(self._requests[slot].user, rank), rank)
         self.sim.scenarios.rank[0, slot] = rank
         if self.sim.state.run_place[ROW, slot] < 0:
-            put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
-            place_in_line(self.sim, ROW, slot)
+            put_job_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
+            reinsert_in_line(self.sim, ROW, slot)
 
     def queue_neighbours(self, job: str) -> tuple[str | None, str | None]:
         """Return the jobs right before and behind a waiting one in the queue, None where there is none."""
@@ -349,9 +349,9 @@ class ClusterMirror:
         self._journal_call("stop", job, kept)
         slot = self._slot[job]
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
-        kept_s = jobs.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
+        kept_s = jobs.checkpointed_run_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
         jobs.stop(self.sim, ROW, slot, kept_s)
-        move_by_rank(self.sim, ROW, slot)
+        move_to_rank_place(self.sim, ROW, slot)
 
     def withdraw(self, job: str) -> None:
         """Take a waiting job out of the queue for good."""
@@ -387,20 +387,20 @@ class ClusterMirror:
         """Take a GPU out of service once more; a job on it goes on."""
         self._journal_call("take_out", gpu)
         state = self.sim.state
-        faults.take_out(self.sim, ROW, gpu, gpu + 1)
+        faults.take_gpus_out(self.sim, ROW, gpu, gpu + 1)
         state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
 
     def fail(self, gpus: Sequence[int]) -> None:
         """Let policies learn that faults took these GPUs, which have just been taken out of service."""
         self._journal_call("fail", tuple(gpus))
         for gpu in gpus:
-            note_faults(self.sim, ROW, gpu, gpu + 1)
+            observe_faults(self.sim, ROW, gpu, gpu + 1)
 
     def bring_back(self, gpu: int) -> None:
         """Undo one `take_out`."""
         self._journal_call("bring_back", gpu)
         state = self.sim.state
-        faults.bring_back(self.sim, ROW, gpu, gpu + 1)
+        faults.bring_gpus_back(self.sim, ROW, gpu, gpu + 1)
         if state.gpu_down[ROW, gpu] == 0:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
 
@@ -409,7 +409,7 @@ class ClusterMirror:
         self._journal_call("hide", nodes)
         first_gpu = self.site.cluster.first_gpu
         for node in nodes:
-            faults.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+            faults.take_gpus_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
 
     def show(self, nodes: Sequence[int]) -> None:
         """Undo one `hide`."""
@@ -417,7 +417,7 @@ class ClusterMirror:
         first_gpu, state = self.site.cluster.first_gpu, self.sim.state
         for node in nodes:
             first, after = first_gpu[node], first_gpu[node + 1]
-            faults.bring_back(self.sim, ROW, first, after)
+            faults.bring_gpus_back(self.sim, ROW, first, after)
             # A copy that was made while they were hidden knows them as out of service.
             state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 
@@ -578,7 +578,7 @@ class ClusterMirror:
     def from_snapshot(cls, snapshot: MirrorSnapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, MirrorOrigin(0.0))
-        mirror.sim = empty_row(*snapshot.site, snapshot.job_slots, has_plans=snapshot.has_plans)
+        mirror.sim = empty_simulation(*snapshot.site, snapshot.job_slots, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._lines = snapshot.lines
         mirror._requests = snapshot.requests()
@@ -653,7 +653,7 @@ class ClusterMirror:
         if progress.gpus:
             # Only a key of the heap: its end is not known, and the expected end follows from the estimate.
             state.end_s[ROW, slot] = progress.start_s + request.estimate_s * progress.slowdown
-            resume(self.sim, ROW, slot, np.array(progress.gpus, dtype=np.int32))
+            resume_run(self.sim, ROW, slot, np.array(progress.gpus, dtype=np.int32))
         return slot
 
 

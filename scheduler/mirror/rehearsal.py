@@ -38,9 +38,9 @@ def needs_no_plugin(policy: str) -> bool:
 def mirror_rehearsal() -> Rehearsal:
     """All that the scheduler does to its copy of a cluster."""
     kernels = [
-        *vars(cluster_mirror).values(), engine.reset, engine.move_clock, engine.submit,
-        engine.find_due_job, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.kept_s,
-        faults.take_out, faults.bring_back,
+        *vars(cluster_mirror).values(), engine.reset, engine.move_clock, engine.submit_next_job,
+        engine.find_due_job, engine.start, engine.wait, jobs.finish, jobs.stop, jobs.checkpointed_run_s,
+        faults.take_gpus_out, faults.bring_gpus_back,
     ]  # fmt: skip
     return Rehearsal(kernels, [_small_simulation()], rehearse_mirror_calls)
 

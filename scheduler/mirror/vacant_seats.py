@@ -21,7 +21,7 @@ from ...cluster.switching import (
     Candidates,
     Vacancy,
     believed_bytes_per_s,
-    choose,
+    choose_replacement,
     compute_times_s,
     is_faster_with,
     link_bytes_per_s,
@@ -103,7 +103,7 @@ def choose_seat_gpu(
         return SeatChoice(-1, ())
     vacancy = vacancy_of(cluster, ring, measured)
     candidates = _candidates_of(cluster, ring, free, formula, measured)
-    chosen = choose(vacancy, candidates, formula)
+    chosen = choose_replacement(vacancy, candidates, formula)
     return SeatChoice(
         int(free.gpus[chosen]) if chosen >= 0 else -1, tuple(_considered_candidates(vacancy, candidates, free))
     )
@@ -140,7 +140,7 @@ def known_bytes_per_s(cluster: Cluster, node: int, other: int, measured: Measure
 
 
 def vacancy_of(cluster: Cluster, ring: RingGap, measured: Measured = NO_MEASUREMENTS) -> Vacancy:
-    """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
+    """Return the ring as `choose_replacement` takes it: its slowest link is that of neighbours not beside the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
     links = [known_bytes_per_s(cluster, node, after, measured) for node, after in pairwise(order)]
     longest_s = ring.compute_s * ring.share

@@ -10,7 +10,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of
-from longshore.cluster.simulator.state_border import sound_state
+from longshore.cluster.simulator.state_border import checked_state
 from longshore.cluster.state.state import INDEX_FROM, Simulation, State
 from tests.compiled_runs import compiled
 from tests.strategies import Case
@@ -49,7 +49,7 @@ def check_every_state(case: Case, policy: str, stop_at: int, index_from: int = I
             if not advance(each, 0):
                 break
             if each is sim:
-                found = sound_state(sim, sim.state)
+                found = checked_state(sim, sim.state)
                 if decision == stop_at:
                     put(sim, found)
             (start if HEURISTICS[policy].place(each, 0) else wait)(each, 0)

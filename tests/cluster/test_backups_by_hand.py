@@ -14,7 +14,7 @@ from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.placing import take_gpu
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.slow_nodes import next_relief_s
-from longshore.cluster.simulator.state_border import sound_state
+from longshore.cluster.simulator.state_border import checked_state
 from longshore.cluster.state.state import Simulation
 from tests.cases_by_hand import Jobs, Outages, slow_case
 from tests.compiled_runs import at_first_decision, compiled, run_heuristic
@@ -177,7 +177,7 @@ def with_a_backup() -> Simulation:
     assert start(sim, 0)
     assert advance(sim, 0)
     assert (sim.state.kept_for[0].tolist(), sim.state.backup_of[0, 0]) == ([0, -1, -1, -1], 2)
-    sound_state(sim, sim.state)
+    checked_state(sim, sim.state)
     return sim
 
 
@@ -194,7 +194,7 @@ def test_a_kept_state_in_which_backups_do_not_hold_together_is_refused(name: str
     spoiled = getattr(sim.state, name).copy()
     spoiled.reshape(-1)[at] = value
     with pytest.raises(ValueError, match=r"state\.\w+"):
-        sound_state(sim, sim.state._replace(**{name: spoiled}))
+        checked_state(sim, sim.state._replace(**{name: spoiled}))
 
 
 def test_the_moment_at_which_a_slow_node_is_found_is_awaited_once() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, set_present
 from longshore.cluster.kernels.structures import kth_smallest
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S
@@ -191,7 +191,7 @@ def test_imagined_futures_fail_at_the_rates_that_are_believed_and_teach_nothing(
     assert not np.array_equal(believed, sim.scenarios.hazard_per_s[0])
 
     imagined = imagination_of(sim)
-    recall(imagined, sim, 0)
+    set_present(imagined, sim, 0)
     assert np.array_equal(imagined.scenarios.source_rate_per_s[0, :64], believed)
     assert not imagined.scenarios.source_rate_per_s[0, 64:].any()
     copy_row(imagined, PRESENT, FUTURE)

@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.node_sets import (
-    bound_s,
     fewest_nodes,
-    first_node,
-    holding_level,
-    imagine_now,
-    list_free,
-    set_cost,
-    set_free,
-    tight_set,
+    find_tight_set,
+    first_node_with_free,
+    holding_speed_level,
+    least_run_on_free_s,
+    list_free_nodes,
+    node_set_cost,
+    reset_trial_free,
+    set_trial_free,
 )
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision
@@ -27,10 +27,10 @@ SEEDS = st.integers(0, 2**32 - 1)
 def imagined(seed: int) -> Simulation:
     """Return a decision at which it is imagined that nodes have other GPUs free."""
     sim, rng = at_first_decision(wide_case(seed)), np.random.default_rng(seed)
-    imagine_now(sim, 0)
+    reset_trial_free(sim, 0)
     sizes = np.diff(sim.cluster.first_gpu)
     for node in rng.integers(0, sizes.size, 3 * sizes.size).tolist():
-        set_free(sim, 0, node, int(rng.integers(0, sizes[node] + 1)))
+        set_trial_free(sim, 0, node, int(rng.integers(0, sizes[node] + 1)))
     return sim
 
 
@@ -44,7 +44,7 @@ def levels_of(sim: Simulation) -> list[tuple[int, float]]:
 def test_nodes_are_listed_most_free_first_then_by_index(seed: int) -> None:
     sim = imagined(seed)
     free = sim.scratch.trial_free[0].tolist()
-    count = list_free(sim, 0, 0)
+    count = list_free_nodes(sim, 0, 0)
     order = sorted((node for node in range(len(free)) if free[node]), key=lambda node: (-free[node], node))
     assert sim.scratch.trial_order[0, :count].tolist() == order
     assert sim.scratch.free_count[0].tolist() == [free.count(size) for size in range(sim.scratch.free_count.shape[1])]
@@ -61,7 +61,7 @@ def test_the_first_node_is_the_first_of_all_that_are_like_it(seed: int, data: st
     fit = sim.scratch.trial_free[0] == size
     fit &= (sim.scenarios.speed[0] >= speed) & (sim.state.lemon[0] <= lemons)
     expected = [node for node in np.flatnonzero(fit).tolist() if first <= node < after]
-    assert first_node(sim, 0, size, level, first, after, lemons, 0) == (expected or [-1])[0]
+    assert first_node_with_free(sim, 0, size, level, first, after, lemons, 0) == (expected or [-1])[0]
 
 
 @settings(max_examples=examples(60))
@@ -78,7 +78,7 @@ def test_what_nodes_of_a_speed_hold_is_what_they_hold_one_by_one(seed: int) -> N
         assert fewest_nodes(sim, 0, level, gpus) == (int(np.searchsorted(most, gpus)) + 1 if held else 0)
         holding += [level] if held else []
     if holding:
-        assert holding_level(sim, 0, int(sim.state.current[0])) == holding[0]
+        assert holding_speed_level(sim, 0, int(sim.state.current[0])) == holding[0]
 
 
 @settings(max_examples=examples(60))
@@ -93,7 +93,7 @@ def test_a_tight_set_takes_the_nodes_with_most_free_and_last_the_smallest_hole(s
                 fits = (speeds >= speed) & (sim.state.lemon[0] <= lemons) & (free > 0)
                 some = {node: int(free[node]) for node in range(first, after) if fits[node]}
                 expected = greedy_set(some, gpus) if sum(some.values()) >= gpus else []
-                count = tight_set(sim, 0, job, level, first, after, lemons)
+                count = find_tight_set(sim, 0, job, level, first, after, lemons)
                 assert sim.scratch.trial_set[0, :count].tolist() == expected
                 if expected:
-                    assert bound_s(sim, 0, job) <= set_cost(sim, 0, job, count, 100.0)[0]
+                    assert least_run_on_free_s(sim, 0, job) <= node_set_cost(sim, 0, job, count, 100.0)[0]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.cluster.kernels.structures import heapify, push, remove, sink
+from longshore.cluster.kernels.structures import heapify, push, remove, sift_down
 
 ITEMS = 12
 KEYS = st.sampled_from((0.0, 1.0, 1.5, 2.0, 7.0))  # few, so that many are equal
@@ -67,7 +67,7 @@ def test_a_heap_is_made_of_any_order_and_its_first_item_may_sink(values: list[fl
     pairs = sorted((value, item) for item, value in enumerate(values))
     if pairs:
         key[1, pairs[0][1]] += later
-        sink(key, items, place, count, 1, 0)
+        sift_down(key, items, place, count, 1, 0)
         check(heap)
         pairs[0] = (pairs[0][0] + later, pairs[0][1])
     assert drained(heap) == sorted(pairs)

@@ -14,7 +14,7 @@ from scipy.integrate import quad
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.rollouts import Rollout, RolloutBase, Search
-from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, set_present
 from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, reset, start, wait
@@ -124,7 +124,7 @@ def after(age_s: float, *, shape: float = 1.0, sigma: float = 0.0, down: bool = 
 def drawn_s(sim: Simulation, source: int) -> NDArray[np.float64]:
     """Return the time until a source next changes, in each of many futures."""
     imagined = imagination_of(sim)
-    recall(imagined, sim, 0)
+    set_present(imagined, sim, 0)
     times_s = np.empty(FUTURES)
     for future in range(FUTURES):
         copy_row(imagined, PRESENT, FUTURE)

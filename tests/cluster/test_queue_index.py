@@ -13,13 +13,13 @@ from longshore.cluster.placing import least_slowdown, undo_picks
 from longshore.cluster.queue.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
 from longshore.cluster.queue.index import (
     first_to_pass,
-    is_indexed,
-    longest_waiting,
+    index_if_long,
+    longest_waiting_job,
     next_to_age_s,
-    smallest_job,
-    smallest_of_line,
+    shortest_job,
+    shortest_of_line,
 )
-from longshore.cluster.queue.order import list_others, may_turn, may_wait, next_ageing_s, next_job
+from longshore.cluster.queue.order import list_other_jobs, may_turn_to_other, may_wait, next_ageing_s, next_job
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import MAX_OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic
@@ -55,10 +55,10 @@ def check_index(sim: Simulation) -> None:
     state, jobs = sim.state, queue_of(sim)
     if sim.rules.turns:
         for line in in_turns(sim, 0, LEADING):
-            smallest = smallest_of_line(sim, 0, int(sim.scenarios.line[0, line[0]]))
+            smallest = shortest_of_line(sim, 0, int(sim.scenarios.line[0, line[0]]))
             assert smallest == offered_first(sim, line)
     else:
-        assert smallest_job(sim, 0) == offered_first(sim, jobs)
+        assert shortest_job(sim, 0) == offered_first(sim, jobs)
     kept = state.shadow_s[0], state.extra[0]
     for shadow_s, extra in (kept, (math.inf, 0), (state.now_s[0] + 100.0, 1), (state.now_s[0] + 300.0, 0)):
         state.shadow_s[0], state.extra[0] = shadow_s, extra
@@ -68,7 +68,7 @@ def check_index(sim: Simulation) -> None:
         for gpus in (0, 1, sim.cluster.gpu_node.size // 2, sim.cluster.gpu_node.size):
             that_fit = [job for job in jobs if sim.scenarios.gpus[0, job] <= gpus]
             oldest = min(that_fit, key=lambda job: float(state.queued_s[0, job]), default=-1)
-            assert longest_waiting(sim, 0, gpus) == oldest
+            assert longest_waiting_job(sim, 0, gpus) == oldest
         ageing = [float(state.queued_s[0, job] + sim.rules.ageing_s) for job in jobs]
         assert next_to_age_s(sim, 0) == min((aged_s for aged_s in ageing if aged_s > state.now_s[0]), default=math.inf)
 
@@ -98,7 +98,7 @@ def test_the_index_tells_what_a_walk_along_the_queue_tells(order: str, seed: int
     sim, rng = compiled(deep_case(seed, order), index_from=index_from), np.random.default_rng(seed)
     reset(sim, 0, 0)
     while advance(sim, 0):
-        if is_indexed(sim, 0) and rng.random() < 0.5:
+        if index_if_long(sim, 0) and rng.random() < 0.5:
             check_index(sim)
         decide_somehow(sim, rng)
 
@@ -146,8 +146,8 @@ def test_the_jobs_to_turn_to_are_the_same_with_and_without_an_index(order: str, 
     for sim in sims:
         reset(sim, 0, 0)
     while decision_is_due(sims):
-        if may_turn(sims[0], 0):
-            others = [sim.scratch.other_job[0, : list_others(sim, 0)].tolist() for sim in sims]
+        if may_turn_to_other(sims[0], 0):
+            others = [sim.scratch.other_job[0, : list_other_jobs(sim, 0)].tolist() for sim in sims]
             assert others[0] == others[1]
             assert len(others[0]) <= MAX_OTHERS
             assert len({next_job(sim, 0) for sim in sims}) == 1
@@ -164,9 +164,9 @@ def test_a_short_queue_has_no_index_and_a_long_one_has_it_until_it_is_half_as_lo
     seen = set()
     while advance(sim, 0):
         if sim.state.queued[0] >= 20:
-            assert is_indexed(sim, 0)
+            assert index_if_long(sim, 0)
         if 2 * sim.state.queued[0] < 20:
-            assert not is_indexed(sim, 0)
-        seen.add((int(sim.state.queued[0]) >= 20, bool(is_indexed(sim, 0))))
+            assert not index_if_long(sim, 0)
+        seen.add((int(sim.state.queued[0]) >= 20, bool(index_if_long(sim, 0))))
         decide_somehow(sim, np.random.default_rng(0))
     assert {(True, True), (False, True), (False, False)} <= seen

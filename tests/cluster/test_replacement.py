@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.switching import RING, SOURCE, Candidates, Vacancy, choose, compute_times_s, iteration_s
+from longshore.cluster.switching import (
+    RING,
+    SOURCE,
+    Candidates,
+    Vacancy,
+    choose_replacement,
+    compute_times_s,
+    iteration_by_formula_s,
+)
 
 NAN = math.nan
 
@@ -20,7 +28,7 @@ def candidates(*rows: tuple[float, float, float, float], hazard: float = 0.0) ->
 
 def times_s(vacancy: Vacancy, among: Candidates, formula: int) -> list[float]:
     return [
-        round(iteration_s(vacancy, compute_s, before, after, formula), 3)
+        round(iteration_by_formula_s(vacancy, compute_s, before, after, formula), 3)
         for compute_s, before, after in zip(
             among.compute_s, among.from_previous_bytes_per_s, among.to_next_bytes_per_s, strict=True
         )
@@ -35,8 +43,8 @@ def test_the_sources_formula_promises_an_average_that_a_ring_does_not_keep() -> 
 
     assert times_s(vacancy, a10_v100_a100_t4, SOURCE) == [0.95, 0.9, 0.3, 1.2]
     assert times_s(vacancy, a10_v100_a100_t4, RING) == [1.2, 1.15, 1.0, 1.4]
-    assert choose(vacancy, a10_v100_a100_t4, SOURCE) == 1  # of the same peak as the first, and faster
-    assert choose(vacancy, a10_v100_a100_t4, RING) == 2
+    assert choose_replacement(vacancy, a10_v100_a100_t4, SOURCE) == 1  # of the same peak as the first, and faster
+    assert choose_replacement(vacancy, a10_v100_a100_t4, RING) == 2
 
 
 def test_where_nobody_keeps_the_average_the_fastest_is_taken_and_both_directions_of_a_link_count() -> None:
@@ -45,7 +53,7 @@ def test_where_nobody_keeps_the_average_the_fastest_is_taken_and_both_directions
 
     assert times_s(vacancy, among, SOURCE) == [1.5, 1.4, 2.2]
     assert times_s(vacancy, among, RING) == [2.0, 1.9, 3.4]
-    assert choose(vacancy, among, SOURCE) == choose(vacancy, among, RING) == 1
+    assert choose_replacement(vacancy, among, SOURCE) == choose_replacement(vacancy, among, RING) == 1
 
 
 def test_a_missing_record_costs_a_strong_gpu_its_seat_unless_the_efficiency_of_others_is_used() -> None:
@@ -56,7 +64,7 @@ def test_a_missing_record_costs_a_strong_gpu_its_seat_unless_the_efficiency_of_o
     for formula in (SOURCE, RING):
         usual_s, sure_s = compute_times_s(recorded_s, peak, 30e12, [(0.076, 990e12)], formula)
         among = Candidates(usual_s, sure_s, peak, link, link, np.zeros(2))
-        found.append((usual_s.round(3).tolist(), choose(vacancy, among, SOURCE)))
+        found.append((usual_s.round(3).tolist(), choose_replacement(vacancy, among, SOURCE)))
 
     assert found == [([0.096, 0.076], 0), ([0.241, 0.076], 1)]
 
@@ -89,7 +97,7 @@ def test_a_ring_of_one_has_no_links_and_no_candidate_is_none() -> None:
     alone = Vacancy(1, 1e9, 1.0, 0.0, math.inf)
     among = candidates((100, 1.0, 1.0, 0.5))
     assert times_s(alone, among, RING) == [0.5]
-    assert choose(alone, Candidates(*(np.zeros(0) for _ in Candidates._fields)), RING) == -1
+    assert choose_replacement(alone, Candidates(*(np.zeros(0) for _ in Candidates._fields)), RING) == -1
 
 
 def test_with_a_record_nobody_need_tell_the_flops_of_an_iteration() -> None:
@@ -107,8 +115,8 @@ def test_who_cannot_be_reckoned_or_reached_is_taken_only_if_there_is_nobody_else
     assert usual_s.tolist() == sure_s.tolist() == [math.inf]
     for bad in ((1.0, 9.0, 9.0, math.inf), (1.0, 0.0, 9.0, 0.1), (1.0, 9.0, 0.0, 0.1)):
         rows = [*good[:place], bad, *good[place:]]
-        assert rows[choose(vacancy, candidates(*rows), formula)] == good[1]
-        assert choose(vacancy, candidates(bad), formula) == 0
+        assert rows[choose_replacement(vacancy, candidates(*rows), formula)] == good[1]
+        assert choose_replacement(vacancy, candidates(bad), formula) == 0
 
 
 FEW = st.sampled_from([0.25, 0.5, 1.0, 2.0])  # so that many are equal
@@ -140,4 +148,4 @@ def test_the_choice_is_the_least_by_a_plain_key(
     peak, before, after, hazard = others
     among = Candidates(compute_s, compute_s + later_s, peak, before, after, hazard)
 
-    assert choose(vacancy, among, formula) == min(range(len(rows)), key=key)
+    assert choose_replacement(vacancy, among, formula) == min(range(len(rows)), key=key)

@@ -18,7 +18,7 @@ from longshore.cluster.model.problem import EVERY_JOB, Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.cluster.state.border import rows_to_run
+from longshore.cluster.state.border import checked_scenario_indices
 from longshore.cluster.state.state import Simulation, State, allocate_state
 from tests.strategies import Case, cases
 from tests.support.budgets import examples
@@ -186,10 +186,10 @@ def test_rows_and_scenarios_that_do_not_exist_are_refused(policy: str, wrong: An
 def test_scenarios_pass_only_if_all_can_be_run(scenarios: list[int]) -> None:
     sim = Parts().simulation()
     if len(scenarios) <= ROWS and all(0 <= each < SCENARIOS for each in scenarios):
-        assert rows_to_run(sim, np.array(scenarios, dtype=np.int64)).tolist() == scenarios
+        assert checked_scenario_indices(sim, np.array(scenarios, dtype=np.int64)).tolist() == scenarios
     else:
         with pytest.raises(ValueError, match="scenario"):
-            rows_to_run(sim, np.array(scenarios, dtype=np.int64))
+            checked_scenario_indices(sim, np.array(scenarios, dtype=np.int64))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.simulator.event_log import MAX_QUIET, MAX_STOPS
-from longshore.cluster.simulator.state_border import BOUNDED, LINES, sound_state
-from longshore.cluster.state.state import MAX_INT64, RANGES, State, declared
+from longshore.cluster.simulator.state_border import BOUNDED, LINES, checked_state
+from longshore.cluster.state.state import MAX_INT64, RANGES, State, declared_fields
 from longshore.envs.batch import AgentView, Batch
 from tests.cluster.agreement import check_every_state, put
 from tests.envs.copied_run import problem
@@ -21,7 +21,7 @@ from tests.strategies import Case, cases, needy_cases
 from tests.support.budgets import examples
 
 FIELDS = State.__annotations__
-WHOLE = [field.name for field in declared(State) if field.dtype is not None and field.dtype.kind == "i"]
+WHOLE = [field.name for field in declared_fields(State) if field.dtype is not None and field.dtype.kind == "i"]
 VIEWS = (AgentView("node", "full", "dt"), AgentView("gpu", "patent", "dt"), AgentView("candidate", "full", "dt"))
 
 
@@ -61,7 +61,7 @@ def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str
     beyond += [2**30, 2**31 - 1] if most != "any" else []
     for value in beyond if field.size else ():  # the index has no room where no queue is long
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected {least} to "):
-            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+            checked_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 
 @pytest.mark.parametrize("name", ["guess_s", "slowdown", *BOUNDED])
@@ -70,16 +70,16 @@ def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_fi
     beyond = (1e61, -1.0) if name == "slowdown" else (1e29, -1.0, 0.0) if name == "guess_s" else (1e29, -1e29)
     for value in (math.inf, -math.inf, *beyond):
         with pytest.raises(ValueError, match=rf"state\.{name}\["):
-            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+            checked_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 
 @pytest.mark.parametrize(("name", "most"), [("quiet", MAX_QUIET), ("stops", MAX_STOPS)])
 def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, most: int) -> None:
     batch = run()
-    sound_state(batch.sim, spoiled(batch.sim.state, name, most))
+    checked_state(batch.sim, spoiled(batch.sim.state, name, most))
     for value in (most + 1, 2**31 - 1):
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected at most {most}"):
-            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+            checked_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 
 BELIEFS = (
@@ -91,11 +91,11 @@ BELIEFS = (
 @pytest.mark.parametrize("learns", [False, True])
 def test_fault_rates_that_nobody_can_have_learned_are_refused_by_their_field(name: str, *, learns: bool) -> None:
     batch = run(learns=learns)
-    sound_state(batch.sim, batch.sim.state)
+    checked_state(batch.sim, batch.sim.state)
     beyond = [math.inf, -2.0, *([1e9] if name in ("observed_s", "failed_s") else [])]
     for value in beyond if learns else [*beyond, 0.5]:
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected "):
-            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+            checked_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 
 def test_turns_that_nobody_can_have_had_are_refused_and_lines_are_laid_anew() -> None:
@@ -104,9 +104,9 @@ def test_turns_that_nobody_can_have_had_are_refused_and_lines_are_laid_anew() ->
     assert state.turns.max() > 0
     for name, value in (("turn_number", int(state.turns.max()) + 1), ("turn_s", float(state.now_s.max()) + 1.0)):
         with pytest.raises(ValueError, match=rf"state\.{name}\["):
-            sound_state(sim, spoiled(state, name, value))
+            checked_state(sim, spoiled(state, name, value))
     zeroed = {name: np.zeros_like(getattr(state, name)) for name in LINES}
-    laid = sound_state(sim, state._replace(**zeroed))
+    laid = checked_state(sim, state._replace(**zeroed))
     for row in range(state.head.size):
         lines = np.flatnonzero(state.line_head[row] >= 0)
         for name in ("line_head", "line_tail", "line_oldest"):
@@ -117,7 +117,7 @@ def test_turns_that_nobody_can_have_had_are_refused_and_lines_are_laid_anew() ->
 
 def test_signals_are_looked_for_anew() -> None:
     batch = run()
-    assert not sound_state(batch.sim, spoiled(batch.sim.state, "unpolled", 2**31 - 1)).unpolled.any()
+    assert not checked_state(batch.sim, spoiled(batch.sim.state, "unpolled", 2**31 - 1)).unpolled.any()
 
 
 COUNTED = (
@@ -133,7 +133,7 @@ def test_what_other_fields_tell_otherwise_is_refused(name: str, at: int, more: i
     sim = run().sim
     was = getattr(sim.state, name).reshape(-1)
     with pytest.raises(ValueError, match=r"state\.\w+(\[|: a list of row)"):
-        sound_state(sim, spoiled(sim.state, name, was[at % was.size] + more, at))
+        checked_state(sim, spoiled(sim.state, name, was[at % was.size] + more, at))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_other_fields_tell_otherwise_is_refused(name: str, at: int, more: i
 def test_heaps_lists_and_times_that_do_not_hold_together_are_refused(name: str, change: Any) -> None:
     sim = run().sim
     with pytest.raises(ValueError, match=r"state\."):
-        sound_state(sim, sim.state._replace(**{name: change(getattr(sim.state, name))}))
+        checked_state(sim, sim.state._replace(**{name: change(getattr(sim.state, name))}))
 
 
 @pytest.mark.parametrize("kind", ["picked", "running"])
@@ -169,7 +169,7 @@ def test_a_gpu_that_a_job_holds_is_not_out_of_service(kind: str) -> None:
     down.source_failed[row, gpu] = down.gpu_down[row, gpu] = 1
     down.down[row] += 1
     with pytest.raises(ValueError, match=rf"state\.gpu_down\[{row}, {gpu}\] is 1, expected 0 for a GPU"):
-        sound_state(sim, down)
+        checked_state(sim, down)
 
 
 @pytest.mark.parametrize("name", ["speed", "intra", "nic", "uplink", "rack", "hazard"])
@@ -179,7 +179,7 @@ def test_what_is_told_of_the_picks_follows_from_them(name: str) -> None:
     for row in range(3):
         other = -2 if name == "rack" and getattr(batch.sim.state, field)[row] != -2 else 0.5
         with pytest.raises(ValueError, match=rf"state\.{field}\[{row}\]"):
-            sound_state(batch.sim, spoiled(batch.sim.state, field, other, row))
+            checked_state(batch.sim, spoiled(batch.sim.state, field, other, row))
 
 
 @settings(max_examples=examples(150))
@@ -193,7 +193,7 @@ def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
         values = (0.0, -1.0, 1e25, 1e150, math.inf) if name not in WHOLE else (-2, -1, 0, 1, 2, 3, 5, 8)
         state = spoiled(state, name, data.draw(st.sampled_from(values)), data.draw(st.integers(0, 2**20)))
     try:
-        found = sound_state(batch.sim, state)
+        found = checked_state(batch.sim, state)
     except ValueError:
         return
     put(batch.sim, found)
@@ -207,7 +207,7 @@ def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
             batch.reset_rows(np.flatnonzero(batch.ended))
     except EndlessError:
         return
-    sound_state(batch.sim, batch.sim.state)
+    checked_state(batch.sim, batch.sim.state)
 
 
 @settings(max_examples=examples(60))

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
+from longshore.cluster.candidates.candidates import is_wait, lets_all_jobs_wait, list_candidates, pick_candidate
 from longshore.cluster.model.problem import EVERY_JOB, ORDERS, goes_by_work
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.placing import take_node
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.queue.expected import estimated_work_s
-from longshore.cluster.queue.order import list_others, may_wait, turn_to
+from longshore.cluster.queue.order import list_other_jobs, may_wait, turn_to
 from longshore.cluster.simulator.engine import advance, start, wait
 from longshore.cluster.state.state import MAX_OTHERS, MAX_SCANNED, Simulation
 from longshore.envs.batch import AgentView, Batch
@@ -73,7 +73,7 @@ def expected_others(sim: Simulation) -> list[int]:
 
 def others_of(sim: Simulation) -> list[int]:
     with on_trial(sim):
-        count = list_others(sim, 0)
+        count = list_other_jobs(sim, 0)
         return list(map(int, sim.scratch.other_job[0, :count]))
 
 
@@ -212,7 +212,7 @@ def test_under_fifo_every_candidate_is_of_the_job_that_is_due_and_its_wait_is_th
         candidates = listed(batch.sim, 0)
         assert {candidate.job for candidate in candidates} == {int(batch.sim.state.current[0])}
         assert sum(is_wait(batch.sim, 0, number) for number in range(len(candidates))) == may_wait(batch.sim, 0)
-        assert not any(is_rest(batch.sim, 0, number) for number in range(len(candidates)))
+        assert not any(lets_all_jobs_wait(batch.sim, 0, number) for number in range(len(candidates)))
 
 
 def test_a_busy_cluster_offers_other_jobs_often() -> None:
@@ -271,7 +271,7 @@ def test_nobody_turns_away_from_an_aged_job() -> None:
 def test_the_wait_of_a_list_ends_the_moment_for_all_and_the_bases_own_for_its_job_only() -> None:
     sim = two_waiting()
     candidates = list_candidates(sim, 0)
-    assert is_rest(sim, 0, candidates - 1)
+    assert lets_all_jobs_wait(sim, 0, candidates - 1)
     assert not pick_candidate(sim, 0, candidates - 1)
     wait(sim, 0)
     assert advance(sim, 0)
@@ -286,7 +286,7 @@ def test_the_wait_of_a_list_ends_the_moment_for_all_and_the_bases_own_for_its_jo
     assert advance(sim, 0)
     assert list_candidates(sim, 0) == 4  # its wait, its set at once, that of the third job, and the wait for all
     assert is_wait(sim, 0, 0)
-    assert not is_rest(sim, 0, 0)
+    assert not lets_all_jobs_wait(sim, 0, 0)
     assert not pick_candidate(sim, 0, 0)
     wait(sim, 0)
     assert advance(sim, 0)

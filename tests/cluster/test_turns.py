@@ -12,7 +12,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.model.problem import ORDERS, Problem, fault_sources, joined, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.cluster.queue.turns import line_up
+from longshore.cluster.queue.turns import line_up_jobs
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from tests.cases_by_hand import Jobs, hand_case
@@ -140,7 +140,7 @@ def test_the_queue_is_lined_up_as_the_page_says(seed: int, order: str) -> None:
         if rng.random() < 0.2:
             jobs = lined_up(sim)
             for most in (1, 5, len(jobs)):
-                count = line_up(sim, 0, most)
+                count = line_up_jobs(sim, 0, most)
                 assert sim.scratch.lined_up[0, :count].tolist() == jobs[:most]
         assert HEURISTICS["pack"].place(sim, 0)
         start(sim, 0)

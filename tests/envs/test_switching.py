@@ -9,7 +9,7 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.cluster.simulator.state_border import sound_state
+from longshore.cluster.simulator.state_border import checked_state
 from longshore.envs.batch import AgentView, Batch
 from tests.envs.random_run import open_actions, small_problem
 
@@ -38,7 +38,7 @@ def test_observations_keep_their_shape_and_every_state_is_sound(view: AgentView,
         assert np.isfinite(batch.observations).all()
         assert np.isfinite(batch.rewards).all()
         batch.reset_rows(np.flatnonzero(batch.ended))
-        sound_state(batch.sim, batch.sim.state)
+        checked_state(batch.sim, batch.sim.state)
     assert batch.sim.state.switches.sum() > 0
 
 

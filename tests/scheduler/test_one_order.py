@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.model.orders import ORDER_REGIMES
-from longshore.cluster.queue.turns import line_up
+from longshore.cluster.queue.turns import line_up_jobs
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
@@ -143,7 +143,9 @@ class Shared(Still):
         assert self.scheduler.cache is not None
         mirror = self.scheduler.cache.mirror
         jobs = {mirror.slot(job): job for job in mirror.origin_now().queue}
-        return [jobs[slot] for slot in mirror.sim.scratch.lined_up[0, : line_up(mirror.sim, 0, len(jobs))].tolist()]
+        return [
+            jobs[slot] for slot in mirror.sim.scratch.lined_up[0, : line_up_jobs(mirror.sim, 0, len(jobs))].tolist()
+        ]
 
     def turns_in_store(self) -> list[str]:
         with self.store.read() as tx:

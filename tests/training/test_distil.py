@@ -24,7 +24,7 @@ from longshore.agents.networks.candidates import (
 )
 from longshore.agents.rollouts import NO_HORIZON, Rollout, Search
 from longshore.cluster.candidates.candidates import list_candidates
-from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, set_present
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.cluster.model.outcome import Objective
 from longshore.cluster.model.problem import Problem
@@ -155,7 +155,7 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
         assert base.run_for(sim, 0, 1, NO_HORIZON)[0]
     rollout = Rollout(base, Search(futures=3), objective)
     imagined = imagination_of(sim)
-    recall(imagined, sim, 0)
+    set_present(imagined, sim, 0)
     left_s = []
     for future in range(3):
         copy_row(imagined, PRESENT, FUTURE)

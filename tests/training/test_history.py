@@ -19,7 +19,7 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.cluster.state.border import sound_scenarios
+from longshore.cluster.state.border import checked_scenarios
 from longshore.envs.features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
 from longshore.scheduler.mirror.journal import decode_record
@@ -142,7 +142,7 @@ def test_users_of_a_past_take_turns_at_each_priority_by_itself(jobs: list[tuple[
     rates = np.zeros(fault_sources(cluster))
     scenarios = stack(cluster, [workload], fault_seed=np.zeros(1, np.int64), source_rate_per_s=rates)
     rank = np.array([ranks]) + 1
-    found = sound_scenarios(with_ranks(scenarios, rank), cluster)
+    found = checked_scenarios(with_ranks(scenarios, rank), cluster)
     assert np.array_equal(found.rank, rank)
     if len(set(users)) < 2:
         assert not found.line.size

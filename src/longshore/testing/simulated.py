@@ -26,19 +26,19 @@ import numpy as np
 from ..cluster.files.errors import BackendError, InputError
 from ..cluster.kernels.structures import push, remove
 from ..cluster.model.placement import Placement
-from ..cluster.placing import begin_picks, take_gpu
+from ..cluster.placing import make_job_due, take_gpu
 from ..cluster.simulator.engine import (
-    change_due_sources,
     handle_events,
     move_clock,
     next_event_s,
     reset,
     start,
     submit_due,
+    toggle_due_sources,
 )
 from ..cluster.simulator.faults import has_live_member
 from ..cluster.simulator.jobs import continue_after_switch, count_progress, finish, stop_after_fault
-from ..cluster.simulator.seats import average_s, compute_s
+from ..cluster.simulator.seats import compute_s, held_ring_iteration_s
 from ..cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ..cluster.state.state import Simulation
 from ..ring.wire import EmptySeat, MemberOffer, NoMemberOffer, RingReport, SeatRequest
@@ -171,7 +171,7 @@ class SimulatedBackend(Backend):
         move_clock(sim, ROW, time_s)
         self._end_held()
         if sim.state.finished[ROW] < sim.scenarios.jobs[sim.state.scenario[ROW]]:
-            change_due_sources(sim, ROW)
+            toggle_due_sources(sim, ROW)
             self._end_held()
             submit_due(sim, ROW)
 
@@ -214,7 +214,7 @@ class SimulatedBackend(Backend):
         job, gpus, state = self.of_job[attempt.job], self.layout.numbers(placement), self.sim.state
         if any(state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0 for gpu in gpus):
             raise CannotHonourError(f"a GPU of {placement} is not free")
-        begin_picks(self.sim, ROW, job)
+        make_job_due(self.sim, ROW, job)
         for gpu in gpus:
             take_gpu(self.sim, ROW, gpu)
         state.shadow_s[ROW] = math.inf  # reservations are the scheduler's
@@ -334,7 +334,7 @@ class SimulatedBackend(Backend):
                 generation=ring.generation,
                 empty=list(self._empty_seats(ring, members)),
                 order=[rank for _, rank in members],
-                step_s=ring.before_s if ring.asks else float(average_s(self.sim, ROW, ring.job)),
+                step_s=ring.before_s if ring.asks else float(held_ring_iteration_s(self.sim, ROW, ring.job)),
                 compute_s={str(rank): float(compute_s(self.sim, ROW, ring.job, gpu)) for gpu, rank in members},
                 nodes={str(rank): self.layout.node_and_index(gpu)[0] for gpu, rank in members},
             )
@@ -363,7 +363,7 @@ class SimulatedBackend(Backend):
         if ring is None or not has_live_member(sim, ROW, job):
             return False
         state = sim.state
-        ring.before_s = float(average_s(sim, ROW, job))
+        ring.before_s = float(held_ring_iteration_s(sim, ROW, job))
         count_progress(sim, ROW, job, state.struck_s[ROW, job], held_gpus(sim, ROW, job))
         for gpu, rank in self._members(ring):
             if state.died[ROW, gpu] == 1:

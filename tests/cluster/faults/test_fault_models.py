@@ -21,7 +21,7 @@ from longshore.cluster.faults.models import (
 from longshore.cluster.kernels.structures import uniform
 from longshore.cluster.model.problem import DEFAULT_HAZARD_PER_S, fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
-from longshore.cluster.state.border import sound_process
+from longshore.cluster.state.border import checked_process
 
 CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes
 GPUS = 24
@@ -51,7 +51,7 @@ def test_a_model_is_a_pure_function_with_a_rate_for_each_source(name: str, seed:
     assert (np.isfinite(rates) & (rates >= 0.0)).all()
     first = process.outage_first
     assert not first.any() or first.size == rates.size + 1
-    sound_process(process)
+    checked_process(process)
     again, process_again = draw(name, seed, cluster, hazard_per_s)
     assert np.array_equal(rates, again)
     assert [np.asarray(it).tolist() for it in process] == [np.asarray(it).tolist() for it in process_again]
