@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.candidates.node_sets import RUN_TIE, WAIT_PATIENCE, find_best_set, gain_of_waiting_s, reset_trial_free
-from ..cluster.kernels.compiled import kernel, one_of
+from ..cluster.kernels.compiled import kernel, kernel_of_numbered
 from ..cluster.model.problem import Rules
 from ..cluster.placing import (
     DRAWS_PER_PLACEMENT,
@@ -360,7 +360,7 @@ TABLE: tuple[tuple[str, Rule, str, float, bool], ...] = (
     ("spread", pick_spread, "worst fit: the node with most free GPUs", 0.0, False),
 )
 PICKS = [rule for _, rule, *_ in TABLE]
-_pick = one_of("heuristic", PICKS)
+_pick = kernel_of_numbered("heuristic", PICKS)
 
 
 @kernel

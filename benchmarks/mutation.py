@@ -37,7 +37,7 @@ PLAIN_S, MOST_PLAIN_S = 20.0, 150.0  # of those tried with plain kernels: by the
 COMPILE_S = 900.0  # all kernels, beside the tests of another fault
 USAGE = 4  # status of pytest where it does not know a test
 WRONGLY_FAILED = 5  # tests that fail without the fault, too, after which a fault counts as missed
-WHERE_KERNELS = "from longshore.cluster.kernels import kept; print(kept.folder())"
+WHERE_KERNELS = "from longshore.cluster.kernels import kept; print(kept.cache_folder())"
 
 
 class Verdict(NamedTuple):

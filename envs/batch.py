@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..cluster.candidates.candidates import pick_candidate
 from ..cluster.files.errors import PluginError
 from ..cluster.files.plugins import load_as, registered
-from ..cluster.kernels.compiled import check_kernel, kernel, one_of
+from ..cluster.kernels.compiled import check_kernel, kernel, kernel_of_numbered
 from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
 from ..cluster.placing import take_gpu, take_node
@@ -64,7 +64,7 @@ def _reward_or_placeholder(name: str) -> Reward:
 
 _rewards = [_reward_or_placeholder(name) for name in REWARDS]
 _AT_END = sum(bool(reward.at_end) << number for number, reward in enumerate(_rewards))  # bit n: of reward n
-cost_so_far_s = one_of("reward_cost", [reward.cost_s for reward in _rewards])
+cost_so_far_s = kernel_of_numbered("reward_cost", [reward.cost_s for reward in _rewards])
 
 
 @kernel

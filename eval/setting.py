@@ -15,7 +15,7 @@ from ..agents.heuristics import HEURISTICS, Heuristic, patient_of_least_cost, pa
 from ..agents.protocol import Policy
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
-from ..cluster.files.input_problems import nearest
+from ..cluster.files.input_problems import name_advice
 from ..cluster.model.outcome import Weighting
 from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, laid_out
 from ..cluster.model.workload import Workload, describe, with_gpus_cut
@@ -66,7 +66,7 @@ class JobsRequest:
                 raise InputError("a trace has its own jobs", "omit one of the two", field=option)
         if self.profile is not None and self.profile not in PROFILES:
             problem = f"there is no profile {self.profile!r}"
-            raise InputError(problem, nearest(self.profile, PROFILES), field="--profile")
+            raise InputError(problem, name_advice(self.profile, PROFILES), field="--profile")
         if self.arrivals == "batch" and load is not None:
             raise InputError("a batch submits all jobs at once", "omit one of the two", field="--load")
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import read_head
-from ..cluster.files.output_file import readable
+from ..cluster.files.output_file import encodable_text
 from ..cluster.traces.read import TraceRows, columns_of, read_rows
 from .hardware import Accuracy, FittedConstants, HardwareProfile, MeasuredHardware, scaled_to_bandwidths
 from .step_time import (
@@ -196,7 +196,7 @@ def calibrate(runs: MeasuredRuns, measured: MeasuredHardware, name: str) -> Hard
     plausible = _validated_constants(constants)
     held_out = held_out_ratios(runs, measured, constants)
     return HardwareProfile(
-        name=readable(name)[:200],
+        name=encodable_text(name)[:200],
         measured_on=measured,
         constants=plausible,
         not_identified=tuple(undetermined_constants(runs, measured, constants)),

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ..cluster.files.durations import duration_text, exact_text
+from ..cluster.files.durations import duration_text, exact_duration_text
 from .calibration import RELIABLE_RUNS, MeasuredRuns
 from .hardware import HardwareProfile, HostProfile
 from .memory import CONTEXT_BYTES, FRAGMENTATION
@@ -103,7 +103,7 @@ def result_sentences(request: PlanRequest, result: SearchResult) -> Iterator[str
         yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
     elif result.meets:
         yield (
-            f"{_gpus_text(plan)} meet the deadline of {exact_text(request.deadline_s)}: "
+            f"{_gpus_text(plan)} meet the deadline of {exact_duration_text(request.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
         if plan.gpus > 1 and result.with_fewer_gpus is None:
@@ -113,7 +113,7 @@ def result_sentences(request: PlanRequest, result: SearchResult) -> Iterator[str
             yield f"Fewer do not: {_gpus_text(fewer)} have a bound of {duration_text(fewer.bound_s)}."
     else:
         yield (
-            f"No plan meets the deadline of {exact_text(request.deadline_s)}. The fastest has a {bound} of "
+            f"No plan meets the deadline of {exact_duration_text(request.deadline_s)}. The fastest has a {bound} of "
             f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - request.deadline_s)} too long."
         )
         yield from _more_gpus_sentences(request, result)

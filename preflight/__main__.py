@@ -1,8 +1,8 @@
 """Checks that travel with a job: `python -m longshore.preflight -- python train.py` (docs/preflight.md)."""
 
-from ..cluster.files.paths import end_if_gone
+from ..cluster.files.paths import end_if_folder_gone
 
-end_if_gone("longshore.preflight")
+end_if_folder_gone("longshore.preflight")
 
 from .travelling import main  # noqa: E402
 

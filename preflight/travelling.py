@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
-from ..cluster.files.processes import ending_with
+from ..cluster.files.processes import kill_with_parent_hook
 from .check import (
     ALL_ATTACHMENTS,
     Check,
@@ -93,7 +93,7 @@ class SignalWitness:
 def _report_signals(parent: int, report_fd: int, signals: Sequence[signal.Signals]) -> None:
     """Report each signal, until the parent has exited."""
     try:
-        ending_with(parent)()
+        kill_with_parent_hook(parent)()
         while True:
             os.write(report_fd, _REPORT.pack(signal.sigwait(signals), time.monotonic()))
     finally:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..cluster.files.errors import BackendError, LongshoreError
-from ..cluster.files.output_file import readable
-from ..cluster.files.processes import ending_with
+from ..cluster.files.output_file import encodable_text
+from ..cluster.files.processes import kill_with_parent_hook
 from .check import (
     MAX_FINDING_CHARS,
     Check,
@@ -58,7 +58,7 @@ def encode_reply(number: int, findings: list[CheckFinding], seconds: float) -> b
 
 def _shorten_texts(finding: CheckFinding) -> CheckFinding:
     texts = ("device", "got", "wanted", "action", "reason", "text")
-    cut: dict[str, Any] = {name: readable(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts}
+    cut: dict[str, Any] = {name: encodable_text(getattr(finding, name))[:MAX_FINDING_CHARS] for name in texts}
     return replace(finding, **cut)
 
 
@@ -124,7 +124,7 @@ def _unmet_needs(check: Check, context: Context) -> list[CheckFinding]:
 
 def _end_with_parent() -> None:
     """Die with the process that started this one, and on the signals of the runner."""
-    ending_with(os.getppid())()
+    kill_with_parent_hook(os.getppid())()
     _release_fork_server()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends this process

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..cluster.files.errors import InputError
-from ..cluster.files.output_file import replacing, write_text
+from ..cluster.files.output_file import replacing_file, write_text
 from ..cluster.files.yaml_file import read_yaml, validated, yaml_text
 from .check import Check, CheckFinding, CheckStage, Need, failed, passed, skipped, warned
 from .context import Context
@@ -78,7 +78,7 @@ def write_blueprint(path: Path, blueprint: Blueprint) -> None:
         InputError: If it cannot be written.
     """
     text = yaml_text(blueprint.model_dump(mode="json"))
-    with replacing(path) as part:
+    with replacing_file(path) as part:
         write_text(part, text)
 
 

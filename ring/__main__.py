@@ -26,9 +26,9 @@ if __name__ == "__main__":
     for _number in END_SIGNALS:
         signal.signal(_number, _exit_at_once)
 
-    from ..cluster.files.paths import end_if_gone
+    from ..cluster.files.paths import end_if_folder_gone
 
-    end_if_gone("longshore.ring")
+    end_if_folder_gone("longshore.ring")
 
 import argparse
 import asyncio

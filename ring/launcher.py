@@ -27,7 +27,7 @@ from subprocess import SubprocessError
 from types import TracebackType
 from typing import Self
 
-from ..cluster.files.processes import ending_with, last_error
+from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
 from .coordinator_server import STATE, RingSettings, read_settings
 from .warm import connect_to_warm_process, fork_member, python_arguments
@@ -80,7 +80,7 @@ async def start_tool(
     return await asyncio.create_subprocess_exec(
         sys.executable, *flags, "-c", RUN_MODULE, str(IMPORT_FOLDER), module, *arguments,
         stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=None if outlives_parent else ending_with(os.getpid()),
+        preexec_fn=None if outlives_parent else kill_with_parent_hook(os.getpid()),
     )  # fmt: skip
 
 
@@ -476,7 +476,7 @@ class RingLauncher:
     ) -> Coroutine[None, None, int]:  # fmt: skip
         process = await asyncio.create_subprocess_exec(
             *start.command, env=environment, cwd=start.folder, stdin=asyncio.subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True, preexec_fn=ending_with(os.getpid()),
+            stderr=output, start_new_session=True, preexec_fn=kill_with_parent_hook(os.getpid()),
         )  # fmt: skip
         self._running[start.member] = self.pids[start.member] = process.pid
         return process.wait()
@@ -520,7 +520,7 @@ class RingLauncher:
         """Return the error in a member's log; "" of one that ended as it should."""
         if start.log is None or start.member not in self._log_sizes or status in (0, GONE_STATUS, RESTART_STATUS):
             return ""
-        return last_error(str(start.log), since=self._log_sizes[start.member])
+        return last_error_in_log(str(start.log), since=self._log_sizes[start.member])
 
     def describe_exit(self, member: int) -> str:
         """Return how a member ended, for people."""

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ..cluster.files.processes import short_name
+from ..cluster.files.processes import short_socket_path
 from .wire import UNKNOWN_STATUS
 
 MAX_REQUEST_BYTES = 1 << 20
@@ -88,7 +88,7 @@ class WarmProcess:
         listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        with short_name(self._path) as name:
+        with short_socket_path(self._path) as name:
             listener.bind(name)
         self._path.chmod(0o600)
         listener.listen(64)
@@ -279,7 +279,7 @@ async def connect_to_warm_process(path: Path, has_ended: Callable[[], bool]) -> 
     while asyncio.get_running_loop().time() < until_s:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            with short_name(path) as name:
+            with short_socket_path(path) as name:
                 connection.connect(name)
         except OSError:
             connection.close()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from ..cluster.files.certificates import tls_problem, trusting
+from ..cluster.files.certificates import client_tls_context, tls_problem
 from ..cluster.files.errors import BackendError, InputError
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
@@ -51,7 +51,7 @@ class Client:
     def __init__(self, url: str, token: Callable[[], str | None] = lambda: None, ca: Path | None = None) -> None:
         is_plain = url.lower().startswith("http:")
         # To load the certificates takes 20 ms; a file that is named and cannot be used is an error with any URL.
-        tls = trusting(ca) if ca is not None or not is_plain else False
+        tls = client_tls_context(ca) if ca is not None or not is_plain else False
         self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._shows_token, verify=tls)
         self._url, self._token, self._had_token, self._is_secured = url, token, False, not is_plain
 

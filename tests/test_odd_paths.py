@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files.output_file import in_one_line, readable
+from longshore.cluster.files.output_file import encodable_text, in_one_line
 from longshore.training.config import TrainingConfig
 from tests.checkout import ROOT, SMALL
 from tests.command_line import Command
@@ -66,7 +66,7 @@ def test_a_simulation_takes_and_writes_them(longshore: Command, files: Files) ->
 
 @pytest.mark.full
 def test_a_training_takes_and_writes_them(longshore: Command, files: Files) -> None:
-    logdir = files.folder / readable(ODD)
+    logdir = files.folder / encodable_text(ODD)
     asked = ["train", "--trace", files.trace, "--cluster", files.cluster, "--steps", 64, "--preset", "traces"]
     done = longshore(*asked, "--logdir", logdir)
     assert done.status == 0, done.err

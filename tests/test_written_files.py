@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.output_file import readable, write_text
+from longshore.cluster.files.output_file import encodable_text, write_text
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
@@ -167,7 +167,7 @@ TAKE_ANY = (
 @pytest.mark.parametrize("writer", WRITERS)
 def test_odd_names_are_read_back(writer: str, tmp_path: Path) -> None:
     for name in ODD:
-        written, found = WRITERS[writer](tmp_path, name if writer in TAKE_ANY else readable(name))
+        written, found = WRITERS[writer](tmp_path, name if writer in TAKE_ANY else encodable_text(name))
         assert found == written, name
 
 
@@ -179,9 +179,9 @@ def test_what_other_processes_say_is_sent_in_any_case(text: str) -> None:
     """JSON has no form for some of it; a process that cannot say why it ends ends without a word."""
     said = read_message(Failed(number=1, reason=text).model_dump_json().encode())
     assert isinstance(said, Failed)
-    assert said.reason == readable(text)
+    assert said.reason == encodable_text(text)
     (found,) = decode_reply(encode_reply(1, [warned(text, text, text, text)], 0.0)).findings
-    assert found == warned(*[readable(text)] * 4)
+    assert found == warned(*[encodable_text(text)] * 4)
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -23,7 +23,7 @@ from ..agents.learned.checkpoint import load_policy
 from ..agents.learned.network import find_network
 from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
-from ..cluster.files.input_problems import nearest
+from ..cluster.files.input_problems import name_advice
 from ..cluster.files.output_file import in_one_line
 from ..cluster.files.plugins import is_registered, registered
 from ..cluster.files.yaml_file import read_yaml
@@ -116,7 +116,7 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
     for name, value in file.data.items():
         if name not in known:
             problem = f"{algorithm} has no hyper-parameter {name!r} that can be given"
-            raise file.error((name,), problem, nearest(str(name), known))
+            raise file.error((name,), problem, name_advice(str(name), known))
         if not known[name].holds(value):
             raise file.error((name,), f"{file.seen((name,), value)} is not {known[name].text}")
     return {name: to_parameter_type(known[name], value) for name, value in file.data.items()}
@@ -508,7 +508,7 @@ def _check_history(preset: str, history: Path | None, given: Mapping[str, object
 def _check_orders(algorithm: str, orders: Sequence[str]) -> None:
     for order in orders:
         if order not in ORDER_REGIMES:
-            raise InputError(f"there is no order {order!r}", nearest(order, ORDER_REGIMES), field="--order")
+            raise InputError(f"there is no order {order!r}", name_advice(order, ORDER_REGIMES), field="--order")
     if len(orders) > 1 and algorithm != "group":
         raise InputError(
             f"{algorithm} learns under one order regime, not under {len(orders)}",
@@ -540,4 +540,4 @@ def _allowed_words(field: str) -> Collection[str]:
 def _check_option_value(field: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         option = {"algorithm": "algo"}.get(field, field)
-        raise InputError(f"there is no {option} {value!r}", nearest(value, known), field=f"--{option}")
+        raise InputError(f"there is no {option} {value!r}", name_advice(value, known), field=f"--{option}")

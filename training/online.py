@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..agents.learned.checkpoint import load_policy
 from ..cluster.files.errors import CheckpointError, InputError
-from ..cluster.files.output_file import make_folder, replacing
+from ..cluster.files.output_file import make_folder, replacing_file
 from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
 from .problems import DEFAULT_SIZES, Sizes, later_problem
@@ -49,7 +49,7 @@ def publish_checkpoint(new: Path, served: Path) -> None:
     """
     place = served.resolve()  # a link stays one
     try:
-        with replacing(place) as part:
+        with replacing_file(place) as part:
             shutil.copyfile(new, part)
             shutil.copymode(place, part)
             with part.open("rb+") as file:
@@ -119,7 +119,7 @@ class _OnlineLearner:
         mine = {"history": str(self.history.absolute()), "served": str(self.served.absolute())}
         path = self.folder / SOURCES
         if not path.exists():
-            with replacing(path) as part:
+            with replacing_file(path) as part:
                 part.write_text(json.dumps(mine, indent=1) + "\n")
         elif path.read_bytes() != (json.dumps(mine, indent=1) + "\n").encode():
             raise InputError(
@@ -140,7 +140,7 @@ class _OnlineLearner:
         if best is None:
             return None
         found = self._compare_and_publish(folder, best, len(done))
-        with replacing(folder / ROUND) as part:
+        with replacing_file(folder / ROUND) as part:
             values = found._asdict() | {"later": comparison_json(found.later)}
             part.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
         (folder / PAST).unlink()  # it may be large, and the scheduler has it
@@ -152,7 +152,7 @@ class _OnlineLearner:
             if self._has_more_jobs(MIN_GROWTH * jobs):
                 folder.mkdir(exist_ok=True)
                 shutil.copyfile(self.served, folder / SERVED)
-                with replacing(folder / PAST) as part:
+                with replacing_file(folder / PAST) as part:
                     shutil.copyfile(self.history, part)
                 return True
             time.sleep(HISTORY_POLL_S)

@@ -14,7 +14,7 @@ from ..agents.learned.schema import USERS, Schema, TrainedUnder, conditions_of_u
 from ..agents.networks.candidates import CandidatePolicy
 from ..agents.rehearsals import POLICY_GROUPS
 from ..cluster.files.errors import InputError
-from ..cluster.files.output_file import readable
+from ..cluster.files.output_file import encodable_text
 from ..cluster.kernels.ahead import Rehearsal
 from ..cluster.model.outcome import objective_of
 from ..cluster.model.problem import Problem
@@ -234,7 +234,7 @@ def _compare_later(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     folder = logdir / config.name
     snapshot = folder / SNAPSHOT
-    if readable(str(folder)) != str(folder):
+    if encodable_text(str(folder)) != str(folder):
         raise InputError("TensorBoard writes below names alone that are UTF-8", "give another --logdir", path=folder)
     kept = folder / CONFIG
     if kept.exists():

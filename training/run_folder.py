@@ -32,7 +32,7 @@ from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from ..cluster.files.errors import CheckpointError, InputError
-from ..cluster.files.output_file import readable, replacing
+from ..cluster.files.output_file import encodable_text, replacing_file
 from ..cluster.files.signals import handled_signals
 from ..cluster.simulator.state_border import MAX_MAGNITUDE, checked_state
 from ..cluster.state.beliefs import initial_beliefs
@@ -138,7 +138,7 @@ class RunFolder:
 
     def _write_json(self, name: str, values: TimeSpent | Score) -> None:
         """Write a small file; a process that is cut off leaves it as it was."""
-        with replacing(self.path / name) as part:
+        with replacing_file(self.path / name) as part:
             part.write_text(json.dumps(values._asdict()) + "\n")
 
     def _read_score(self) -> None:
@@ -162,7 +162,7 @@ class RunFolder:
         self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
         values = self.config.model_dump()
         values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")
-        plain = {name: readable(value) if isinstance(value, str) else value for name, value in values.items()}
+        plain = {name: encodable_text(value) if isinstance(value, str) else value for name, value in values.items()}
         flat = {name: value for name, value in plain.items() if isinstance(value, int | float | str)}
         metrics: dict[str, float] = {"validation/percent": 0.0, "rollout/makespan_h": 0.0}
         self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))
@@ -416,7 +416,7 @@ def checked_record(arrays: Arrays, prefix: str, like: Record) -> Record:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write arrays into a file, which is replaced at once or not at all."""
-    with replacing(path) as part, part.open("wb") as file:
+    with replacing_file(path) as part, part.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 

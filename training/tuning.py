@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
-from ..cluster.files.output_file import make_folder, replacing
+from ..cluster.files.output_file import make_folder, replacing_file
 from .config import (
     PARAMETER_FIELDS,
     PARAMETER_RANGES,
@@ -351,7 +351,7 @@ class StudyFolder:
         done = [trial for trial in trials if trial.state == "finished" and trial.percent is not None]
         best = min(done, key=lambda trial: (trial.percent, trial.number)) if done else None
         if best is not None:
-            with replacing(self.folder / BEST) as part:
+            with replacing_file(self.folder / BEST) as part:
                 part.write_text(json.dumps(best.parameters, indent=1) + "\n")
         return StudyState(self.folder, trials, best, finished)
 

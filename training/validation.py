@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..agents.heuristics import FACTORS, Heuristic, patient_with_factor, rival_heuristics
 from ..agents.heuristics import patient_of_least_cost as best_patient
 from ..agents.protocol import Policy
-from ..cluster.files.output_file import replacing
+from ..cluster.files.output_file import replacing_file
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, same_jobs
@@ -232,7 +232,7 @@ def _log_ratios(problem: Problem, policy: Policy, best: OrderAndHeuristic, by: W
 
 def write_comparisons(folder: Path, comparisons: tuple[LaterComparison, ...]) -> None:
     """Write the comparisons to the folder of the policy."""
-    with replacing(folder / LATER) as part:
+    with replacing_file(folder / LATER) as part:
         part.write_text(json.dumps([comparison_json(later) for later in comparisons], indent=1, allow_nan=False) + "\n")
 
 

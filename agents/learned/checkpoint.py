@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ...cluster.files.errors import CheckpointError
 from ...cluster.files.input_problems import MAX_REPORTED, input_problems
-from ...cluster.files.output_file import in_one_line, replacing
+from ...cluster.files.output_file import in_one_line, replacing_file
 from ...cluster.files.plugins import registered
 from ...cluster.model.outcome import Objective
 from .archive import (
@@ -89,7 +89,7 @@ def save_policy(path: Path, schema: Schema, network: Network) -> None:
     weights = io.BytesIO()
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     np.savez(weights, allow_pickle=False, **arrays)
-    with replacing(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing_file(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in ((SCHEMA, schema.model_dump_json(indent=1).encode()), (WEIGHTS, weights.getvalue())):
             archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
 

@@ -32,7 +32,7 @@ def write_whole(folder: int, name: str, content: bytes) -> None:
     Raises:
         OSError: If it cannot be written; the old one stays.
     """
-    draft = _draft(folder, name, content)
+    draft = _write_draft(folder, name, content)
     try:
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
@@ -47,7 +47,7 @@ def write_first(folder: int, name: str, content: bytes) -> bool:
     Raises:
         OSError: If it cannot be written.
     """
-    draft = _draft(folder, name, content)
+    draft = _write_draft(folder, name, content)
     try:
         os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:
@@ -116,7 +116,7 @@ def make_folder(inside: int, name: str) -> None:
         os.fsync(inside)
 
 
-def _draft(folder: int, name: str, content: bytes) -> str:
+def _write_draft(folder: int, name: str, content: bytes) -> str:
     draft = f".{name}.{os.urandom(8).hex()}"
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:

@@ -34,7 +34,7 @@ def duration_text(duration_s: float) -> str:
     return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
 
 
-def exact_text(duration_s: float) -> str:
+def exact_duration_text(duration_s: float) -> str:
     """Return a duration in full: 2h 05m, but 2h 5m 30s and 90.5s."""
     short = duration_text(duration_s)
     if seconds_of(short.replace(" ", "")) == duration_s:

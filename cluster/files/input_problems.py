@@ -31,7 +31,7 @@ class InputProblem(NamedTuple):
     fix: str
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def name_advice(name: str, known: Iterable[str]) -> str:
     """Return the advice for a name that is not known: the nearest known one if there is one, else all."""
     names = list(islice(known, MAX_NAMES))
     if not names:
@@ -65,8 +65,8 @@ def input_problems(
     for error in errors:
         if _lacks_wrong_items(error):
             continue
-        place = _place_in(data, error)
-        found.setdefault(place, _problem(error, place, schema, seen))
+        place = _place_of_error(data, error)
+        found.setdefault(place, _problem_of_error(error, place, schema, seen))
     # A misspelt key is also a missing one: the spelling is what helps.
     meant = {
         (*problem.place[:-1], close[1]) for problem in found.values() if (close := DID_YOU_MEAN.fullmatch(problem.fix))
@@ -80,87 +80,89 @@ def _lacks_wrong_items(error: Mapping[str, Any]) -> bool:
     return error["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= least
 
 
-def expected(schema: Schema, root: Schema) -> str:
+def expected_words(schema: Schema, root: Schema) -> str:
     """Return in words what a JSON schema expects, "" if it expects nothing. A pattern is given by its description.
 
     Args:
         schema: The schema.
         root: The document that its references point into.
     """
-    schema = _resolved(schema, root)
+    schema = _resolved_reference(schema, root)
     either = [branch for branch in schema.get("anyOf", schema.get("oneOf", ())) if branch.get("type") != "null"]
     if either:
-        return ", or ".join(expected(branch, root) for branch in either)
+        return ", or ".join(expected_words(branch, root) for branch in either)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if values:
         words = [value if isinstance(value, str) else str(value).lower() for value in values]
         return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
     if "pattern" in schema and "description" in schema:
-        return _as_words(schema["description"])
-    return _expected_of_type(schema)
+        return _description_as_words(schema["description"])
+    return _expected_type_words(schema)
 
 
-def _expected_of_type(schema: Schema) -> str:
+def _expected_type_words(schema: Schema) -> str:
     kind = schema.get("type")
     if kind in ("integer", "number"):
-        return ("a whole number" if kind == "integer" else "a number") + _bounds(schema)
+        return ("a whole number" if kind == "integer" else "a number") + _bounds_words(schema)
     if kind == "boolean":
         return "true or false"
     if kind == "object":
         return "keys with values"
     if kind == "array":
-        count = _count(schema.get("minItems", 0), schema.get("maxItems"), "values")
+        count = _count_words(schema.get("minItems", 0), schema.get("maxItems"), "values")
         return f"a list{count and f' of {count}'}"
     if kind != "string":
         return ""
-    count = _count(schema.get("minLength", 0), schema.get("maxLength"), "characters")
+    count = _count_words(schema.get("minLength", 0), schema.get("maxLength"), "characters")
     return "a path" if schema.get("format") == "path" else f"text{count and f' of {count}'}"
 
 
-def _bounds(schema: Schema) -> str:
+def _bounds_words(schema: Schema) -> str:
     least, most = schema.get("minimum"), schema.get("maximum")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     if least is not None and most is not None:
-        return f" from {_number(least)} to {_number(most)}"
+        return f" from {_number_text(least)} to {_number_text(most)}"
     words = [("above", above), ("of at least", least), ("below", below), ("at most", most)]
-    bounds = [f"{word} {_number(value)}" for word, value in words if value is not None]
+    bounds = [f"{word} {_number_text(value)}" for word, value in words if value is not None]
     return " " + " and ".join(bounds) if bounds else ""
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e9 else f"{value:g}"
 
 
-def _count(least: int, most: int | None, noun: str) -> str:
+def _count_words(least: int, most: int | None, noun: str) -> str:
     if most is None:
         return f"at least {least} {noun}" if least > 1 else f"one or more {noun}" if least else ""
     return f"{least} to {most} {noun}" if least else f"at most {most} {noun}"
 
 
-def _problem(
+def _problem_of_error(
     error: Mapping[str, Any], place: Place, root: Schema, seen: Callable[[Place, object], str]
 ) -> InputProblem:
     kind, given = error["type"], error["input"]
     if kind in ("missing", "missing_argument"):
         return InputProblem(place, MISSING, "add it")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return InputProblem(place, "unknown key", nearest(str(place[-1]), _keys(_schema_at(root, place[:-1]), root)))
+        return InputProblem(
+            place, "unknown key", name_advice(str(place[-1]), _known_keys(_schema_at(root, place[:-1]), root))
+        )
     if kind == "value_error":
         problem, _, fix = str(error["ctx"]["error"]).partition("; ")
         return InputProblem(place, problem, fix)
     if error["loc"][-1:] == (KEY,):
-        words = _key_words(_schema_at(root, place[:-1]), root)
+        words = _expected_key_words(_schema_at(root, place[:-1]), root)
         return InputProblem(place, f"the key {shortened(given)} cannot be used", f"it should be {words}")
     there = _schema_at(root, place)
-    is_secret = any(branch.get("writeOnly") for branch in _branches(there, root))
-    what = _shape(given) or f"{'the value' if is_secret else seen(place, given)} cannot be used"
-    fix = _fix(error, expected(there, root))
+    is_secret = any(branch.get("writeOnly") for branch in _schema_branches(there, root))
+    what = _wrong_shape_text(given) or f"{'the value' if is_secret else seen(place, given)} cannot be used"
+    fix = _fix_text(error, expected_words(there, root))
     if isinstance(given, str) and kind in ("int_type", "float_type", "bool_type") and _BARE.fullmatch(given):
         what, fix = f'the text "{given}" cannot be used', f"{fix}; drop the quotes"
     return InputProblem(place, what, fix)
 
 
-def _fix(error: Mapping[str, Any], should: str) -> str:
+def _fix_text(error: Mapping[str, Any], should: str) -> str:
     """Return what to do about a value that is not what it should be."""
     given = error["input"]
     if not should:
@@ -175,7 +177,7 @@ def _fix(error: Mapping[str, Any], should: str) -> str:
     return fix
 
 
-def _shape(given: object) -> str:
+def _wrong_shape_text(given: object) -> str:
     """Return what is wrong where something stands that is not one value, nothing where it is one."""
     if given is None:
         return "has no value"
@@ -186,12 +188,12 @@ def _shape(given: object) -> str:
     return ""
 
 
-def _place_in(data: object, error: Mapping[str, Any]) -> Place:
+def _place_of_error(data: object, error: Mapping[str, Any]) -> Place:
     """Return where an error stands in the input; pydantic also names the branch of a union, which the input lacks."""
     place: Place = ()
     parts = [part for part in error["loc"] if part != KEY]
     for part in parts:
-        if _holds(data, part):
+        if _has_part(data, part):
             data = data[part]  # type: ignore[index]
         elif error["type"] not in ("missing", "missing_argument") or part is not parts[-1]:
             continue
@@ -199,13 +201,13 @@ def _place_in(data: object, error: Mapping[str, Any]) -> Place:
     return place
 
 
-def _holds(data: object, part: str | int) -> bool:
+def _has_part(data: object, part: str | int) -> bool:
     if isinstance(data, Mapping):
         return part in data
     return isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
 
 
-def _resolved(schema: Schema, root: Schema) -> Schema:
+def _resolved_reference(schema: Schema, root: Schema) -> Schema:
     while "$ref" in schema:
         found: Any = root
         for part in str(schema["$ref"]).removeprefix("#/").split("/"):
@@ -218,17 +220,20 @@ def _schema_at(root: Schema, place: Place) -> Schema:
     """Return what is expected at a place; an empty schema where the document has none."""
     schema = root
     for part in place:
-        schema = next((_below(branch, part) for branch in _branches(schema, root) if _below(branch, part)), {})
+        schema = next(
+            (_part_schema(branch, part) for branch in _schema_branches(schema, root) if _part_schema(branch, part)),
+            {},
+        )
     return schema
 
 
-def _branches(schema: Schema, root: Schema) -> list[Schema]:
-    schema = _resolved(schema, root)
+def _schema_branches(schema: Schema, root: Schema) -> list[Schema]:
+    schema = _resolved_reference(schema, root)
     either = schema.get("anyOf", schema.get("oneOf"))
-    return [_resolved(branch, root) for branch in either] if either else [schema]
+    return [_resolved_reference(branch, root) for branch in either] if either else [schema]
 
 
-def _below(schema: Schema, part: str | int) -> Schema:
+def _part_schema(schema: Schema, part: str | int) -> Schema:
     if isinstance(part, int) and schema.get("type") == "array":
         items = schema.get("prefixItems", ())
         found: Schema = items[part] if part < len(items) else schema.get("items", {})
@@ -238,21 +243,21 @@ def _below(schema: Schema, part: str | int) -> Schema:
     return found or (extra if isinstance(extra, Mapping) else {})
 
 
-def _keys(schema: Schema, root: Schema) -> list[str]:
-    return [key for branch in _branches(schema, root) for key in branch.get("properties", {})]
+def _known_keys(schema: Schema, root: Schema) -> list[str]:
+    return [key for branch in _schema_branches(schema, root) for key in branch.get("properties", {})]
 
 
-def _key_words(schema: Schema, root: Schema) -> str:
+def _expected_key_words(schema: Schema, root: Schema) -> str:
     """Return what the keys of a mapping are to be."""
-    for branch in _branches(schema, root):
+    for branch in _schema_branches(schema, root):
         if "patternProperties" in branch and "description" in branch:
-            return _as_words(branch["description"])
+            return _description_as_words(branch["description"])
         if "propertyNames" in branch:
-            return expected({"type": "string", **branch["propertyNames"]}, root)
+            return expected_words({"type": "string", **branch["propertyNames"]}, root)
     return "text"
 
 
-def _as_words(description: str) -> str:
+def _description_as_words(description: str) -> str:
     return description[:1].lower() + description[1:].rstrip(".")
 
 
@@ -272,7 +277,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         fix = "unpack the file if it is compressed, or save it as UTF-8"
-        raise InputError(f"byte 0x{byte:02x} is not UTF-8 text", fix, path=path, line=_bad_line(path)) from error
+        raise InputError(
+            f"byte 0x{byte:02x} is not UTF-8 text", fix, path=path, line=_undecodable_line(path)
+        ) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", "check the name and its rights", path=path) from error
 
@@ -290,13 +297,13 @@ def read_head(path: Path) -> str:
     return head
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """Return a value from a file as a message can show it: quoted if text, and not too long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
-def _bad_line(path: Path) -> int | None:
+def _undecodable_line(path: Path) -> int | None:
     with path.open("rb") as file:
         for line, content in enumerate(file, start=1):
             try:

@@ -22,7 +22,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path 
     for option, path in outputs.items():
         if path is None:
             continue
-        problem, fix = _obstacle(path)
+        problem, fix = _write_obstacle(path)
         if problem:
             raise InputError(f"{path}: {problem}", fix, field=option)
         other = taken.setdefault(path.resolve(), option)
@@ -55,18 +55,18 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error
 
 
-def readable(text: str) -> str:
+def encodable_text(text: str) -> str:
     """Return text with what UTF-8 has no form for written out, as in names of files that are no text."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def in_one_line(text: str) -> str:
     """Return text in one line, without what would steer a terminal: names and causes may come from any user."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in readable(text)).split())
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in encodable_text(text)).split())
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing_file(path: Path) -> Iterator[Path]:
     """Give a path to write to; what stands there then replaces a file at once, or not at all if the writing fails."""
     part = path.with_name(path.name + ".part")
     yield part
@@ -87,7 +87,7 @@ def make_folder(path: Path, option: str) -> None:
         raise InputError(f"{path}: may not be written", "give another folder", field=option)
 
 
-def _obstacle(path: Path) -> tuple[str, str]:
+def _write_obstacle(path: Path) -> tuple[str, str]:
     """Return what stands against writing a file and what to do about it, both empty if nothing does."""
     try:
         if path.is_dir():

@@ -10,7 +10,7 @@ from .errors import InputError
 FOLDER_GONE = "the folder in which this was called has been deleted; change to another one (cd)"
 
 
-def is_gone() -> bool:
+def is_present_folder_gone() -> bool:
     """Return whether the present folder has been deleted."""
     try:
         os.getcwd()  # noqa: PTH109  # of which only the error counts
@@ -25,17 +25,17 @@ def check_present_folder() -> None:
     Raises:
         InputError: If it has been.
     """
-    if is_gone():
+    if is_present_folder_gone():
         raise InputError(FOLDER_GONE)
 
 
-def end_if_gone(program: str) -> None:
+def end_if_folder_gone(program: str) -> None:
     """End a program in one line where the present folder has been deleted: PyTorch ends it without a word.
 
     Raises:
         SystemExit: With 2, if it has been.
     """
-    if is_gone():
+    if is_present_folder_gone():
         sys.stderr.write(f"{program}: {FOLDER_GONE}\n")
         raise SystemExit(2)
 
@@ -46,7 +46,7 @@ def exists(path: Path) -> bool:
     Raises:
         InputError: If that cannot be seen.
     """
-    return _mode(path) is not None
+    return _file_mode(path) is not None
 
 
 def is_folder(path: Path) -> bool:
@@ -55,7 +55,7 @@ def is_folder(path: Path) -> bool:
     Raises:
         InputError: If that cannot be seen.
     """
-    return stat.S_ISDIR(_mode(path) or 0)
+    return stat.S_ISDIR(_file_mode(path) or 0)
 
 
 def is_file(path: Path) -> bool:
@@ -64,10 +64,10 @@ def is_file(path: Path) -> bool:
     Raises:
         InputError: If that cannot be seen.
     """
-    return stat.S_ISREG(_mode(path) or 0)
+    return stat.S_ISREG(_file_mode(path) or 0)
 
 
-def _mode(path: Path) -> int | None:
+def _file_mode(path: Path) -> int | None:
     try:
         return os.stat(path).st_mode  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a null character is in no name

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from .errors import PluginError
-from .input_problems import nearest
+from .input_problems import name_advice
 from .signals import SigtermExit
 
 # The last part of each entry-point group `longshore.SEAM`, and what one of its entries is called.
@@ -28,7 +28,7 @@ def registered(seam: str) -> Mapping[str, EntryPoint]:
     Args:
         seam: A key of SEAMS.
     """
-    return {name: points[0] for name, points in _registered(seam, tuple(sys.path)).items()}
+    return {name: points[0] for name, points in _entry_points_by_name(seam, tuple(sys.path)).items()}
 
 
 def is_ours(point: EntryPoint) -> bool:
@@ -43,7 +43,7 @@ def is_registered(seam: str, name: str) -> bool:
         seam: A key of SEAMS.
         name: The name.
     """
-    return name in _registered(seam, tuple(sys.path))
+    return name in _entry_points_by_name(seam, tuple(sys.path))
 
 
 def load(seam: str, name: str) -> Any:
@@ -56,9 +56,9 @@ def load(seam: str, name: str) -> Any:
     Raises:
         PluginError: If nothing has that name, two packages register it for different objects, or the import fails.
     """
-    known = _registered(seam, tuple(sys.path))
+    known = _entry_points_by_name(seam, tuple(sys.path))
     if name not in known:
-        raise PluginError(f"there is no {SEAMS[seam]} {name!r}; {nearest(name, known)}")
+        raise PluginError(f"there is no {SEAMS[seam]} {name!r}; {name_advice(name, known)}")
     first, *others = known[name]
     if others:
         raise PluginError(f"{SEAMS[seam]} {name!r} is both {first.value} and {others[0].value}; uninstall one")
@@ -85,7 +85,7 @@ def load_as(seam: str, name: str, kind: type[KindT]) -> KindT:
 
 
 @cache
-def _registered(seam: str, path: tuple[str, ...]) -> Mapping[str, list[EntryPoint]]:
+def _entry_points_by_name(seam: str, path: tuple[str, ...]) -> Mapping[str, list[EntryPoint]]:
     """Return the different objects that packages register under each name; `path` is where Python finds packages.
 
     Ours keep their names, whatever else is installed.

@@ -44,13 +44,13 @@ def boot_id() -> str:
     Raises:
         OSError: If /proc cannot be read.
     """
-    return read_file("/proc/sys/kernel/random/boot_id")[0].decode().strip()
+    return read_proc_file("/proc/sys/kernel/random/boot_id")[0].decode().strip()
 
 
 def machine_id() -> str:
     """Return what names this machine whenever it is started, "" where nothing does, as in many containers."""
     try:
-        return read_file("/etc/machine-id")[0].decode().strip()
+        return read_proc_file("/etc/machine-id")[0].decode().strip()
     except OSError:
         return ""
 
@@ -58,7 +58,7 @@ def machine_id() -> str:
 def memory_kills() -> int:
     """Return how many processes this machine has killed as memory ran out, since its start; 0 if unknown."""
     try:
-        lines = read_file("/proc/vmstat")[0].splitlines()
+        lines = read_proc_file("/proc/vmstat")[0].splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
@@ -67,7 +67,7 @@ def memory_kills() -> int:
 def find(pid: int) -> Process | None:
     """Return the process that has this pid, None if none has."""
     try:
-        content, uid = read_file(f"/proc/{pid}/stat")
+        content, uid = read_proc_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # A program's name may hold blanks and parentheses: what follows the last one is fields 3 and on.
@@ -146,12 +146,12 @@ def environment(process: Process, name: bytes, *names: bytes) -> dict[bytes, byt
 
 def _read_environment(path: str) -> bytes:
     try:
-        return read_file(f"{path}/environ")[0]
+        return read_proc_file(f"{path}/environ")[0]
     except OSError:
         return b""
 
 
-def read_file(path: str) -> tuple[bytes, int]:
+def read_proc_file(path: str) -> tuple[bytes, int]:
     """Return what a file of /proc or of a control group holds, and the user it belongs to.
 
     Raises:
@@ -170,18 +170,18 @@ def read_file(path: str) -> tuple[bytes, int]:
 _FORM = re.compile(r"^(?P<pid>\d+)@\S+ start (?P<start>\d+) boot (?P<boot>\S+) in (?P<space>\S+)$")
 
 
-def this_process() -> str:
+def this_process_name() -> str:
     """Return the name of this process."""
     process = find(os.getpid()) if shows_this_process() else None
     if process is None:
         return f"{os.getpid()}@{socket.gethostname()}"  # /proc shows others: none can see whether it lives
-    return f"{os.getpid()}@{socket.gethostname()} start {process.start_ticks} boot {boot_id()} in {_pid_space()}"
+    return f"{os.getpid()}@{socket.gethostname()} start {process.start_ticks} boot {boot_id()} in {_pid_namespace()}"
 
 
 def is_proven_dead(owner: str) -> bool:
     """Return whether a process of this machine has exited; False for one that cannot be seen from here."""
     named = _FORM.match(owner)
-    if named is None or named["boot"] != boot_id() or named["space"] != _pid_space():
+    if named is None or named["boot"] != boot_id() or named["space"] != _pid_namespace():
         return False
     process = find(int(named["pid"]))
     if process is not None:
@@ -195,7 +195,7 @@ def is_proven_dead(owner: str) -> bool:
     return False  # it is there, though /proc does not show it
 
 
-def _pid_space() -> str:
+def _pid_namespace() -> str:
     """Return what pids count in: a container has its own on a machine that others see too."""
     return str(Path("/proc/self/ns/pid").readlink())
 
@@ -211,7 +211,7 @@ _ERROR = re.compile(
 )
 
 
-def error_in(text: str) -> str:
+def last_error_in_text(text: str) -> str:
     """Return the last error in a log, in one line that a terminal may show; "" if there is none.
 
     That is the line below a traceback, whatever it is, or one in the form of a Python error.
@@ -228,7 +228,7 @@ def error_in(text: str) -> str:
     return shown if len(shown) <= MAX_ERROR_CHARACTERS else shown[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
-def last_error(name: str, folder: int | None = None, since: int = 0) -> str:
+def last_error_in_log(name: str, folder: int | None = None, since: int = 0) -> str:
     """Return the last error in a log, "" if there is none or the log cannot be read.
 
     Args:
@@ -245,7 +245,7 @@ def last_error(name: str, folder: int | None = None, since: int = 0) -> str:
         if not stat.S_ISREG(seen.st_mode):
             return ""
         begin = max(since, seen.st_size - LOG_TAIL_BYTES)
-        return error_in(os.pread(opened, LOG_TAIL_BYTES, begin).decode(errors="replace"))
+        return last_error_in_text(os.pread(opened, LOG_TAIL_BYTES, begin).decode(errors="replace"))
     except OSError:
         return ""
     finally:
@@ -253,7 +253,7 @@ def last_error(name: str, folder: int | None = None, since: int = 0) -> str:
 
 
 @contextmanager
-def short_name(path: Path) -> Iterator[str]:
+def short_socket_path(path: Path) -> Iterator[str]:
     """Give a name by which a socket can be bound and reached while this is open, however long its path is.
 
     The kernel takes no name of more than 107 bytes.
@@ -268,7 +268,7 @@ def short_name(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def ending_with(parent: int) -> Callable[[], None]:
+def kill_with_parent_hook(parent: int) -> Callable[[], None]:
     """Return what a child calls before its program begins: it is killed then when its parent ends, however it does."""
     import ctypes  # not at the top: most programs that import this module have no children
 
@@ -296,7 +296,7 @@ def free_port(address: str = "127.0.0.1") -> int:
     Args:
         address: Of this machine, "" for all of them.
     """
-    first, last = _given()
+    first, last = _outgoing_port_range()
     ports = [port for port in _PORTS if not first <= port <= last]
     for port in random.SystemRandom().sample(ports, min(100, len(ports))):
         with suppress(OSError), socket.socket() as probe:
@@ -307,7 +307,7 @@ def free_port(address: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def _given() -> tuple[int, int]:
+def _outgoing_port_range() -> tuple[int, int]:
     """Return the first and the last port that the system gives to outgoing connections."""
     try:
         first, last = map(int, _GIVEN.read_text().split())

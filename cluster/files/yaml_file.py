@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
 from .errors import InputError, raise_all
-from .input_problems import MAX_REPORTED, Place, input_problems, open_text, shortened, shown
+from .input_problems import MAX_REPORTED, Place, input_problems, open_text, shortened, shown_value
 
 MAX_YAML_BYTES = 1_000_000  # far beyond any file written by hand, and read in less than 2 s
 MAX_DIGITS = 100  # of a number; whole ones of any length would be read, and those of base 60 for half a minute
@@ -54,11 +54,11 @@ class TextDumper(yaml.SafeDumper):
 BREAKS = {"\x85", "\u2028", "\u2029"}  # ends of lines by Unicode: they are kept in double quotes alone
 
 
-def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if BREAKS & set(text) else None)
 
 
-TextDumper.add_representer(str, _represent)
+TextDumper.add_representer(str, _represent_text)
 TextDumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
 
 
@@ -84,13 +84,13 @@ class YamlFile:
 
     def error(self, place: Place, problem: str, fix: str = "") -> InputError:
         """Return an error at a place, or at the nearest one above it that the file has."""
-        line, _ = _find(self.root, place)
+        line, _ = _line_and_node_at(self.root, place)
         field = ".".join(str(part) for part in place)
         return InputError(problem, fix, path=self.path, line=line, field=field)
 
     def seen(self, place: Place, value: object) -> str:
         """Return the text of the file at a place, shortened; the value's own form where it is not one word."""
-        _, node = _find(self.root, place)
+        _, node = _line_and_node_at(self.root, place)
         return shortened(node.value if isinstance(node, yaml.ScalarNode) else value)
 
 
@@ -105,7 +105,7 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         InputError: If the file cannot be read, is empty, is not YAML, uses anchors, repeats a key, or has a key that
             is no word.
     """
-    text = _text(path)
+    text = _read_text(path)
     try:
         _check_depth(text, path)
         loader = TextLoader(text)
@@ -115,7 +115,7 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         if not isinstance(root, yaml.MappingNode):
             fix = f"write `key: value` lines, as {page} describes"
             raise InputError("the file does not hold keys and values", fix, path=path, line=1)
-        misread = list(_misread(root, path, set()))
+        misread = list(_misread_problems(root, path, set()))
         raise_all([*misread[:MAX_REPORTED], *omitted_problems(path, misread)])
         return YamlFile(path, loader.construct_document(root), root)
     except yaml.MarkedYAMLError as error:
@@ -175,7 +175,7 @@ def omitted_problems(path: Path, wrong: Sized) -> Iterator[InputError]:
         yield InputError(f"{more:,} more of its values cannot be used", "correct those above first", path=path)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_YAML_BYTES + 1)  # not by its size: a device has none
@@ -188,7 +188,7 @@ def _text(path: Path) -> str:
         raise InputError(f"cannot be read: {error.strerror}", "check the path", path=path) from error
 
 
-def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]:
+def _misread_problems(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]:
     """Find what would be read as something else than its text suggests, or not within seconds.
 
     Repeated keys, keys that are lists or groups of keys, copies by anchor, and numbers of thousands of digits.
@@ -202,7 +202,7 @@ def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]
         yield InputError(f"the number {shortened(node.value)} is too long", "write fewer digits", path=path, line=line)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _misread(item, path, met)
+            yield from _misread_problems(item, path, met)
     if isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
@@ -214,11 +214,11 @@ def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]
             if key.value in keys:
                 yield InputError(f"the key {shortened(key.value)} stands twice", "drop one of them", path=path, line=at)
             keys.add(key.value)
-            yield from _misread(key, path, met)
-            yield from _misread(value, path, met)
+            yield from _misread_problems(key, path, met)
+            yield from _misread_problems(value, path, met)
 
 
-def _find(root: yaml.Node, place: Place) -> tuple[int, yaml.Node | None]:
+def _line_and_node_at(root: yaml.Node, place: Place) -> tuple[int, yaml.Node | None]:
     """Return the one-based line of the deepest part of a place that exists, and the node if all of it does."""
     node, line = root, root.start_mark.line + 1
     for part in place:
@@ -245,44 +245,44 @@ class ExactTypes(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Read the types once: job files come by the thousand."""
-        cls._kinds_of = {name: _kinds(field.annotation) for name, field in cls.model_fields.items()}
+        cls._kinds_of = {name: _allowed_types(field.annotation) for name, field in cls.model_fields.items()}
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_of_its_type(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool | int | float | str):
-            _check(value, cls._kinds_of[str(info.field_name)])
+            _check_type(value, cls._kinds_of[str(info.field_name)])
         return value
 
 
-def _check(value: object, kinds: Kinds) -> None:
+def _check_type(value: object, kinds: Kinds) -> None:
     numbers = kinds & {int, float}
     if isinstance(value, str) and str not in kinds and (numbers or bool in kinds):
-        raise PydanticKnownError(_problem(kinds))
+        raise PydanticKnownError(_type_error_code(kinds))
     if isinstance(value, bool) and bool not in kinds and numbers:
-        raise PydanticKnownError(_problem(kinds))
+        raise PydanticKnownError(_type_error_code(kinds))
     if isinstance(value, int | float) and not isinstance(value, bool) and bool in kinds and not numbers:
         raise PydanticKnownError("bool_type")
 
 
-def _problem(kinds: Kinds) -> Literal["float_type", "int_type", "bool_type"]:
+def _type_error_code(kinds: Kinds) -> Literal["float_type", "int_type", "bool_type"]:
     if float in kinds:
         return "float_type"
     return "int_type" if int in kinds else "bool_type"
 
 
-def _kinds(annotation: Any) -> Kinds:
+def _allowed_types(annotation: Any) -> Kinds:
     """Return the plain types that an annotation allows."""
     origin = get_origin(annotation)
     if origin is Literal:
         return frozenset(map(type, get_args(annotation)))
     if origin is Annotated:
-        return _kinds(get_args(annotation)[0])
+        return _allowed_types(get_args(annotation)[0])
     if isinstance(annotation, type):
         return frozenset({str} if issubclass(annotation, Enum) else {annotation})
     # Items of a list are no values of the field itself.
     parts = () if isinstance(origin, type) and issubclass(origin, tuple | list | dict) else get_args(annotation)
-    return frozenset[type]().union(*map(_kinds, parts))
+    return frozenset[type]().union(*map(_allowed_types, parts))
 
 
 SPACE = " \t\r\n"
@@ -303,57 +303,57 @@ def read_json_array(path: Path, model: type[Model]) -> Iterator[tuple[int, Model
     if not text.strip():
         raise InputError("the file is empty", "give a file with a JSON list", path=path)
     line, counted = 1, 0
-    for start, item in _items(path, text):
+    for start, item in _json_items(path, text):
         line, counted = line + text.count("\n", counted, start), start
-        yield line, _checked(path, line, item, model)
+        yield line, _validated_item(path, line, item, model)
 
 
-def _items(path: Path, text: str) -> Iterator[tuple[int, object]]:
+def _json_items(path: Path, text: str) -> Iterator[tuple[int, object]]:
     """Yield where each item of the list begins, and the item."""
-    decoder = json.JSONDecoder(parse_constant=_refuse)
-    at = _expect(path, text, 0, "[")
+    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+    at = _position_after(path, text, 0, "[")
     while text[at : at + 1] != "]":
         try:
             item, end = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            raise _not_json(path, text, error.pos, error.msg) from error
+            raise _not_json_error(path, text, error.pos, error.msg) from error
         except (RecursionError, ValueError) as error:
-            raise _not_json(path, text, at, str(error)) from error
+            raise _not_json_error(path, text, at, str(error)) from error
         yield at, item
-        at = _skip(text, end)
+        at = _skip_space(text, end)
         if text[at : at + 1] != "]":
-            at = _expect(path, text, at, ",")
+            at = _position_after(path, text, at, ",")
             if text[at : at + 1] == "]":
-                raise _not_json(path, text, at, "a comma before the end of the list")
-    if _expect(path, text, at, "]") != len(text):
-        raise _not_json(path, text, at + 1, "text after the end of the list")
+                raise _not_json_error(path, text, at, "a comma before the end of the list")
+    if _position_after(path, text, at, "]") != len(text):
+        raise _not_json_error(path, text, at + 1, "text after the end of the list")
 
 
-def _expect(path: Path, text: str, at: int, character: str) -> int:
+def _position_after(path: Path, text: str, at: int, character: str) -> int:
     """Return where the text goes on after the character and white space."""
-    at = _skip(text, at)
+    at = _skip_space(text, at)
     if text[at : at + 1] != character:
-        seen = shown(text[at]) if at < len(text) else "the end of the file"
-        raise _not_json(path, text, at, f"{seen} where {character!r} is needed")
-    return _skip(text, at + 1)
+        seen = shown_value(text[at]) if at < len(text) else "the end of the file"
+        raise _not_json_error(path, text, at, f"{seen} where {character!r} is needed")
+    return _skip_space(text, at + 1)
 
 
-def _skip(text: str, at: int) -> int:
+def _skip_space(text: str, at: int) -> int:
     while at < len(text) and text[at] in SPACE:
         at += 1
     return at
 
 
-def _refuse(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number")
 
 
-def _not_json(path: Path, text: str, at: int, problem: str) -> InputError:
+def _not_json_error(path: Path, text: str, at: int, problem: str) -> InputError:
     line = text.count("\n", 0, at) + 1
     return InputError(f"is not a JSON list: {problem}", "mend it; the file may be cut off", path=path, line=line)
 
 
-def _checked(path: Path, line: int, item: object, model: type[Model]) -> Model:
+def _validated_item(path: Path, line: int, item: object, model: type[Model]) -> Model:
     try:
         return model.model_validate(item, strict=True)
     except ValidationError as error:

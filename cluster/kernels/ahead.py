@@ -22,7 +22,7 @@ from numba.core.types import Type
 
 from ..files.errors import LongshoreError, PluginError
 from .compiled import COMPILES, PART, Kernel
-from .kept import alone, can_be_kept, folder, processor
+from .kept import by_one_process, cache_folder, can_be_kept, processor_id
 
 REPORT_S = 1.0  # between two reports of progress, at most
 PROGRAM = ":program"  # behind a kernel's key, of what Python calls
@@ -30,8 +30,8 @@ ENDED_S = 10.0  # that a process which was killed may take to end
 _WORKER_CODE = """\
 import os, sys
 sys.path[:] = sys.argv.pop().split(os.pathsep)
-from longshore.cluster.kernels.ahead import work
-work()
+from longshore.cluster.kernels.ahead import compile_as_worker
+compile_as_worker()
 """
 
 
@@ -59,11 +59,11 @@ class CompileProgress(NamedTuple):
     since_s: float
 
 
-def missing(rehearsals: Iterable[str]) -> list[str]:
+def unplayed_rehearsals(rehearsals: Iterable[str]) -> list[str]:
     """Return those of some rehearsals that were not played to their end on such a machine; see `compile_ahead`."""
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return []
-    return [name for name in dict.fromkeys(rehearsals) if not _stamp(name).exists()]
+    return [name for name in dict.fromkeys(rehearsals) if not _stamp_path(name).exists()]
 
 
 def compile_ahead(
@@ -79,7 +79,7 @@ def compile_ahead(
     Raises:
         PluginError: If something could not be compiled. All else was.
     """
-    names = missing(rehearsals)
+    names = unplayed_rehearsals(rehearsals)
     if not names or not can_be_kept():
         return
     count = min(processes or len(os.sched_getaffinity(0)), 8)
@@ -87,16 +87,16 @@ def compile_ahead(
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(_Worker(names, messages))
-        failed = _watch(messages, count, report)
+        failed = _report_until_ended(messages, count, report)
     if failed:
         raise PluginError("; ".join(f"{name} cannot be compiled: {why}" for name, why in failed.items()))
 
 
-def _stamp(name: str) -> Any:
-    return folder() / "done" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{processor()}"
+def _stamp_path(name: str) -> Any:
+    return cache_folder() / "done" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{processor_id()}"
 
 
-def _watch(
+def _report_until_ended(
     messages: "queue.SimpleQueue[dict[str, Any]]", count: int, report: Callable[[CompileProgress], None]
 ) -> dict[str, str]:
     """Report progress until all processes have ended; return what could not be compiled, and why."""
@@ -164,7 +164,7 @@ class _Worker:
                 stream.close()
 
 
-def work() -> None:
+def compile_as_worker() -> None:
     """Compile, as one of several processes: what another one is at is left to that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -173,31 +173,33 @@ def work() -> None:
     names = json.loads(sys.argv[1])
     for name in names:
         with _reporting_failure(name):
-            rehearsals[name] = _found(name)
+            rehearsals[name] = _load_rehearsal(name)
     kernels = _callees_first(kernel for rehearsal in rehearsals.values() for kernel in rehearsal.kernels)
-    _send(all=sorted(set[str]().union(*map(_of, rehearsals.values()))))
+    _send_message(all=sorted(set[str]().union(*map(_counted_names, rehearsals.values()))))
     samples = {type(sample): numba.typeof(sample) for rehearsal in rehearsals.values() for sample in rehearsal.samples}
     for kernel in kernels:
         if _compile_if_free(kernel, samples):
-            _send(ends=[kernel.key])  # now, or earlier
+            _send_message(ends=[kernel.key])  # now, or earlier
     for waits in (False, True):
         for name, rehearsal in rehearsals.items():
-            with _reporting_failure(name), alone(f"rehearsal {name}", waits=waits) as free:
-                if free and not _stamp(name).exists():
+            with _reporting_failure(name), by_one_process(f"rehearsal {name}", waits=waits) as free:
+                if free and not _stamp_path(name).exists():
                     rehearsal.play()
-                    _stamp(name).parent.mkdir(exist_ok=True)
-                    _stamp(name).touch()
-                if _stamp(name).exists():
-                    _send(ends=sorted(_of(rehearsal)))  # those beside that were kept, or called otherwise than expected
+                    _stamp_path(name).parent.mkdir(exist_ok=True)
+                    _stamp_path(name).touch()
+                if _stamp_path(name).exists():
+                    _send_message(
+                        ends=sorted(_counted_names(rehearsal))
+                    )  # those beside that were kept, or called otherwise than expected
 
 
-def _of(rehearsal: Rehearsal) -> set[str]:
+def _counted_names(rehearsal: Rehearsal) -> set[str]:
     """Return the names under which kernels and programs of a rehearsal are counted."""
     programs = {kernel.key + PROGRAM for kernel in rehearsal.kernels if isinstance(kernel, Kernel)}
     return programs | {kernel.key for kernel in _callees_first(rehearsal.kernels)}
 
 
-def _found(name: str) -> Rehearsal:
+def _load_rehearsal(name: str) -> Rehearsal:
     module, function, *arguments = name.split(":", 2)
     found: Rehearsal = getattr(importlib.import_module(module), function)(*arguments)
     return found
@@ -211,7 +213,7 @@ def _end_with_parent() -> None:
 _send_lock = threading.Lock()
 
 
-def _send(**message: object) -> None:
+def _send_message(**message: object) -> None:
     with _send_lock:
         sys.stdout.write(json.dumps(message) + "\n")  # the process that started this one reads it
         sys.stdout.flush()
@@ -222,16 +224,16 @@ class _CompileReporter(event.Listener):
 
     def on_start(self, event: Any) -> None:
         """Report a kernel that is being compiled."""
-        if name := _name_in(event):
-            _send(begins=name)
+        if name := _counted_name(event):
+            _send_message(begins=name)
 
     def on_end(self, event: Any) -> None:
         """Report a kernel that was compiled."""
-        if name := _name_in(event):
-            _send(ends=[name])
+        if name := _counted_name(event):
+            _send_message(ends=[name])
 
 
-def _name_in(event: Any) -> str:
+def _counted_name(event: Any) -> str:
     """Return the name under which what is compiled is counted, "" of what Numba compiles of its own."""
     kernel = event.data["dispatcher"]
     return kernel.key + ("" if event.data.get(PART) else PROGRAM) if isinstance(kernel, Kernel) else ""
@@ -243,7 +245,7 @@ def _reporting_failure(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
-        _send(failed={name: " ".join(reason.split())})
+        _send_message(failed={name: " ".join(reason.split())})
 
 
 def _callees_first(roots: Iterable[object]) -> list[Kernel]:

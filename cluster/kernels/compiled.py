@@ -29,7 +29,7 @@ from numba.core.types import Type, int8, int16, int32, int64, unliteral
 from numba.core.typing.templates import make_concrete_template
 
 from ..files.errors import PluginError
-from .kept import EntryCache, Keeping, Locator, alone, has_source
+from .kept import EntryCache, Keeping, Locator, by_one_process, has_source
 
 
 class PartLibrary(JITCodeLibrary):
@@ -131,7 +131,7 @@ class Called(NamedTuple):
     symbol: str  # of its code
 
 
-def part_of(kernel: str, result: Any) -> KernelPart:
+def part_of_result(kernel: str, result: Any) -> KernelPart:
     """Return the part that was compiled.
 
     Args:
@@ -148,10 +148,10 @@ def part_of(kernel: str, result: Any) -> KernelPart:
     called = (
         _PARTS[library] for library in dict.fromkeys(library._linking_libraries) if isinstance(library, PartLibrary)
     )
-    return _noted(KernelPart(kernel, result.signature, result.fndesc, library, tuple(called)))
+    return _register_part(KernelPart(kernel, result.signature, result.fndesc, library, tuple(called)))
 
 
-def _noted(part: KernelPart) -> KernelPart:
+def _register_part(part: KernelPart) -> KernelPart:
     _PARTS[part.library] = part
     return part
 
@@ -195,7 +195,7 @@ class _Implementation(caching.CacheImpl):
                 return None
             called.append(part)
         library = PartLibrary.of_bitcode(context.codegen(), name, code)
-        return _noted(KernelPart(kernel, signature, descriptor, library, tuple(called)))
+        return _register_part(KernelPart(kernel, signature, descriptor, library, tuple(called)))
 
 
 class PartCache(Keeping, caching.FunctionCache):
@@ -265,7 +265,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
             if kept is not None:
                 self.add_overload(kept)
                 return kept.entry_point
-            with alone(f"{self.key} {types}"):
+            with by_one_process(f"{self.key} {types}"):
                 return super().compile(types)
 
     def get_call_template(
@@ -308,7 +308,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         with global_compiler_lock:
             part = self._kept_part(types)
             if part is None:
-                with alone(f"part {self.key} {types}", waits=waits) as free:
+                with by_one_process(f"part {self.key} {types}", waits=waits) as free:
                     if not free:
                         return None
                     part = self._kept_part(types) or self._compiled_part(types)
@@ -323,7 +323,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
     def _compiled_part(self, types: tuple[Type, ...]) -> KernelPart:
         data = {"dispatcher": self, "args": types, "return_type": None, PART: True}
         with self._compiling_counter, event.trigger_event(COMPILES, data=data):
-            part = part_of(self.key, self._compiler_of_parts.compile(types, None))
+            part = part_of_result(self.key, self._compiler_of_parts.compile(types, None))
         if self._cache_of_parts is not None:
             self._cache_of_parts.save_overload(types, part)
         return part
@@ -348,7 +348,7 @@ def _leaf(number: int, *arguments: Any) -> float:  # its number is all that is l
     return 1.0 * CALLED(*arguments)  # type: ignore[misc,no-any-return]
 
 
-def one_of(what: str, kernels: Sequence[Callable[..., float]]) -> Callable[..., float]:
+def kernel_of_numbered(what: str, kernels: Sequence[Callable[..., float]]) -> Callable[..., float]:
     """Return a kernel that calls one of several: by its first argument, the number, with its other arguments.
 
     Args:
@@ -356,7 +356,7 @@ def one_of(what: str, kernels: Sequence[Callable[..., float]]) -> Callable[..., 
         kernels: At least one. Each returns a number, or a bool, which becomes 0 or 1. A number that is too large calls
             the last one.
     """
-    return _tree(what, kernels, 0, len(kernels))
+    return _dispatch_tree(what, kernels, 0, len(kernels))
 
 
 def check_kernel(what: str, function: object, arguments: int) -> None:
@@ -378,16 +378,16 @@ def check_kernel(what: str, function: object, arguments: int) -> None:
         raise PluginError(f"{what} takes {taken} arguments, expected {arguments}")
 
 
-def _tree(what: str, kernels: Sequence[Callable[..., float]], first: int, end: int) -> Callable[..., float]:
+def _dispatch_tree(what: str, kernels: Sequence[Callable[..., float]], first: int, end: int) -> Callable[..., float]:
     name = f"{what}_{first}_{end}"
     if end - first == 1:
-        return _named(_leaf, name, CALLED=kernels[first])
+        return _kernel_with_constants(_leaf, name, CALLED=kernels[first])
     middle = (first + end) // 2
-    lower, upper = _tree(what, kernels, first, middle), _tree(what, kernels, middle, end)
-    return _named(_branch, name, MIDDLE=middle, LOWER=lower, UPPER=upper)
+    lower, upper = _dispatch_tree(what, kernels, first, middle), _dispatch_tree(what, kernels, middle, end)
+    return _kernel_with_constants(_branch, name, MIDDLE=middle, LOWER=lower, UPPER=upper)
 
 
-def _named(function: Any, name: str, **constants: object) -> Callable[..., float]:
+def _kernel_with_constants(function: Any, name: str, **constants: object) -> Callable[..., float]:
     """Return a function as a kernel of its own, with other constants."""
     copy = FunctionType(function.__code__, {"__name__": __name__, "__builtins__": __builtins__, **constants}, name)
     copy.__qualname__ = name

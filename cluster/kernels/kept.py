@@ -24,7 +24,7 @@ COMPILED_SEAMS = ("rewards",)  # whose kernels are called by ours, which are com
 MAX_WAIT_S, POLL_S = 300.0, 0.01  # for another process that compiles the same; then it is taken to be stopped
 
 
-def _plugin_texts() -> Iterator[bytes]:
+def _plugin_kernel_texts() -> Iterator[bytes]:
     """Yield what identifies the kernels that other packages add to ours: their names, and the text of the packages.
 
     An editable install changes without a new version. Nothing is imported for that.
@@ -35,15 +35,15 @@ def _plugin_texts() -> Iterator[bytes]:
                 continue
             yield f"{seam} {name} {point.value} {point.dist and point.dist.version}".encode()
             with suppress(Exception):  # the error is raised where the package is used
-                yield from _texts_of(point.module.partition(".")[0])
+                yield from _source_texts_of(point.module.partition(".")[0])
 
 
-def _texts_of(package: str) -> Iterator[bytes]:
+def _source_texts_of(package: str) -> Iterator[bytes]:
     spec = find_spec(package)
     if spec is None:
         return
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    files = [path for folder in folders for path in folder.rglob("*.py")] or [Path(spec.origin or "")]
+    folders = [Path(cache_folder) for cache_folder in spec.submodule_search_locations or ()]
+    files = [path for cache_folder in folders for path in cache_folder.rglob("*.py")] or [Path(spec.origin or "")]
     for path in sorted(files):
         yield path.read_bytes()
 
@@ -58,7 +58,7 @@ def _cache_home() -> Path:
 
 
 @cache
-def folder() -> Path:
+def cache_folder() -> Path:
     """Return the folder for this exact state of the sources, which is no part of the key of Numba's own cache.
 
     It need not exist. Not through the environment: a child started after an upgrade must find its own folder.
@@ -67,7 +67,7 @@ def folder() -> Path:
     for room in ("agents", "cluster", "envs"):  # the rooms with kernels
         for path in sorted((PACKAGE / room).rglob("*.py")):
             digest.update(path.read_bytes())
-    for text in _plugin_texts():
+    for text in _plugin_kernel_texts():
         digest.update(text)
     base = os.environ.get("NUMBA_CACHE_DIR") or Path(_cache_home(), "longshore", "kernels")
     return Path(base).absolute() / digest.hexdigest()[:16]
@@ -77,12 +77,12 @@ def folder() -> Path:
 def can_be_kept() -> bool:
     """Return whether code that is compiled now can be kept for later runs; what was kept before is used in any case."""
     with suppress(OSError):
-        folder().mkdir(parents=True, exist_ok=True)
-    return os.access(folder(), os.W_OK | os.X_OK)
+        cache_folder().mkdir(parents=True, exist_ok=True)
+    return os.access(cache_folder(), os.W_OK | os.X_OK)
 
 
 @cache
-def processor() -> str:
+def processor_id() -> str:
     """Return an id of the processor, for which compiled code may differ."""
     return hashlib.sha256(repr(cpu_target.target_context.codegen().magic_tuple()).encode()).hexdigest()[:16]
 
@@ -108,8 +108,8 @@ class Locator(caching._CacheLocator):
         """Return the folder for all functions of the file's folder; of ours, the same wherever we are installed."""
         parent = Path(self._py_file).absolute().parent
         if parent.is_relative_to(PACKAGE):
-            return str(folder() / "longshore" / parent.relative_to(PACKAGE))
-        return str(folder() / self.get_suitable_cache_subpath(self._py_file))  # type: ignore[no-untyped-call]
+            return str(cache_folder() / "longshore" / parent.relative_to(PACKAGE))
+        return str(cache_folder() / self.get_suitable_cache_subpath(self._py_file))  # type: ignore[no-untyped-call]
 
     def get_source_stamp(self) -> bytes:
         """Return an id of the file's content, not its time, which an image for containers does not keep."""
@@ -152,7 +152,7 @@ def has_source(function: Any) -> bool:
 
 
 @contextmanager
-def alone(what: str, *, waits: bool = True) -> Iterator[bool]:
+def by_one_process(what: str, *, waits: bool = True) -> Iterator[bool]:
     """Let one process at a time do something; yields False, without waiting, where another one does it.
 
     Where nothing can be kept, or the file system has no locks, all do it.
@@ -161,20 +161,20 @@ def alone(what: str, *, waits: bool = True) -> Iterator[bool]:
         what: Name of the work.
         waits: Whether to wait until no other process does it.
     """
-    descriptor = _lock_file(what)
+    descriptor = _open_lock_file(what)
     if descriptor is None:
         yield True
         return
     try:
-        yield _taken(descriptor, MAX_WAIT_S if waits else 0.0) or waits
+        yield _take_lock(descriptor, MAX_WAIT_S if waits else 0.0) or waits
     finally:
         os.close(descriptor)  # which gives the lock back, as the end of a process does
 
 
-def _lock_file(what: str) -> int | None:
+def _open_lock_file(what: str) -> int | None:
     if not can_be_kept():
         return None
-    path = folder() / "locks" / hashlib.sha256(what.encode()).hexdigest()[:24]
+    path = cache_folder() / "locks" / hashlib.sha256(what.encode()).hexdigest()[:24]
     try:
         path.parent.mkdir(exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -182,7 +182,7 @@ def _lock_file(what: str) -> int | None:
         return None
 
 
-def _taken(descriptor: int, wait_s: float) -> bool:
+def _take_lock(descriptor: int, wait_s: float) -> bool:
     until = time.monotonic() + wait_s
     while True:
         try:

@@ -38,19 +38,19 @@ class Struct(types.Type):
 
     def __init__(self, part: str = "") -> None:
         self.part = part
-        super().__init__(name=f"longshore.Simulation({part}, {_digest()})")
+        super().__init__(name=f"longshore.Simulation({part}, {_layout_digest()})")
 
 
 _LAYOUT: dict[str, dict[str, Field]] = {}  # part -> field; the same for every simulation
 
 
 @cache
-def _digest() -> str:
+def _layout_digest() -> str:
     assert _LAYOUT, "no simulation has set the layout yet"
     return hashlib.sha256(repr(_LAYOUT).encode()).hexdigest()[:16]
 
 
-def pack(parts: Mapping[str, tuple[Any, ...]]) -> NDArray[np.int64]:
+def pack_table(parts: Mapping[str, tuple[Any, ...]]) -> NDArray[np.int64]:
     """Return the table of a simulation: what kernels read its named tuples through.
 
     The arrays must be C-contiguous and outlive the table.
@@ -64,7 +64,7 @@ def pack(parts: Mapping[str, tuple[Any, ...]]) -> NDArray[np.int64]:
     for part, values in parts.items():
         layout[part] = {}
         for name, value in zip(type(values).__annotations__, values, strict=True):
-            words, kind = _words(f"{part}.{name}", value)
+            words, kind = _field_words(f"{part}.{name}", value)
             layout[part][name] = Field(len(table), kind)
             table += words
     if not _LAYOUT:
@@ -76,7 +76,7 @@ def pack(parts: Mapping[str, tuple[Any, ...]]) -> NDArray[np.int64]:
     return np.array(table, dtype=np.int64)
 
 
-def _words(name: str, value: Any) -> tuple[list[int], types.Type]:
+def _field_words(name: str, value: Any) -> tuple[list[int], types.Type]:
     if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.ndim in (1, 2):
         extents = list(value.shape) + [1] * (2 - value.ndim)
         return [value.__array_interface__["data"][0], *extents], _array_type(value.dtype, value.ndim)
@@ -122,7 +122,7 @@ class _StructAttributes(AttributeTemplate):
 
 
 @lower_getattr_generic(Struct)  # type: ignore[untyped-decorator]
-def _read(context: Any, builder: Any, typ: Struct, value: Any, attr: str) -> Any:
+def _read_field(context: Any, builder: Any, typ: Struct, value: Any, attr: str) -> Any:
     if not typ.part:
         return value
     field = _LAYOUT[typ.part][attr]

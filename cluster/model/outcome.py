@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
-from ..files.input_problems import nearest
+from ..files.input_problems import name_advice
 from .problem import Scenarios
 
 OVERLOAD_QUEUE_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
@@ -241,7 +241,7 @@ def weighting_of(text: str) -> Weighting:
     for part in text.split(","):
         name, colon, number = part.strip().partition(":")
         if name not in OBJECTIVES:
-            raise InputError(f"there is no objective {name!r}", nearest(name, OBJECTIVES), field="--objective")
+            raise InputError(f"there is no objective {name!r}", name_advice(name, OBJECTIVES), field="--objective")
         if name in weights:
             raise InputError(f"{name} stands there twice", "give it one weight", field="--objective")
         weights[name] = _weight(part, number) if colon else 1.0

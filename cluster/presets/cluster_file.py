@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from ..faults.models import FAULT_MODELS, FaultConfiguration, FaultDraw
 from ..files.errors import InputError, raise_all
-from ..files.input_problems import MAX_REPORTED, Place, nearest, shortened
+from ..files.input_problems import MAX_REPORTED, Place, name_advice, shortened
 from ..files.yaml_file import YamlFile, omitted_problems, read_yaml, validated
 from ..model.problem import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
 from ..model.topology import Cluster, NodeOffer
@@ -173,7 +173,7 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
     known, gpus = content.node_types, 0
     errors, unknown = list[InputError](), list[tuple[Place, str]]()
     if content.reference_type is not None and content.reference_type not in known:
-        fix = nearest(content.reference_type, known)
+        fix = name_advice(content.reference_type, known)
         errors.append(file.error(("reference_type",), f"{shortened(content.reference_type)} is not a node type", fix))
     for i, rack in enumerate(content.racks):
         for j, group in enumerate(rack.nodes):
@@ -182,7 +182,7 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
             else:
                 unknown.append((("racks", i, "nodes", j, "type"), group.type))
     for place, name in unknown[:MAX_REPORTED]:
-        errors.append(file.error(place, f"{shortened(name)} is not a node type", nearest(name, known)))
+        errors.append(file.error(place, f"{shortened(name)} is not a node type", name_advice(name, known)))
     errors += omitted_problems(file.path, unknown)
     if gpus > MAX_GPUS:
         fix = f"write counts that give at most {MAX_GPUS}"
@@ -293,6 +293,6 @@ def _fault_configuration(file: YamlFile, section: dict[str, object]) -> FaultCon
         raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(FAULT_MODELS)}")
     name = section["model"]
     if not isinstance(name, str) or name not in FAULT_MODELS:
-        fix = nearest(str(name), FAULT_MODELS)
+        fix = name_advice(str(name), FAULT_MODELS)
         raise file.error(("faults", "model"), f"{shortened(name)} is not a fault model", fix)
     return validated(file, FAULT_MODELS[name], section, ("faults",))

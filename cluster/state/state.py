@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.compiled import kernel
-from ..kernels.pointer_table import Struct, pack
+from ..kernels.pointer_table import Struct, pack_table
 from ..model.problem import EVERY_JOB, LINED, PLANNED, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 
@@ -523,7 +523,7 @@ class Simulation:
         extents = _axis_lengths(cluster, scenarios, state.now_s.size, least, holding=holding, turns=rules.turns)
         self.scratch = zeros_of(Scratch, extents)
         parts["scratch"] = self.scratch
-        self._table = pack(parts)
+        self._table = pack_table(parts)
         self.address = int(self._table.ctypes.data)
         self._numba_type_ = Struct()
 

@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
 from pydantic import BaseModel, Field
 
-from ..files.certificates import OF_SYSTEM, certificate_problem, trusting
+from ..files.certificates import OF_SYSTEM, certificate_problem, client_tls_context
 from ..files.errors import InputError
-from ..files.input_problems import nearest
+from ..files.input_problems import name_advice
 from ..files.yaml_file import read_json_array
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def trace_named(name: str, catalogue: dict[str, PublicTrace]) -> PublicTrace:
         InputError: If it has none of that name.
     """
     if name not in catalogue:
-        raise InputError(f"there is no public trace {name!r}", nearest(name, catalogue), field="NAME")
+        raise InputError(f"there is no public trace {name!r}", name_advice(name, catalogue), field="NAME")
     return catalogue[name]
 
 
@@ -113,7 +113,7 @@ def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: f
     try:
         identity = {"Accept-Encoding": "identity"}
         client = httpx.Client(
-            verify=trusting(None, public=True), timeout=timeout_s, follow_redirects=True, headers=identity
+            verify=client_tls_context(None, public=True), timeout=timeout_s, follow_redirects=True, headers=identity
         )
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:  # of proxies in the environment
         raise InputError(

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from ..files.errors import InputError
-from ..files.input_problems import shown
+from ..files.input_problems import shown_value
 from ..files.yaml_file import read_json_array
 from ..model.workload import Workload
 from .read import epoch_s, jobs_of, workload_from
@@ -84,7 +84,7 @@ def _run_times_s(path: Path, line: int, job: PhillyJob) -> Iterator[float]:
         start_s = _time_s(path, line, f"{field}.start_time", str(attempt.start_time))
         run_s = _time_s(path, line, f"{field}.end_time", str(attempt.end_time)) - start_s
         if run_s < 0:
-            problem = f"{shown(attempt.end_time)} is before start_time"
+            problem = f"{shown_value(attempt.end_time)} is before start_time"
             raise InputError(problem, "correct or drop the job", path=path, line=line, field=f"{field}.end_time")
         yield run_s
 
@@ -93,5 +93,8 @@ def _time_s(path: Path, line: int, field: str, text: str) -> float:
     try:
         return epoch_s(text)
     except ValueError:
-        problem, fix = f"{shown(text)} is not a date that can be used", "write YYYY-MM-DD HH:MM:SS, or drop the job"
+        problem, fix = (
+            f"{shown_value(text)} is not a date that can be used",
+            "write YYYY-MM-DD HH:MM:SS, or drop the job",
+        )
         raise InputError(problem, fix, path=path, line=line, field=field) from None

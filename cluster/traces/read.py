@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError, PluginError
-from ..files.input_problems import open_text, read_head, shown
+from ..files.input_problems import open_text, read_head, shown_value
 from ..files.plugins import load, registered
 from ..model.problem import laid_out
 from ..model.topology import ANYTHING, NodeNeeds
@@ -98,7 +98,7 @@ def detect_format(path: Path) -> str:
     if fitting:
         fix = "name one by --format; other commands read what `longshore trace convert --format` has written"
         raise InputError(f"it fits several formats: {', '.join(map(format_words, fitting))}", fix, path=path)
-    problem = f"no format begins with {shown(head.strip().splitlines()[0])}; formats are {', '.join(known)}"
+    problem = f"no format begins with {shown_value(head.strip().splitlines()[0])}; formats are {', '.join(known)}"
     raise InputError(problem, "see docs/formats.md for their columns", path=path, line=1)
 
 
@@ -352,7 +352,7 @@ class TraceRows:
 
     def error(self, column: str, row: int, problem: str, fix: str) -> InputError:
         """Return the error for one cell."""
-        seen = shown(self.cells[column][row])
+        seen = shown_value(self.cells[column][row])
         return InputError(f"{seen} {problem}", fix, path=self.path, line=self.lines[row], field=column)
 
     def _blank(self, column: str, row: int, blank: float | None) -> float:
@@ -434,7 +434,7 @@ def _positions(
     names = [name.strip() for name in header]
     for column in columns:
         if column not in names:
-            problem = f"there is no such column; the header has {shown(', '.join(names))}"
+            problem = f"there is no such column; the header has {shown_value(', '.join(names))}"
             raise InputError(problem, "add it, or name another format", path=path, line=line, field=column)
     wanted = [column for column in (*columns, *optional) if column in names]
     for column in wanted:

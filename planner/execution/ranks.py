@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...cluster.files.processes import ending_with
+from ...cluster.files.processes import kill_with_parent_hook
 
 PIPELINES = "torch.distributed.pipelining"  # slow to load
 RANK_IMPORTS = ("torch", "torch.distributed", "torch._dynamo", "longshore.planner.execution.worker")
@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
-    ending_with(given.launcher)()
+    kill_with_parent_hook(given.launcher)()
     os.environ.update(dict.fromkeys(THREADS, "1"))
     import numpy
     import torch
@@ -64,7 +64,7 @@ def _fork_ranks(ranks: int, reports: int) -> int | None:
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            ending_with(own)()
+            kill_with_parent_hook(own)()
             os.setsid()
             os.write(reports, b"%d pid %d\n" % (rank, os.getpid()))  # of a session that can be killed
             os.close(reports)

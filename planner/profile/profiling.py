@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
-from ...cluster.files.output_file import readable
+from ...cluster.files.output_file import encodable_text
 from ...cluster.traces.read import TraceRows, read_rows
 
 MAX_LAYERS = 10_000
@@ -111,7 +111,7 @@ def read_layer_table(path: Path) -> ModelProfile:
     if not layers:
         raise InputError("the table has no layer", "add a row for each", path=path)
     return ModelProfile(
-        name=readable(path.name)[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers)
+        name=encodable_text(path.name)[-300:], rung="by a table", tokens_per_sample=tokens, layers=tuple(layers)
     )
 
 
@@ -185,7 +185,7 @@ def profile_model(target: str, limits: ProfilingLimits) -> ModelProfile:
         answer = _ProfileReply.model_validate_json(line)
         if answer.problem is None:
             return ModelProfile(
-                name=readable(f"{path.name}:{function}")[-300:], rung=answer.rung,
+                name=encodable_text(f"{path.name}:{function}")[-300:], rung=answer.rung,
                 tokens_per_sample=answer.tokens_per_sample,
                 layers=answer.layers, notes=answer.notes, min_samples=answer.min_samples,
             )  # fmt: skip

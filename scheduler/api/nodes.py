@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.input_problems import nearest
+from ...cluster.files.input_problems import name_advice
 from ...cluster.files.yaml_file import ExactTypes
 from ...cluster.model.topology import Cluster
 from ..access.tokens import Caller, Role
@@ -266,7 +266,7 @@ def _check_known(node: str, service: Service) -> None:
     Not a dependency, as the answer names nodes: callers without rights must be refused first.
     """
     if node not in service.layout.nodes:
-        raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
+        raise ProblemError("no-such-node", f"there is no node {node!r}; {name_advice(node, service.layout.nodes)}")
 
 
 def _set(service: Service, node: str, reason: str) -> Response:

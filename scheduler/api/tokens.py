@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.input_problems import nearest
+from ...cluster.files.input_problems import name_advice
 from ...cluster.files.yaml_file import ExactTypes
 from ..access.tokens import (
     MAX_VALID_TOKENS,
@@ -130,7 +130,7 @@ def _check_node(body: TokenRequest, service: Service) -> None:
     except InputError as error:
         raise ProblemError("invalid", f"node: {error}") from error
     if body.node is not None and body.node not in service.layout.nodes:
-        known = nearest(body.node, service.layout.nodes)
+        known = name_advice(body.node, service.layout.nodes)
         raise ProblemError("no-such-node", f"there is no node {body.node!r}; {known}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from ...cluster.files.errors import BackendError, InputError, PluginError, raise_all
-from ...cluster.files.input_problems import input_problems, nearest
+from ...cluster.files.input_problems import input_problems, name_advice
 from ...cluster.files.plugins import load, registered
 from ...cluster.files.yaml_file import YamlFile, validated
 from ..model.gpu_index import Layout
@@ -41,7 +41,7 @@ def backend_class(name: str, file: YamlFile | None = None) -> type[Backend]:
     """
     known = registered("backends")
     if name not in known:
-        problem, fix = f"there is no backend {name!r}", nearest(name, known)
+        problem, fix = f"there is no backend {name!r}", name_advice(name, known)
         raise InputError(problem, fix) if file is None else file.error(("backend", "name"), problem, fix)
     kind: object = load("backends", name)
     whole = f"backend {name!r} ({known[name].value})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ...cluster.files.errors import InputError
-from ...cluster.files.input_problems import nearest, shortened
+from ...cluster.files.input_problems import name_advice, shortened
 from ...cluster.files.output_file import check_outputs, make_folder
 from .options import TableColumn, print_json, print_table
 from .store import FolderOption
@@ -119,7 +119,7 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
     chosen = list(known) if nodes is None else [name.strip() for name in nodes.split(",")]
     for name, times in Counter(chosen).items():
         if name not in known:
-            raise InputError(f"there is no node {shortened(name)}", nearest(name, known), field="--nodes")
+            raise InputError(f"there is no node {shortened(name)}", name_advice(name, known), field="--nodes")
         if times > 1:
             raise InputError(f"{shortened(name)} is named {times} times", "name each once", field="--nodes")
     if len(chosen) > MAX_LOCAL_NODES:

@@ -57,11 +57,13 @@ def compile_first(*policies: str | None) -> None:
 
     Policies of other packages compile in their own process, before their first decision.
     """
-    from ...cluster.kernels.ahead import compile_ahead, missing
+    from ...cluster.kernels.ahead import compile_ahead, unplayed_rehearsals
     from ...cluster.kernels.kept import can_be_kept
     from ..mirror.rehearsal import needs_no_plugin, rehearsals_of
 
-    names = missing(rehearsals_of(*(name for name in policies if name is not None and needs_no_plugin(name))))
+    names = unplayed_rehearsals(
+        rehearsals_of(*(name for name in policies if name is not None and needs_no_plugin(name)))
+    )
     if not names or not can_be_kept():
         return
     with progress_lines(COMPILING) as show, suppress(PluginError):  # its first use reports why it cannot be compiled

@@ -172,7 +172,7 @@ def decisions(
     ] = None,
 ) -> None:  # fmt: skip
     """Write all decisions of a scheduler to a file, with what learning from them or replaying them needs."""
-    from ...cluster.files.output_file import check_outputs, replacing
+    from ...cluster.files.output_file import check_outputs, replacing_file
     from ..placement.replay import export_decisions
     from ..settings import default_store_url
 
@@ -181,7 +181,7 @@ def decisions(
         if every is None:
             typer.echo(f"{_write(out, export_decisions(opened))} decisions in {out}")
         while every is not None:
-            with replacing(out) as part:  # a reader finds either file whole
+            with replacing_file(out) as part:  # a reader finds either file whole
                 count = _write(part, export_decisions(opened))
             typer.echo(f"{count} decisions in {out}")
             time.sleep(every)

@@ -16,11 +16,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from ...agents.protocol import DecisionRecord
 from ...agents.registry import ROLLOUT, checkpoint_in
 from ...cluster.files.errors import PluginError
-from ...cluster.files.output_file import readable
+from ...cluster.files.output_file import encodable_text
 from ...cluster.files.plugins import registered
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Text = Annotated[str, AfterValidator(readable)]  # JSON has no form for bytes of a path that are no UTF-8
+Text = Annotated[str, AfterValidator(encodable_text)]  # JSON has no form for bytes of a path that are no UTF-8
 MAX_RECORD_BYTES = 1 << 20  # of a decision; a larger observation is not sent
 MAX_NAME, MAX_REMARK = 200, 1000  # characters
 LOG_PROBABILITY_ROUNDING = 1e-3  # by which a log-probability may be above 0

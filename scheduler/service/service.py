@@ -19,7 +19,7 @@ from ...agents.registry import check_policy_name, find_policy
 from ...cluster.files.disk_space import DiskSpace
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ...cluster.files.paths import exists
-from ...cluster.files.processes import this_process
+from ...cluster.files.processes import this_process_name
 from ...cluster.model.problem import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ...preflight.context import NodeSetup
@@ -141,7 +141,7 @@ class Service:
         self.checks = checks_of(settings, self.layout, self._woken.set, slots=self.slots)
         parts = Parts(
             store=self.store, backend=self.backend, backend_name=full_name(kind.name, self.backend), site=site,
-            layout=self.layout, placer=placer, now_s=time.time, owner=this_process(), monitor=monitor,
+            layout=self.layout, placer=placer, now_s=time.time, owner=this_process_name(), monitor=monitor,
             gpus_per_user=settings.limits.gpus, why_no_starts=self.room.against_starts,
             checks=self.checks.of_jobs, wake=self.wake,
         )  # fmt: skip

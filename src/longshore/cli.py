@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from .cluster.files.errors import LongshoreError, ManyProblemsError
 from .cluster.files.output_file import in_one_line
-from .cluster.files.paths import FOLDER_GONE, is_gone
+from .cluster.files.paths import FOLDER_GONE, is_present_folder_gone
 
 if TYPE_CHECKING:
     from .cluster.files.yaml_file import YamlFile
@@ -403,7 +403,7 @@ def main() -> None:
         _report_wrong_usage(error)
         sys.exit(error.exit_code)
     except FileNotFoundError:
-        if not is_gone():
+        if not is_present_folder_gone():
             raise
         typer.echo(f"longshore: {FOLDER_GONE}", err=True)
         sys.exit(2)

@@ -3,9 +3,9 @@
 import os
 
 if __name__ == "__main__":
-    from .cluster.files.paths import end_if_gone
+    from .cluster.files.paths import end_if_folder_gone
 
-    end_if_gone("longshore.stage")
+    end_if_folder_gone("longshore.stage")
 
 from .planner.execution.worker import main
 from .ring import Ring

@@ -21,9 +21,15 @@ from longshore.agents.rehearsals import rehearsals_of as rehearsals_of_runs
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.processes import free_port
 from longshore.cluster.kernels import ahead, kept
-from longshore.cluster.kernels.ahead import CompileProgress, _callees_first, _found, compile_ahead, missing
+from longshore.cluster.kernels.ahead import (
+    CompileProgress,
+    _callees_first,
+    _load_rehearsal,
+    compile_ahead,
+    unplayed_rehearsals,
+)
 from longshore.cluster.kernels.compiled import Kernel, kernel
-from longshore.cluster.kernels.kept import alone
+from longshore.cluster.kernels.kept import by_one_process
 from longshore.commands.policies import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
 from longshore.training.run import REHEARSAL_GROUPS
@@ -134,21 +140,21 @@ print(json.dumps([value, sorted(compiled)]))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a module of kernels, in which nothing is compiled yet."""
     (tmp_path / "small_kernels.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
-    kept.folder.cache_clear()
+    kept.cache_folder.cache_clear()
     kept.can_be_kept.cache_clear()
     yield tmp_path
-    kept.folder.cache_clear()
+    kept.cache_folder.cache_clear()
     kept.can_be_kept.cache_clear()
 
 
-def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tuple[int, list[str]]:
+def run(cache_folder: Path, name: str, how: str = "as usual", **variables: str) -> tuple[int, list[str]]:
     """Call a kernel in a process of its own; return its value, and what was compiled for that."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(cache_folder), **variables}
     command = [sys.executable, "-c", RUN, name, how]
     done = processes.run(command, env=environment, capture_output=True, check=True, timeout_s=120)
     value, compiled = json.loads(done.stdout)
@@ -156,46 +162,46 @@ def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tup
 
 
 @needs_numba
-def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(folder: Path) -> None:
-    assert run(folder, "first") == (18, ["first", "inner", "leaf"])
-    assert run(folder, "second") == (6, ["second"])
-    assert run(folder, "first", "read-only") == (18, [])
-    (folder / "small_kernels.py").write_text(MODULE.replace("a + 1", "a + 2"))
-    assert run(folder, "second") == (7, ["inner", "leaf", "second"])
+def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(cache_folder: Path) -> None:
+    assert run(cache_folder, "first") == (18, ["first", "inner", "leaf"])
+    assert run(cache_folder, "second") == (6, ["second"])
+    assert run(cache_folder, "first", "read-only") == (18, [])
+    (cache_folder / "small_kernels.py").write_text(MODULE.replace("a + 1", "a + 2"))
+    assert run(cache_folder, "second") == (7, ["inner", "leaf", "second"])
 
 
 @needs_numba
-def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> None:
-    assert run(folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
+def test_where_nothing_can_be_kept_kernels_run_all_the_same(cache_folder: Path) -> None:
+    assert run(cache_folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
 
 
 @needs_numba
-def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
+def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(cache_folder: Path) -> None:
     stands = list[CompileProgress]()
     names = ["small_kernels:one", "small_kernels:two"]
-    assert missing([*names, *names]) == names
+    assert unplayed_rehearsals([*names, *names]) == names
     compile_ahead(names, stands.append, processes=2)
     assert stands[-1].done == stands[-1].all == 6  # two of them as Python calls them, too
-    assert missing(names) == []
-    assert run(folder, "first")[1] == run(folder, "second")[1] == []
-    parts = [path for path in (folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]
+    assert unplayed_rehearsals(names) == []
+    assert run(cache_folder, "first")[1] == run(cache_folder, "second")[1] == []
+    parts = [path for path in (cache_folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]
     assert len(parts) == 4  # leaf and inner, and both programs as parts of others
 
 
 @needs_numba
-def test_what_fails_is_told_by_its_name_and_keeps_nothing_else_from_being_compiled(folder: Path) -> None:
+def test_what_fails_is_told_by_its_name_and_keeps_nothing_else_from_being_compiled(cache_folder: Path) -> None:
     with pytest.raises(PluginError) as raised:
         compile_ahead(["small_kernels:bad", "small_kernels:one", "small_kernels:missing"], lambda _: None, processes=1)
     for name, why in (("bad", "ZeroDivisionError"), ("missing", "no such policy")):
         assert f"small_kernels:{name}" in str(raised.value)
         assert why in str(raised.value)
-    assert missing(["small_kernels:bad", "small_kernels:one"]) == ["small_kernels:bad"]
+    assert unplayed_rehearsals(["small_kernels:bad", "small_kernels:one"]) == ["small_kernels:bad"]
 
 
 def test_code_of_ours_is_kept_by_its_place_in_the_package_wherever_that_is_installed() -> None:
     for module in (ahead, kept):
         place = Path(kept.Locator(compile_ahead, str(module.__file__)).get_cache_path())
-        assert place == kept.folder() / "longshore" / "cluster" / "kernels"
+        assert place == kept.cache_folder() / "longshore" / "cluster" / "kernels"
     elsewhere = kept.Locator(compile_ahead, __file__).get_cache_path()
     assert elsewhere != kept.Locator(compile_ahead, str(Path("/", *Path(__file__).parts[2:]))).get_cache_path()
 
@@ -210,22 +216,26 @@ def test_code_of_ours_is_kept_by_its_place_in_the_package_wherever_that_is_insta
     ],
 )
 def test_the_environment_says_where_kernels_are_kept(
-    variables: dict[str, str], place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], place: str, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = kept.folder()
-    assert own.parent == folder / "cache"
+    own = kept.cache_folder()
+    assert own.parent == cache_folder / "cache"
     for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    kept.folder.cache_clear()
-    assert kept.folder() == Path(place, own.name)
+    kept.cache_folder.cache_clear()
+    assert kept.cache_folder() == Path(place, own.name)
 
 
-def test_one_at_a_time_does_a_work_and_others_need_not_wait(folder: Path) -> None:
-    with alone("a work") as first, alone("a work", waits=False) as second, alone("another", waits=False) as other:
+def test_one_at_a_time_does_a_work_and_others_need_not_wait(cache_folder: Path) -> None:
+    with (
+        by_one_process("a work") as first,
+        by_one_process("a work", waits=False) as second,
+        by_one_process("another", waits=False) as other,
+    ):
         assert (first, second, other) == (True, False, True)
-    with alone("a work", waits=False) as again:
+    with by_one_process("a work", waits=False) as again:
         assert again
 
 
@@ -238,7 +248,7 @@ def test_a_kernel_stands_behind_all_that_it_calls() -> None:
 def test_the_command_offers_all_groups_and_each_has_rehearsals() -> None:
     assert set(GROUP_NAMES) == {*REHEARSAL_GROUPS, SERVE}
     for name in (*(name for names in REHEARSAL_GROUPS.values() for name in names), *rehearsals_of("pack")):
-        assert callable(_found(name).play)
+        assert callable(_load_rehearsal(name).play)
 
 
 def test_a_group_that_does_not_exist_and_a_configuration_of_another_group_are_refused(longshore: Command) -> None:

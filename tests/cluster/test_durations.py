@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.durations import UNITS_S, duration_text, exact_text, seconds_of
+from longshore.cluster.files.durations import UNITS_S, duration_text, exact_duration_text, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_a_duration_is_told_in_its_two_largest_units(duration_s: float, text: st
     ],
 )  # fmt: skip
 def test_a_duration_that_somebody_named_is_told_with_nothing_left_out(duration_s: float, text: str) -> None:
-    assert exact_text(duration_s) == text
+    assert exact_duration_text(duration_s) == text
     assert seconds_of(text.replace(" ", "")) == pytest.approx(duration_s)

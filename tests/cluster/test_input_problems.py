@@ -15,7 +15,7 @@ from longshore.agents.learned.schema import Schema
 from longshore.cluster.faults.models import FAULT_MODELS
 from longshore.cluster.faults.recorded import FaultEvent
 from longshore.cluster.files.errors import InputError, ManyProblemsError
-from longshore.cluster.files.input_problems import MAX_LETTERS, input_problems, nearest
+from longshore.cluster.files.input_problems import MAX_LETTERS, input_problems, name_advice
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
 from longshore.cluster.traces.philly import PhillyJob
@@ -221,8 +221,10 @@ def test_problems_are_the_same_for_json() -> None:
 @pytest.mark.parametrize("letters", [MAX_LETTERS, MAX_LETTERS + 1, 200])
 def test_a_name_is_compared_with_those_that_are_known_where_that_is_soon_done(letters: int) -> None:
     known = ["b" * letters, "a" * letters]
-    assert nearest("a" * (letters - 1) + "b", known).startswith("did you mean" if letters <= MAX_LETTERS else "known:")
-    assert nearest("a", known).startswith("known:")
+    assert name_advice("a" * (letters - 1) + "b", known).startswith(
+        "did you mean" if letters <= MAX_LETTERS else "known:"
+    )
+    assert name_advice("a", known).startswith("known:")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numba
 import pytest
 
 from longshore.cluster.files.errors import PluginError
-from longshore.cluster.kernels.compiled import check_kernel, kernel, one_of
+from longshore.cluster.kernels.compiled import check_kernel, kernel, kernel_of_numbered
 
 
 @kernel
@@ -23,7 +23,7 @@ def first(a: int, b: float) -> float:
 
 
 KERNELS = [added, multiplied, first]
-FEW = [one_of(f"test_{count}", KERNELS[:count]) for count in (1, 2, 3)]
+FEW = [kernel_of_numbered(f"test_{count}", KERNELS[:count]) for count in (1, 2, 3)]
 
 
 @kernel
@@ -46,7 +46,7 @@ def test_a_kernel_calls_it_with_a_number_that_is_not_known_when_it_is_compiled()
 
 
 def test_two_choices_of_as_many_kernels_do_not_share_code() -> None:
-    other = one_of("test_other", [first, first, added])
+    other = kernel_of_numbered("test_other", [first, first, added])
     assert [other(number, 3, 4.0) for number in range(3)] == [3.0, 3.0, 7.0]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files.processes import this_process
+from longshore.cluster.files.processes import this_process_name
 from longshore.scheduler.control.reconciler import LEASE_S, ReconcilerTiming
 from longshore.scheduler.model.states import Contact, Desired, JobState
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
@@ -38,7 +38,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 def test_a_lease_that_is_renewed_is_not_taken_over_though_the_clock_of_the_store_is_set(
     trial: Trial, clocks: Clocks, set_s: float
 ) -> None:
-    leader, other = trial.another(this_process()), trial.another("1@elsewhere")
+    leader, other = trial.another(this_process_name()), trial.another("1@elsewhere")
     for second in range(60):
         clocks.passed_s += 1.0
         clocks.store_s += 1.0 + (set_s if second == 30 else 0.0)
@@ -50,7 +50,7 @@ def test_a_lease_that_is_renewed_is_not_taken_over_though_the_clock_of_the_store
 def test_a_lease_that_no_one_renews_any_more_is_taken_over_though_the_clock_of_the_store_is_set(
     trial: Trial, clocks: Clocks, set_s: float
 ) -> None:
-    leader, other = trial.another(this_process()), trial.another("1@elsewhere")
+    leader, other = trial.another(this_process_name()), trial.another("1@elsewhere")
     assert leader.tick()
     assert not other.tick()
     clocks.store_s += set_s
@@ -65,7 +65,7 @@ def test_a_lease_that_no_one_renews_any_more_is_taken_over_though_the_clock_of_t
 def test_a_wait_before_the_next_attempt_ends_once_for_two_schedulers_whatever_the_clock_does(
     trial: Trial, tmp_path: Path, set_s: float
 ) -> None:
-    trial.scheduler = trial.another(this_process())
+    trial.scheduler = trial.another(this_process_name())
     late = trial.another("1@elsewhere")
     job = trial.submit(f"echo try >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ] || exit 75", grace_s=0.0)
     trial.until(lambda: trial.job(job).state is JobState.QUEUED and trial.job(job).stops_again == 1)

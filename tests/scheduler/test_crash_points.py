@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
-from longshore.cluster.files.processes import this_process
+from longshore.cluster.files.processes import this_process_name
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
@@ -130,7 +130,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_changes_nothing_more_an
     while passed >= number:
         number += 1
         job = trial.submit(f"echo $LONGSHORE_ATTEMPT >> {tmp_path}/starts")
-        fast = trial.another(this_process())
+        fast = trial.another(this_process_name())
         with monkeypatch.context() as patch:
             points = Points(trial, patch, number, fast.tick)
             until(partial(is_over, trial, job, partial(look_both, trial, points, fast)))

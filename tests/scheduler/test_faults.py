@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.files.processes import this_process
+from longshore.cluster.files.processes import this_process_name
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
@@ -96,7 +96,7 @@ def test_a_gang_that_the_backend_does_not_start_holds_no_gpus_and_the_others_run
 
 
 def test_of_two_schedulers_with_other_clocks_one_leads_and_every_change_is_made_once(case: Case) -> None:
-    case.twin.parts = replace(case.twin.parts, owner=this_process())
+    case.twin.parts = replace(case.twin.parts, owner=this_process_name())
     case.crash()
     late = Reconciler(replace(case.twin.parts, now_s=lambda: case.backend.now_s + 60.0, owner="late"))
     led = []

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.files.processes import LOG_TAIL_BYTES, MAX_ERROR_CHARACTERS, error_in, last_error
+from longshore.cluster.files.processes import (
+    LOG_TAIL_BYTES,
+    MAX_ERROR_CHARACTERS,
+    last_error_in_log,
+    last_error_in_text,
+)
 from tests.support import processes
 
 # As PyTorch tells of the error of a rank.
@@ -35,7 +40,7 @@ def test_the_error_of_a_program_is_the_line_of_its_exception(tmp_path: Path, cod
         output.flush()
         since = output.tell()
         processes.run([sys.executable, "it.py"], cwd=tmp_path, stdout=output, stderr=output, check=False)
-    found = last_error(str(log), since=since)
+    found = last_error_in_log(str(log), since=since)
     assert found == FAILING[code]
 
 
@@ -46,13 +51,13 @@ def test_a_script_that_cannot_be_begun_is_named(tmp_path: Path, given: str) -> N
     python.symlink_to(sys.executable)
     with log.open("wb") as output:
         processes.run([python, given], cwd=tmp_path, stdout=output, stderr=output, check=False)
-    assert given.removeprefix("-m") in last_error(str(log))
+    assert given.removeprefix("-m") in last_error_in_log(str(log))
 
 
 @given(st.text())
 def test_whatever_a_log_holds_a_terminal_may_show_what_is_taken_from_it(text: str) -> None:
     for log in (text, f"Traceback (most recent call last):\n{text}", f"longshore: the ring is lost: {text}"):
-        found = error_in(log)
+        found = last_error_in_text(log)
         assert len(found) <= MAX_ERROR_CHARACTERS
         assert found == "" or found.isprintable()
 
@@ -60,10 +65,12 @@ def test_whatever_a_log_holds_a_terminal_may_show_what_is_taken_from_it(text: st
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("ValueError: long ago\n" + "x\n" * LOG_TAIL_BYTES)
-    assert last_error(str(log)) == ""
+    assert last_error_in_log(str(log)) == ""
     with log.open("a") as output:
         output.write("ValueError: " + "y" * 1000 + "\n")
-    assert last_error(str(log)) == ("ValueError: " + "y" * MAX_ERROR_CHARACTERS)[: MAX_ERROR_CHARACTERS - 3] + "..."
+    assert (
+        last_error_in_log(str(log)) == ("ValueError: " + "y" * MAX_ERROR_CHARACTERS)[: MAX_ERROR_CHARACTERS - 3] + "..."
+    )
 
 
 def test_what_is_no_log_is_not_read(tmp_path: Path) -> None:
@@ -72,4 +79,4 @@ def test_what_is_no_log_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("ValueError: not for you\n")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "link", "folder", "none"):
-        assert last_error(str(tmp_path / name)) == ""
+        assert last_error_in_log(str(tmp_path / name)) == ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.files.processes import this_process
+from longshore.cluster.files.processes import this_process_name
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
@@ -84,7 +84,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_gives_nothing_away_any_
     while passed >= number:
         number += 1
         lose_one(trial, job)
-        slow, fast = trial.scheduler, trial.another(this_process())
+        slow, fast = trial.scheduler, trial.another(this_process_name())
         with monkeypatch.context() as patch:
             points = Points(trial, patch, number, fast.tick)
             fill(trial, job, partial(look_both, points, slow, fast))

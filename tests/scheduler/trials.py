@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
-from longshore.cluster.files.processes import Process, environment, living, this_process
+from longshore.cluster.files.processes import Process, environment, living, this_process_name
 from longshore.cluster.model.placement import Placement
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.building import full_name
@@ -242,7 +242,7 @@ def local_trial(folder: Path, nodes: Mapping[str, int]) -> Iterator[Trial]:
 
 def proven_dead() -> str:
     """Return the owner of a lease whom everybody can see to be gone."""
-    return re.sub(r"(?<= start )[0-9]+", "0", this_process())
+    return re.sub(r"(?<= start )[0-9]+", "0", this_process_name())
 
 
 def processes_of(job: str) -> list[Process]:

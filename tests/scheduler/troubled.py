@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
-from longshore.cluster.files.processes import this_process
+from longshore.cluster.files.processes import this_process_name
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.control.reconciler import Reconciler
@@ -70,7 +70,7 @@ class Case:
     def __init__(self, store: Store) -> None:
         case = busy_case(ring=False)
         self.store, self.backend = store, Trouble(compiled(case), layout_of(case))
-        gone = re.sub(r"(?<= start )[0-9]+", "0", this_process())  # each scheduler is one that is proven dead
+        gone = re.sub(r"(?<= start )[0-9]+", "0", this_process_name())  # each scheduler is one that is proven dead
         self.twin = Twin(self.backend, site_of(case), store, Placer(PACK), gone)
 
     def live_on(self, moments: int = 1) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.durable import is_there, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
-from ....cluster.files.processes import Identity, boot_id, is_alive, last_error, machine_id, shows_this_process
+from ....cluster.files.processes import Identity, boot_id, is_alive, last_error_in_log, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
 from ....ring.ring_client import RingClient, read_written_ring_report, request_ring_report, retire_members
 from ....ring.wire import RingReport
@@ -283,7 +283,7 @@ def _read_end(folder: int, attempt: str) -> Status | None:
     ends = rank_ends(ended)
     failed = next((end for end in ends if end.code), None) if by in (EndedBy.NONE, EndedBy.RANK_FAILED) else None
     if failed is not None and not words:
-        words = last_error(log_name(failed.rank), folder)
+        words = last_error_in_log(log_name(failed.rank), folder)
     return Status(Run.EXITED, ends, by, words, ended.started_s, read_progress(folder))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ....cluster.files.durable import open_folder, read_whole
-from ....cluster.files.processes import Process, children, environment, find, kill, living, memory_kills, read_file
+from ....cluster.files.processes import Process, children, environment, find, kill, living, memory_kills, read_proc_file
 
 SPEC_FILE = "spec.json"
 MAX_SPEC_BYTES = 4 << 20
@@ -455,7 +455,7 @@ def kill_cgroup(path: str) -> None:
 def _is_cgroup_populated(path: str) -> bool:
     """Return whether a process lives in a group, or in one inside it; none does in a deleted one."""
     try:
-        return b"populated 0" not in read_file(f"{path}/cgroup.events")[0].splitlines()
+        return b"populated 0" not in read_proc_file(f"{path}/cgroup.events")[0].splitlines()
     except OSError as error:
         if error.errno in _CGROUP_DELETED:
             return False
@@ -471,9 +471,9 @@ def remove_cgroup(path: str) -> None:
 
 def _own_cgroup() -> str:
     """Return the path of the group that this process is in."""
-    lines = os.fsdecode(read_file("/proc/self/cgroup")[0]).splitlines()
+    lines = os.fsdecode(read_proc_file("/proc/self/cgroup")[0]).splitlines()
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
-    for mount in os.fsdecode(read_file("/proc/self/mountinfo")[0]).splitlines():
+    for mount in os.fsdecode(read_proc_file("/proc/self/mountinfo")[0]).splitlines():
         fields, _, kind = mount.partition(" - ")
         root, point = fields.split()[3:5]
         root = root.rstrip("/")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..cluster.files.errors import InputError
-from ..cluster.files.input_problems import nearest
+from ..cluster.files.input_problems import name_advice
 from ..cluster.model.orders import ORDER_REGIMES
 from ..scheduler.commands.options import DURATION, duration
 from .options import (  # fmt: skip
@@ -148,7 +148,7 @@ def _regime(
         from ..cluster.presets.named import NAMED
 
         if (known := NAMED.get(preset)) is None:
-            raise InputError(f"there is no preset {preset!r}", nearest(preset, NAMED), field="--preset")
+            raise InputError(f"there is no preset {preset!r}", name_advice(preset, NAMED), field="--preset")
         order, waiting = order or known.order, known.waiting if waiting is None else waiting
     if order is not None:
         return regime_of(order, ageing_s, waiting=bool(waiting), oracle=oracle, turns=turns)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..cluster.files.input_problems import nearest
+from ..cluster.files.input_problems import name_advice
 from ..cluster.model.orders import ORDER_REGIMES
 from ..scheduler.commands.options import DURATION, duration
 
@@ -29,7 +29,7 @@ def order_name(text: str) -> str:
         typer.BadParameter: If there is no such regime.
     """
     if text not in ORDER_REGIMES:
-        raise typer.BadParameter(f"there is no order {text!r}; {nearest(text, ORDER_REGIMES)}")
+        raise typer.BadParameter(f"there is no order {text!r}; {name_advice(text, ORDER_REGIMES)}")
     return text
 
 

@@ -34,8 +34,8 @@ def compile_kernels(
         raise typer.BadParameter(f"there is no group {wrong[0]!r}; take some of {', '.join(GROUP_NAMES)}")
     if config and SERVE not in chosen:
         raise typer.BadParameter(f"--config goes with the group {SERVE}")
-    from ..cluster.kernels.ahead import missing
-    from ..cluster.kernels.kept import can_be_kept, folder
+    from ..cluster.kernels.ahead import unplayed_rehearsals
+    from ..cluster.kernels.kept import cache_folder, can_be_kept
     from ..scheduler.mirror.rehearsal import rehearsals_of
     from ..scheduler.settings import SchedulerSettings, read_settings
     from ..training.run import REHEARSAL_GROUPS
@@ -43,10 +43,12 @@ def compile_kernels(
     policy = (read_settings(config).settings if config else SchedulerSettings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))
     names = [each for name in chosen for each in (serve if name == SERVE else REHEARSAL_GROUPS[name])]
-    if missing(names) and not can_be_kept():
-        raise InputError(f"compiled code cannot be kept in {folder()}", "set XDG_CACHE_HOME to a folder to write to")
+    if unplayed_rehearsals(names) and not can_be_kept():
+        raise InputError(
+            f"compiled code cannot be kept in {cache_folder()}", "set XDG_CACHE_HOME to a folder to write to"
+        )
     done = "compiled" if compile_all(names, jobs) else "already compiled"
-    typer.echo(f"{', '.join(chosen)}: {done}, in {folder()}")
+    typer.echo(f"{', '.join(chosen)}: {done}, in {cache_folder()}")
 
 
 SHIPPED_CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
@@ -117,11 +119,11 @@ def import_model(
 
 def _check_observation(name: str | None) -> None:
     """Refuse an observation that there is not."""
-    from ..cluster.files.input_problems import nearest
+    from ..cluster.files.input_problems import name_advice
     from ..envs.batch import OBSERVATIONS
 
     if name is not None and name not in OBSERVATIONS:
-        raise InputError(f"there is no observation {name!r}", nearest(name, OBSERVATIONS), field="--observation")
+        raise InputError(f"there is no observation {name!r}", name_advice(name, OBSERVATIONS), field="--observation")
 
 
 def _node_gpus(cluster: Path) -> tuple[int, ...]:

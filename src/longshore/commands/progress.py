@@ -149,9 +149,9 @@ def compile_all(rehearsals: Iterable[str], processes: int | None = None) -> bool
     Raises:
         PluginError: If something could not be compiled.
     """
-    from ..cluster.kernels.ahead import compile_ahead, missing
+    from ..cluster.kernels.ahead import compile_ahead, unplayed_rehearsals
 
-    if not (names := missing(rehearsals)):
+    if not (names := unplayed_rehearsals(rehearsals)):
         return False
     with _compiling_progress() as show:
         compile_ahead(names, show, processes)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.files.processes import this_process
+from longshore.cluster.files.processes import this_process_name
 from longshore.cluster.model.problem import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
@@ -74,7 +74,7 @@ class Watched:
         self.store = open_store(f"sqlite:///{folder / 'store.db'}")
         self.backend = Silenced(compiled(case), layout_of(case))
         self.backend.silent_s = {}
-        gone = re.sub(r"(?<= start )[0-9]+", "0", this_process())  # each scheduler is one that is proven dead
+        gone = re.sub(r"(?<= start )[0-9]+", "0", this_process_name())  # each scheduler is one that is proven dead
         self.twin = Twin(self.backend, site_of(case), self.store, Placer(HEURISTICS["pack"]), gone)
         self.twin.tick()
         self.live_on()
