@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.model.problem import BEST, FIXED, OFFLOAD, laid_out
+from longshore.cluster.model.problem import BEST, FIXED, OFFLOAD, with_layout
 from longshore.cluster.model.workload import Workload, with_gpus_cut
 from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
-from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, evaluation_key, windows_of
+from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, draw_windows, evaluation_key
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.asides import LayoutComparison, LayoutFigures, compare_layouts, layout_comparison
 from longshore.planner.hardware import DEFAULT
@@ -58,13 +58,13 @@ def compare(
 ) -> LayoutComparison:
     """Return what one layout of the jobs of a trace saves against another."""
     cluster, key = setup().cluster, evaluation_key(SEED)
-    cut = windows_of(
+    cut = draw_windows(
         workload, windows, part=(0.0, 1.0), seed=key, load=LOAD, max_gpus=cluster.gpu_node.size,
         capacity=capacity_of(cluster), disjoint=True,
     )  # fmt: skip
     problems = {
         layout: cluster_problem(
-            setup(), [laid_out(it, layout) for it in cut], Regime(order="easy"), runs=runs, seed=key
+            setup(), [with_layout(it, layout) for it in cut], Regime(order="easy"), runs=runs, seed=key
         )
         for layout in (before, after)
     }

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from longshore.cluster.model.intervals import holm, mean_p_values, ratio_estimates
+from longshore.cluster.model.intervals import holm_adjusted, mean_p_values, ratio_estimates
 
 from .against import CONFIDENCE, Difference
 from .real_windows import pooled
@@ -62,7 +62,7 @@ def over_traces(logs: list[NDArray[np.float64]]) -> Compared:
 def table(header: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
     """Yield a table; a difference is marked where its p-value, adjusted for all of the table, is below the level."""
     p = np.array([cell.p for line in lines for cell in line if isinstance(cell, Compared)])
-    adjusted = iter(holm(p).tolist())
+    adjusted = iter(holm_adjusted(p).tolist())
     yield _row(header)
     yield _row(["---"] * len(header))
     for line in lines:

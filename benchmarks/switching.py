@@ -17,7 +17,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.faults.recorded import FaultTrace, read_fault_trace
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.cluster_file import ClusterSetup, read_cluster
-from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, evaluation_key, windows_of
+from longshore.cluster.presets.problems import LOAD, Regime, capacity_of, cluster_problem, draw_windows, evaluation_key
 from longshore.cluster.traces.read import read_trace
 from longshore.eval.asides import (
     RESTART,
@@ -56,7 +56,7 @@ def later(trace: FaultTrace, from_s: float) -> FaultTrace:
 def windows(setup: ClusterSetup, trace: Path) -> list[Workload]:
     """Return the windows, at the load of the cluster."""
     gpus = setup.cluster.gpu_node.size
-    return windows_of(
+    return draw_windows(
         read_trace(trace), WINDOWS, part=(0.0, 1.0), seed=evaluation_key(SEED), load=LOAD, max_gpus=gpus * 3 // 4,
         capacity=capacity_of(setup.cluster), disjoint=True,
     )  # fmt: skip

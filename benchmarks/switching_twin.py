@@ -18,7 +18,7 @@ import numpy as np
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.model.outcome import Event
-from longshore.cluster.model.problem import ORDERS, Problem, fault_sources, stopping
+from longshore.cluster.model.problem import ORDERS, Problem, fault_sources, rules_stopping_at_faults
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.presets.drawn import PresetSite as Preset
 from longshore.cluster.presets.drawn import hetero64
@@ -136,7 +136,7 @@ def compared(seed: int, formula: int, jobs: int = JOBS, *, transient: bool = Fal
     simulated, real = (trace(seed, formula, jobs, transient=transient) for _ in range(2))
     find_policy("pack").run(simulated, np.zeros(1, dtype=np.int64))
     layout = layout_of(real.cluster)
-    site = ClusterSite(real.cluster, stopping(real.rules), real.process, real.scenarios.hazard_per_s[0])
+    site = ClusterSite(real.cluster, rules_stopping_at_faults(real.rules), real.process, real.scenarios.hazard_per_s[0])
     with TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
         twin = Twin(SimulatedBackend(real, layout), site, store, Placer(HEURISTICS["pack"]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.model.outcome import usual_weighting
-from longshore.cluster.model.problem import Problem, same_jobs
+from longshore.cluster.model.problem import Problem, same_jobs_labels
 from longshore.cluster.presets.drawn import PresetSite, hetero64
 from longshore.cluster.presets.problems import LOAD, Regime, Stream, stream, window_problem
 from longshore.cluster.simulator.simulation import simulation_of
@@ -104,7 +104,7 @@ def measure() -> Iterator[Row]:
     for name, problem, tuning in cases():
         progress(name)
         weighting = usual_weighting(problem.scenarios.submit_s)
-        label = same_jobs(problem.scenarios)
+        label = same_jobs_labels(problem.scenarios)
         logs = []
         for one in (policy, tuned_patient(tuning)):
             values = run_for_costs(simulation_of(problem, rows=problem.scenarios.jobs.size), one, problem, weighting)

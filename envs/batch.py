@@ -21,7 +21,7 @@ from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
 from ..cluster.placing import take_gpu, take_node
 from ..cluster.presets.drawn import hetero64
-from ..cluster.presets.problems import own_key
+from ..cluster.presets.problems import user_key
 from ..cluster.queue.order import has_reservation, mark_nodes_keeping_reservation, may_wait
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
@@ -303,7 +303,7 @@ def problem_or_default(problem: Problem | None, waiting: str | None) -> Problem:
     Raises:
         ValueError: If waiting is neither.
     """
-    run = hetero64(POOL, own_key(0)) if problem is None else problem
+    run = hetero64(POOL, user_key(0)) if problem is None else problem
     if waiting is None:
         return run
     if waiting not in WAITING_OPTIONS:

@@ -13,7 +13,7 @@ from ..cluster.candidates.futures import imagine_candidate, imagine_queue
 from ..cluster.candidates.node_sets import least_run_s
 from ..cluster.kernels.compiled import kernel
 from ..cluster.kernels.structures import kth_smallest
-from ..cluster.model.problem import goes_by_work, passes, shortest_leads
+from ..cluster.model.problem import lets_jobs_pass, orders_by_work, shortest_job_leads
 from ..cluster.placing import SEVERAL_RACKS, common_divisor, is_planned, order_nodes_by_free, slowdown_of
 from ..cluster.queue.expected import estimated_work_s, expected_fault_loss_s, expected_run_s, revise_end_s
 from ..cluster.queue.order import may_wait
@@ -479,9 +479,9 @@ def _write_order_and_scales(sim: Simulation, row: int, unit_s: float, out: Rows,
     state, order = sim.state, sim.rules.order
     job = state.current[row]
     work_s = estimated_work_s(sim, row, job)
-    out[at, DECISION.passes] = 1.0 if passes(order) else 0.0
-    out[at, DECISION.by_key] = 1.0 if goes_by_work(order) else 0.0
-    out[at, DECISION.smallest_first] = 1.0 if shortest_leads(order) else 0.0
+    out[at, DECISION.passes] = 1.0 if lets_jobs_pass(order) else 0.0
+    out[at, DECISION.by_key] = 1.0 if orders_by_work(order) else 0.0
+    out[at, DECISION.smallest_first] = 1.0 if shortest_job_leads(order) else 0.0
     out[at, DECISION.log_estimate] = _log_ratio(work_s, unit_s) / 4.0
     out[at, DECISION.log_fault_loss] = _log1p_ratio(expected_fault_loss_s(sim), work_s) / 4.0
     out[at, DECISION.log_waited] = _log1p_ratio(state.now_s[row] - state.queued_s[row, job], work_s) / 4.0

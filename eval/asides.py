@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..agents.protocol import Policy
 from ..cluster.model.intervals import IntervalEstimates, ratio_estimates, unit_sums
 from ..cluster.model.outcome import Outcome
-from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs
+from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs_labels
 from ..cluster.presets.problems import Regime
 from .comparison import CONFIDENCE, run_all, scenario_metrics
 from .table import ShowStatus
@@ -48,7 +48,7 @@ def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison:
         rules = problem.rules._replace(switching=handling == SWITCH)
         outcome = run_all(problem._replace(rules=rules), [policy])[policy.name]
         costs[handling] = fault_costs(problem, outcome)
-    return handling_comparison(policy.name, costs, same_jobs(problem.scenarios))
+    return handling_comparison(policy.name, costs, same_jobs_labels(problem.scenarios))
 
 
 def fault_costs(problem: Problem, outcome: Outcome) -> FaultCosts:
@@ -127,7 +127,7 @@ def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
         held_gpu_s = outcome.busy_gpu_s + outcome.backup_gpu_s
         both.append(np.array([fault_costs(problem, outcome).jct_s, held_gpu_s]))
     without, backed = both
-    unit = same_jobs(problem.scenarios)
+    unit = same_jobs_labels(problem.scenarios)
     jct, held = map(_as_percent_change, _paired_ratio_estimates(backed, without, unit))
     return BackupComparison(
         policy=policy.name,
@@ -216,7 +216,7 @@ def compare_layouts(
         return None
     first, second = both[before].scenarios, both[after].scenarios
     jobs, planned, changed = count_planned_jobs(first, second)
-    return layout_comparison(policy.name, layouts, same_jobs(first), jobs=jobs, planned=planned, changed=changed)
+    return layout_comparison(policy.name, layouts, same_jobs_labels(first), jobs=jobs, planned=planned, changed=changed)
 
 
 def layout_figures(problem: Problem, outcome: Outcome) -> LayoutFigures:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack, vstack
 
-from ..cluster.model.problem import Problem, Rules, Scenarios, reference_s
+from ..cluster.model.problem import Problem, Rules, Scenarios, reference_iteration_by_rules_s
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Iteration
 
@@ -407,7 +407,7 @@ def _scenario_jobs(problem: Problem, row: int) -> ScenarioJobs:
     if scenarios.pipeline.size:
         fixed_s = scenarios.fixed_s[row, :count]
         for job in np.flatnonzero(scenarios.pipeline[row, :count]):
-            planned_s[job] = reference_s(_planned_iteration(scenarios, row, int(job)), problem.rules)
+            planned_s[job] = reference_iteration_by_rules_s(_planned_iteration(scenarios, row, int(job)), problem.rules)
     return ScenarioJobs(**columns, fixed_s=fixed_s, planned_s=planned_s)
 
 

@@ -17,7 +17,7 @@ from ..agents.rehearsals import rehearsals_of
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs, in_one_line, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
-from ..cluster.model.problem import Problem, Scenarios, same_jobs
+from ..cluster.model.problem import Problem, Scenarios, same_jobs_labels
 from ..cluster.presets.named import NAMED
 from ..cluster.presets.problems import Regime
 from .answer import answer_document, headline, remarks_on, report_sections, sentences, terminal_ranking
@@ -96,7 +96,7 @@ def evaluate_request(
             scenarios,
             run.problem.cluster.gpu_node.size,
             heuristics=[policy.name for policy in run.policies if is_heuristic(policy)],
-            groups=same_jobs(scenarios),
+            groups=same_jobs_labels(scenarios),
             objective=request.objective,
         )
         asides = _all_asides(request, setting, run, comparison, show)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..agents.protocol import Policy
 from ..cluster.files.errors import InputError
-from ..cluster.model.intervals import IntervalEstimates, holm, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, mean_p_values, ratio_estimates, unit_sums
 from ..cluster.model.outcome import Event, Outcome, RunMetrics, Weighting, metrics, usual_weighting
 from ..cluster.model.problem import Problem, Scenarios
 from ..cluster.simulator.event_log import events_of
@@ -287,7 +287,7 @@ def _adjusted_p_values(p: NDArray[np.float64], best: int) -> NDArray[np.float64]
     """Return p-values of a table adjusted for all its cells but the best heuristic's own, which are no tests."""
     tested = p.copy()
     tested[best] = np.nan
-    return holm(tested)
+    return holm_adjusted(tested)
 
 
 def _reshaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> IntervalEstimates:

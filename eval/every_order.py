@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ..agents.heuristics import PACK
 from ..agents.protocol import Policy
 from ..cluster.files.errors import InputError
-from ..cluster.model.intervals import IntervalEstimates, holm, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, mean_p_values, ratio_estimates, unit_sums
 from ..cluster.model.outcome import Outcome, Weighting, usual_weighting
-from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs
+from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs_labels
 from ..cluster.model.topology import speed_sum
 from ..cluster.presets.problems import Regime
 from .comparison import CONFIDENCE, EQUAL_SHARE, run_all, scenario_metrics
@@ -168,7 +168,7 @@ def _report_progress(on_progress: Callable[[str, int], None], order: str, policy
 
 def window_numbers(scenarios: Scenarios) -> NDArray[np.intp]:
     """Return the number of each scenario's window, in the order in which windows first occur, shape (scenarios,)."""
-    label = same_jobs(scenarios)
+    label = same_jobs_labels(scenarios)
     _, first = np.unique(label, return_index=True)
     place: NDArray[np.intp] = np.argsort(np.argsort(first, kind="stable"), kind="stable")
     return place[label]
@@ -395,7 +395,7 @@ def _against_rival(
     change = unit_sums(cost, unit) - base
     p = mean_p_values(change, base)
     p[grid.candidates.index(rival)] = np.nan
-    return AgainstRival(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm(p))
+    return AgainstRival(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm_adjusted(p))
 
 
 def _window_groups(

@@ -17,7 +17,7 @@ from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import name_advice
 from ..cluster.model.outcome import Weighting
-from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, laid_out
+from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, with_layout
 from ..cluster.model.workload import Workload, describe, with_gpus_cut
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..cluster.presets.named import NAMED
@@ -29,15 +29,15 @@ from ..cluster.presets.problems import (
     Regime,
     Stream,
     capacity_of,
-    check_size,
+    check_memory,
     cluster_problem,
-    disjoint_windows,
-    enough_runs,
+    disjoint_window_count,
+    draw_windows,
     evaluation_key,
-    jobs_within,
+    job_count_within,
+    runs_per_window,
     stream,
     window_problem,
-    windows_of,
 )
 from ..cluster.traces.read import read_trace
 from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
@@ -195,16 +195,16 @@ def _setting_on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Sett
         workloads, facts = _generate_workloads(request, setup, largest)
     else:
         trace, part, facts = _read_trace_part(request, request.trace, largest)
-        workloads = windows_of(
+        workloads = draw_windows(
             trace, request.workloads or WINDOWS, part=part, seed=request.seed, load=request.load or LOAD,
             max_gpus=largest, capacity=capacity_of(setup.cluster), disjoint=True,
         )  # fmt: skip
         facts |= _load_fact(request, trace, capacity_of(setup.cluster))
-        runs, what = request.runs or enough_runs(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
+        runs, what = request.runs or runs_per_window(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
 
     def by(layout: str) -> Problem:
-        laid = [laid_out(workload, layout) for workload in workloads]
+        laid = [with_layout(workload, layout) for workload in workloads]
         return cluster_problem(setup, laid, request.regime, runs=runs, seed=request.seed, faults=faults)
 
     problem, compared = by(request.plans), _layouts_to_compare(workloads)
@@ -231,7 +231,7 @@ def _generate_workloads(
 ) -> tuple[list[Workload], dict[str, str]]:
     gpus, capacity = setup.cluster.gpu_node.size, capacity_of(setup.cluster)
     count = request.workloads or WORKLOADS
-    check_size(count * (request.runs or 1), WINDOW_JOBS, gpus, setup.cluster.speed.size)
+    check_memory(count * (request.runs or 1), WINDOW_JOBS, gpus, setup.cluster.speed.size)
     rng = stream(request.seed, Stream.JOBS)
     load = request.load or LOAD
     drawn = [request.drawn.draw(WINDOW_JOBS, load=load, capacity=capacity, rng=rng) for _ in range(count)]
@@ -259,7 +259,7 @@ def _read_trace_part(
         facts["part of the trace"] = (
             f"only {workload.jobs} jobs, too few to keep the first 70 % for training; windows come from all of it"
         )
-    windows, room = request.workloads or WINDOWS, disjoint_windows(workload, part)
+    windows, room = request.workloads or WINDOWS, disjoint_window_count(workload, part)
     if room < windows:
         facts["windows"] = f"{room} of {windows} windows: more would overlap"
     for fact in facts.values() if request.part is None else ():
@@ -273,7 +273,7 @@ def _read_trace_part(
 
 def has_enough_after_past(workload: Workload) -> bool:
     """Return whether a trace is long enough to run only what follows its past."""
-    return jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
+    return job_count_within(workload, TESTED_PART) >= WINDOW_JOBS
 
 
 def _load_fact(request: EvaluationRequest, workload: Workload, capacity: int) -> dict[str, str]:

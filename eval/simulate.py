@@ -13,7 +13,7 @@ from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs
 from ..cluster.model.outcome import overloaded
-from ..cluster.model.problem import Problem, laid_out
+from ..cluster.model.problem import Problem, with_layout
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload, describe, first_jobs, scaled_to_load, unique_ids, with_gpus_cut
 from ..cluster.presets.cluster_file import read_cluster
@@ -109,7 +109,7 @@ def _read_problem(request: SimulationRequest) -> tuple[Problem, Workload]:
         rng = stream(request.seed, Stream.ESTIMATES)
         workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
     faults = read_fault_trace(request.faults) if request.faults else None
-    workload = laid_out(workload, request.plans)
+    workload = with_layout(workload, request.plans)
     problem = cluster_problem(setup, [workload], request.regime, runs=1, seed=request.seed, faults=faults)
     offered = describe(workload).offered_load(capacity_of(setup.cluster))
     if np.isfinite(offered) and offered > 1.0:

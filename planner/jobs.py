@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from ..cluster.files.yaml_file import read_yaml, validated
-from ..cluster.model.problem import laid_out, reference_s
+from ..cluster.model.problem import reference_iteration_by_rules_s, with_layout
 from ..cluster.model.workload import Iteration, JobPlan, Workload
 from ..cluster.presets.cluster_file import ClusterSetup
 from .hardware import HardwareProfile
@@ -199,7 +199,7 @@ def attach_plans(
         chosen = fitting[int(drawn[job] * len(fitting))] if fitting else None
         counts[chosen.name if chosen else ""] += 1
         plans.append(scale_to_work(known[chosen.name, gpus], work_s) if chosen else ())
-    return laid_out(replace(workload, plans=tuple(plans)), "fixed"), counts
+    return with_layout(replace(workload, plans=tuple(plans)), "fixed"), counts
 
 
 def one_iteration_plans(decoder: Decoder, gpus: int, tables: PlanTables) -> tuple[JobPlan, ...]:
@@ -231,7 +231,7 @@ def one_iteration_plans(decoder: Decoder, gpus: int, tables: PlanTables) -> tupl
 def _job_plan(found: FoundPlan, type_plans: TypePlans, tables: PlanTables) -> JobPlan:
     did = iteration_of(found, type_plans.gpu_type, type_plans.speed)
     memory_bytes = max(stage.memory_bytes for stage in found.stages)
-    return JobPlan(did, reference_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
+    return JobPlan(did, reference_iteration_by_rules_s(did, tables.setup.rules), memory_bytes, found.away_bytes)
 
 
 def _is_preferred_if_as_fast(other: JobPlan, plan: JobPlan) -> bool:

@@ -14,11 +14,11 @@ from tests.checkout import ROOT
 
 PART_OF_KERNELS = (
     "cluster/kernels/structures.py:push", "cluster/simulator/event_log.py:_poll_in_kernel",
-    "cluster/kernels/pointer_table.py:_read",
-    "cluster/kernels/compiled.py:_leaf", "cluster/model/problem.py:passes", "envs/batch.py:_compiled",
+    "cluster/kernels/pointer_table.py:_read_field",
+    "cluster/kernels/compiled.py:_leaf", "cluster/model/problem.py:lets_jobs_pass", "envs/batch.py:_compiled",
     "cluster/simulator/engine.py:advance",
 )  # fmt: skip
-PLAIN = ("agents/learned/archive.py:_is_stored", "cluster/traces/read.py:format_words")
+PLAIN = ("agents/learned/archive.py:_is_stored", "cluster/traces/read.py:format_description")
 
 
 def line_of(name: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..agents.learned.checkpoint import layout_of
 from ..agents.networks.candidates import CandidateNetwork, candidate_weights
 from ..agents.networks.sampled_runs import SampledRuns, sample_runs
-from ..cluster.model.outcome import RunMetrics, Weighting, alone, bounded_s, metrics, objective_of
+from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, objective_of, slowdown_base_s
 from ..cluster.model.problem import Problem
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
@@ -479,7 +479,7 @@ def job_weights(weighting: Weighting, times: JobTimes, figures: RunMetrics, runs
         values.reshape(-1, runs).mean(axis=1).repeat(runs)[:, None]
         for values in (figures.mean_jct_s, figures.mean_slowdown)
     )
-    weights: NDArray[np.float64] = (jct + slowdown * mean_s / (mean * bounded_s(times.work_s))) / (jct + slowdown)
+    weights: NDArray[np.float64] = (jct + slowdown * mean_s / (mean * slowdown_base_s(times.work_s))) / (jct + slowdown)
     return weights
 
 

@@ -29,14 +29,14 @@ from ..cluster.presets.problems import (
     Regime,
     Stream,
     capacity_of,
-    check_size,
+    check_memory,
     cluster_problem,
-    enough_runs,
+    draw_windows,
+    rules_until_overload,
+    runs_per_window,
     stream,
     training_key,
-    until_overload,
     window_problem,
-    windows_of,
 )
 from ..cluster.state.border import checked_scenarios
 from ..cluster.traces.read import read_trace
@@ -186,11 +186,11 @@ def _windows_on_cluster(
     load: float,
 ) -> Problem:
     cluster = setup.cluster
-    found = windows_of(
+    found = draw_windows(
         workload, windows.most, part=windows.part, seed=windows.seed, load=load, capacity=capacity_of(cluster),
         max_gpus=max(1, cluster.gpu_node.size * 3 // 4), disjoint=windows.disjoint,
     )  # fmt: skip
-    runs = windows.runs or enough_runs(len(found))
+    runs = windows.runs or runs_per_window(len(found))
     return cluster_problem(setup, found, regime, runs=runs, seed=windows.seed, faults=faults)
 
 
@@ -266,12 +266,12 @@ def history_windows(
     state = history.past.initial
     assert state is not None
     cluster, kinds = _with_needs_classes(state.cluster, history.past)
-    found = windows_of(
+    found = draw_windows(
         history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
         capacity=capacity_of(cluster), disjoint=disjoint,
     )  # fmt: skip
-    runs = runs or enough_runs(len(found))
-    check_size(len(found) * runs, found[0].jobs, cluster.gpu_node.size, cluster.speed.size)
+    runs = runs or runs_per_window(len(found))
+    check_memory(len(found) * runs, found[0].jobs, cluster.gpu_node.size, cluster.speed.size)
     each = [window for window in found for _ in range(runs)]
     scenarios = stack(
         cluster, each, fault_seed=stream(seed, Stream.FAULTS).integers(0, 2**32, len(each)),
@@ -280,7 +280,9 @@ def history_windows(
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
     scenarios = checked_scenarios(with_ranks(scenarios, ranks - ranks.min()), cluster)
-    return Problem(cluster, scenarios, _fault_process(history.past), until_overload(cluster, scenarios, state.rules))
+    return Problem(
+        cluster, scenarios, _fault_process(history.past), rules_until_overload(cluster, scenarios, state.rules)
+    )
 
 
 def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:

@@ -14,7 +14,7 @@ from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing_file
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, usual_weighting
-from ..cluster.model.problem import ORDERS, Problem, same_jobs
+from ..cluster.model.problem import ORDERS, Problem, same_jobs_labels
 from ..cluster.presets.problems import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
@@ -275,7 +275,7 @@ def _window_means(problem: Problem, policy: Policy, by: Weighting) -> NDArray[np
     """Return the mean objective of each window, over its draws of faults, shape (windows,)."""
     sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
     values = run_for_costs(sim, policy, problem, by)
-    label = same_jobs(problem.scenarios)
+    label = same_jobs_labels(problem.scenarios)
     means: NDArray[np.float64] = np.bincount(label, weights=values) / np.bincount(label)
     return means
 

@@ -9,7 +9,7 @@ one class: equal sets appear once. The sets that may become candidates are first
 import math
 
 from ..kernels.compiled import kernel
-from ..model.problem import passes
+from ..model.problem import lets_jobs_pass
 from ..placing import slowdown_of, take_node
 from ..queue.expected import expected_fault_loss_s, expected_run_s, sort_expected_ends
 from ..queue.order import delays_no_job, list_other_jobs, may_turn_to_other, may_wait, turn_to
@@ -487,7 +487,9 @@ def list_candidates(sim: Simulation, row: int) -> int:
         sim.scratch.trial_set[row, place] = state.candidate_node[row, first + place]
     state.candidate_sign[row, at_once] = node_set_signature(sim, row, found[2])
     candidates = _add_candidates(sim, row, at_once + 1, wait, fault_loss_s)
-    if waiting and (at_once == 0 or passes(sim.rules.order)):  # where no job passes, the base's wait is one for all
+    if waiting and (
+        at_once == 0 or lets_jobs_pass(sim.rules.order)
+    ):  # where no job passes, the base's wait is one for all
         _copy_candidate(sim, row, wait, candidates)
         candidates += 1
     state.candidates[row] = candidates
@@ -503,7 +505,7 @@ def is_wait(sim: Simulation, row: int, candidate: int) -> bool:
 @kernel
 def lets_all_jobs_wait(sim: Simulation, row: int, candidate: int) -> bool:
     """Return whether a candidate lets all jobs wait; the base's own wait passes over the job that is due alone."""
-    return bool(candidate > 0 and passes(sim.rules.order) and is_wait(sim, row, candidate))
+    return bool(candidate > 0 and lets_jobs_pass(sim.rules.order) and is_wait(sim, row, candidate))
 
 
 @kernel

@@ -55,9 +55,8 @@ def imagination_of(sim: Simulation) -> Simulation:
         )
     rules = sim.rules._replace(estimated_hazards=False)  # faults that are only imagined teach nothing
     imagined = simulation_of(Problem(sim.cluster, one, process, rules), rows=3)
-    traits = Traits(
-        *map(_copy_of_first_row, sim.traits)
-    )  # of the shapes of theirs: `set_present` copies those of any scenario
+    # Traits are of the shapes of theirs: `set_present` copies those of any scenario.
+    traits = Traits(*map(_copy_of_first_row, sim.traits))
     return Simulation(sim.cluster, one, traits, process, rules, imagined.state, imagined.log)
 
 

@@ -47,7 +47,7 @@ def read_fault_trace(path: Path) -> FaultTrace:
     Raises:
         InputError: If the file cannot be used, holds no event, or a fault ends that did not start.
     """
-    events = sorted(read_json_array(path, FaultEvent), key=_moment)
+    events = sorted(read_json_array(path, FaultEvent), key=_event_order)
     if not events:
         raise InputError("there is no event", "give a list of fault_start and fault_end events", path=path)
     last_s = events[-1][1].event_time * DAY_S
@@ -57,7 +57,7 @@ def read_fault_trace(path: Path) -> FaultTrace:
     outages = [
         (node, start_s, end_s)
         for node, its_events in enumerate(of_node.values())
-        for start_s, end_s in _outages(path, its_events, last_s)
+        for start_s, end_s in _outage_intervals(path, its_events, last_s)
     ]
     return FaultTrace(
         node_ids=tuple(of_node),
@@ -69,7 +69,7 @@ def read_fault_trace(path: Path) -> FaultTrace:
     )
 
 
-def replay(trace: FaultTrace, cluster: Cluster, rng: np.random.Generator) -> FaultProcess:
+def draw_recorded_process(trace: FaultTrace, cluster: Cluster, rng: np.random.Generator) -> FaultProcess:
     """Give each node of a cluster the faults of a node of the trace, drawn at random.
 
     No node of the trace is drawn again before all have been drawn; where a cluster is larger than the trace, some of
@@ -105,13 +105,13 @@ def node_faults_per_s(trace: FaultTrace) -> float:
     return trace.start_s.size / max(trace.span_s, 1.0) / trace.nodes
 
 
-def _moment(numbered: tuple[int, FaultEvent]) -> tuple[float, bool]:
+def _event_order(numbered: tuple[int, FaultEvent]) -> tuple[float, bool]:
     """Order events by time, starts before ends, so that outages which touch are one."""
     event = numbered[1]
     return event.event_time, event.event_type == "fault_end"
 
 
-def _outages(path: Path, events: Sequence[tuple[int, FaultEvent]], last_s: float) -> list[tuple[float, float]]:
+def _outage_intervals(path: Path, events: Sequence[tuple[int, FaultEvent]], last_s: float) -> list[tuple[float, float]]:
     """Return when any fault of a node lasts, from its events in order."""
     outages, faults, start_s = [], 0, 0.0
     for line, event in events:

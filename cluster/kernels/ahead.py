@@ -188,9 +188,8 @@ def compile_as_worker() -> None:
                     _stamp_path(name).parent.mkdir(exist_ok=True)
                     _stamp_path(name).touch()
                 if _stamp_path(name).exists():
-                    _send_message(
-                        ends=sorted(_counted_names(rehearsal))
-                    )  # those beside that were kept, or called otherwise than expected
+                    # With those that were kept, or called otherwise than expected.
+                    _send_message(ends=sorted(_counted_names(rehearsal)))
 
 
 def _counted_names(rehearsal: Rehearsal) -> set[str]:

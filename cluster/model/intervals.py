@@ -87,7 +87,7 @@ def mean_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float6
     return np.asarray(p, dtype=np.float64)
 
 
-def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
+def holm_adjusted(p: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return p-values adjusted for the number of tests, of the same shape.
 
     At a level of 5 %, the chance that any true hypothesis among them has an adjusted value below 5 % is at most 5 %.
@@ -136,7 +136,7 @@ def _bootstrap_interval(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return both ends of the BCa interval, each of shape (rows,), or what takes its place."""
     value = _ratio(numerator, denominator)
-    low, high, distribution = _bootstrap(numerator, denominator, confidence)
+    low, high, distribution = _bootstrap_ends_and_ratios(numerator, denominator, confidence)
     tail = 50 * (1 - confidence)
     defined = np.isfinite(distribution).all(axis=-1)
     percentile = np.full((2, *value.shape), np.nan)
@@ -149,7 +149,9 @@ def _bootstrap_interval(
     return ends[0], ends[1]
 
 
-def _bootstrap(numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float) -> tuple[Any, ...]:
+def _bootstrap_ends_and_ratios(
+    numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float
+) -> tuple[Any, ...]:
     """Return the ends of the BCa interval, shape (rows,), and the ratios of all resamples, (rows, resamples)."""
     from scipy import stats  # it takes a second to import
 

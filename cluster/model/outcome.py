@@ -93,11 +93,11 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         lost_gpu_s=lost,
         restarts=outcome.stops.sum(axis=1).astype(np.float64),
         longest_wait_s=outcome.wait_s.max(axis=1),
-        mean_slowdown=np.nanmean(jct / bounded_s(work_s), axis=1),
+        mean_slowdown=np.nanmean(jct / slowdown_base_s(work_s), axis=1),
     )
 
 
-def bounded_s(work_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def slowdown_base_s(work_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what a job's JCT is divided by for its slowdown, of the same shape."""
     return np.maximum(work_s, SLOWDOWN_S)
 
@@ -244,13 +244,13 @@ def weighting_of(text: str) -> Weighting:
             raise InputError(f"there is no objective {name!r}", name_advice(name, OBJECTIVES), field="--objective")
         if name in weights:
             raise InputError(f"{name} stands there twice", "give it one weight", field="--objective")
-        weights[name] = _weight(part, number) if colon else 1.0
+        weights[name] = _parsed_weight(part, number) if colon else 1.0
     if len(weights) == 1:
         return alone(next(iter(weights)))
     return Weighting({name: weights[name] for name in OBJECTIVES if name in weights})
 
 
-def _weight(part: str, number: str) -> float:
+def _parsed_weight(part: str, number: str) -> float:
     try:
         weight = float(number)
     except ValueError:

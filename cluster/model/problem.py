@@ -98,7 +98,7 @@ class Rules(NamedTuple):
     turns: bool = False  # users take turns in the queue, where the scenarios have the users of jobs
 
 
-def stopping(rules: Rules) -> Rules:
+def rules_stopping_at_faults(rules: Rules) -> Rules:
     """Return rules by which every fault stops a job at once, no start is checked, and no node is slow for a while.
 
     Where a real cluster decides when jobs stop and continue, no rule may.
@@ -127,19 +127,19 @@ _SHORTEST_LEADS = sum(regime.shortest_leads << ORDERS[name] for name, regime in 
 
 
 @kernel
-def passes(order: int) -> bool:
+def lets_jobs_pass(order: int) -> bool:
     """Return whether jobs may start before the one that leads, under the order regime of a number."""
     return bool((_PASSES >> order) & 1)
 
 
 @kernel
-def goes_by_work(order: int) -> bool:
+def orders_by_work(order: int) -> bool:
     """Return whether jobs that may pass go by expected work, and not in queue order."""
     return bool((_BY_WORK >> order) & 1)
 
 
 @kernel
-def shortest_leads(order: int) -> bool:
+def shortest_job_leads(order: int) -> bool:
     """Return whether the job of least expected work leads, and not the head of the queue."""
     return bool((_SHORTEST_LEADS >> order) & 1)
 
@@ -175,7 +175,7 @@ def stack(
         InputError: If the work or the estimate of a job is not finite or not above 0.
     """
     for workload in workloads:
-        check_times(workload)
+        check_job_times(workload)
     scenarios, jobs = len(workloads), max(workload.jobs for workload in workloads)
     rates = np.broadcast_to(source_rate_per_s, (scenarios, fault_sources(cluster))).astype(np.float64)
     if hazard_per_s is None:
@@ -195,12 +195,12 @@ def stack(
         hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
-        **_planned(workloads, jobs),
-        **_lined(workloads, jobs),
+        **_plan_columns(workloads, jobs),
+        **_line_columns(workloads, jobs),
     )
 
 
-def _planned(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
+def _plan_columns(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
     """Return the figures of the plans that jobs run by, none if no job has a plan."""
     if all(not any(workload.plans or ()) for workload in workloads):
         return {}
@@ -212,7 +212,7 @@ def _planned(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]
     return table
 
 
-def _lined(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
+def _line_columns(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
     """Return the line that each job is of, none if no workload is of several users."""
     if all(len(set(workload.users or ())) < 2 for workload in workloads):
         return {}
@@ -241,7 +241,7 @@ def joined(parts: Sequence[Scenarios]) -> Scenarios:
     return Scenarios(**{name: field(name) for name in Scenarios._fields})
 
 
-def check_times(workload: Workload) -> None:
+def check_job_times(workload: Workload) -> None:
     """Refuse jobs that no simulation could end: an estimate of 0 that is outlived is 0 also when it is doubled.
 
     Raises:
@@ -255,7 +255,7 @@ def check_times(workload: Workload) -> None:
             )
 
 
-def same_jobs(scenarios: Scenarios) -> NDArray[np.intp]:
+def same_jobs_labels(scenarios: Scenarios) -> NDArray[np.intp]:
     """Return a label of each scenario, shape (scenarios,), the same where the jobs are the same.
 
     Such scenarios are no independent evidence, however their faults differ.
@@ -287,20 +287,20 @@ class Problem(NamedTuple):
 PER_LAYOUT_JOB = ("gpus", "work_s", "estimate_s", "compute_s", "parameter_bytes")
 
 
-def first_plan(plans: Sequence[JobPlan]) -> JobPlan:
+def requested_plan(plans: Sequence[JobPlan]) -> JobPlan:
     """Return the plan that the trace asks for: one fixed layout for all jobs, if the trace is of ours."""
     return plans[0]
 
 
 FIXED, BEST, OFFLOAD = "fixed", "best", "offload"
 LAYOUTS: dict[str, Callable[[Sequence[JobPlan]], JobPlan]] = {
-    FIXED: first_plan,
+    FIXED: requested_plan,
     BEST: best_plan,
     OFFLOAD: partial(best_plan, offload=True),
 }
 
 
-def laid_out(workload: Workload, layout: str) -> Workload:
+def with_layout(workload: Workload, layout: str) -> Workload:
     """Return a workload whose jobs run by one of their plans, which then stands first; others stay as they are.
 
     Estimates keep their ratio to the work. A job then needs the GPU memory of its plan, if that has any,
@@ -332,7 +332,7 @@ def laid_out(workload: Workload, layout: str) -> Workload:
     return replace(workload, plans=tuple(ordered), needs=changed, **columns)
 
 
-def reference_s(iteration: Iteration, rules: Rules) -> float:
+def reference_iteration_by_rules_s(iteration: Iteration, rules: Rules) -> float:
     """Return how long an iteration takes on GPUs of speed 1, on as few reference nodes as hold the job."""
     links = rules.reference_intra_bytes_per_s, rules.reference_nic_bytes_per_s
     return float(reference_iteration_s(iteration, rules.reference_gpus, *links))

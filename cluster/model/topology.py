@@ -114,14 +114,14 @@ def accepted_types(needs: NodeNeeds, offers: Sequence[NodeOffer]) -> frozenset[i
     return frozenset(number for number, offer in enumerate(offers) if offer.meets(needs))
 
 
-def with_classes(cluster: Cluster, classes: Iterable[frozenset[int]]) -> Cluster:
+def with_need_classes(cluster: Cluster, classes: Iterable[frozenset[int]]) -> Cluster:
     """Return a cluster with one more class of needs for each set of node types, behind that which takes every node."""
     rows = [np.isin(cluster.node_type, list(types)) for types in classes]
     suits = np.vstack([np.ones((1, cluster.node_type.size), dtype=np.int32), *rows])
     return cluster._replace(suits=suits.astype(np.int32))
 
 
-def classified(
+def with_classes_of_jobs(
     cluster: Cluster, offers: Sequence[NodeOffer], needs: Sequence[Sequence[NodeNeeds] | None]
 ) -> tuple[Cluster, list[NDArray[np.int32]]]:
     """Return a cluster with a class for each kind of needs, and the class of each job.
@@ -137,4 +137,4 @@ def classified(
     for found in types.values():
         classes.setdefault(found, len(classes))
     kinds = [np.array([classes[types[kind]] for kind in jobs or ()], dtype=np.int32) for jobs in needs]
-    return with_classes(cluster, [kind for kind in classes if classes[kind] > 0]), kinds
+    return with_need_classes(cluster, [kind for kind in classes if classes[kind] > 0]), kinds

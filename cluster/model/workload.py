@@ -188,12 +188,12 @@ def workload_of(
         needs=needs,
         plans=plans,
     )
-    return in_order(workload)
+    return sorted_by_submission(workload)
 
 
-def in_order(workload: Workload) -> Workload:
+def sorted_by_submission(workload: Workload) -> Workload:
     """Return a workload sorted by submission, the first at 0; jobs submitted together keep their order."""
-    found = jobs_at(workload, np.argsort(workload.submit_s, kind="stable"))
+    found = selected_jobs(workload, np.argsort(workload.submit_s, kind="stable"))
     return replace(found, submit_s=found.submit_s - (found.submit_s[0] if found.jobs else 0.0))
 
 
@@ -202,7 +202,7 @@ ARRAYS = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_by
 OPTIONAL = ("users", "names", "needs", "plans")
 
 
-def jobs_at(workload: Workload, jobs: NDArray[np.intp]) -> Workload:
+def selected_jobs(workload: Workload, jobs: NDArray[np.intp]) -> Workload:
     """Return some jobs of a workload, by their indices."""
     values: dict[str, Any] = {name: getattr(workload, name)[jobs] for name in ARRAYS}
     values |= {name: _selected(getattr(workload, name), jobs) for name in OPTIONAL}
@@ -215,7 +215,7 @@ def _selected(values: Sequence[ValueT] | None, jobs: NDArray[np.intp]) -> tuple[
 
 def first_jobs(workload: Workload, jobs: int | None) -> Workload:
     """Return the first `jobs` jobs of a workload, or all of them."""
-    return workload if jobs is None or jobs >= workload.jobs else jobs_at(workload, np.arange(jobs))
+    return workload if jobs is None or jobs >= workload.jobs else selected_jobs(workload, np.arange(jobs))
 
 
 def gap_variation(submit_s: NDArray[np.float64]) -> float:
@@ -267,7 +267,7 @@ def sample_windows(
     """
     if jobs < 1 or count < 0:
         raise ValueError(f"windows need at least 1 job, and their count cannot be negative; got {jobs} and {count}")
-    begin, end = _cut(workload, first), _cut(workload, last)
+    begin, end = _jobs_before_fraction(workload, first), _jobs_before_fraction(workload, last)
     if end - begin < jobs:
         problem = f"the part from {first:g} to {last:g} of the trace has {max(0, end - begin)} jobs, a window {jobs}"
         raise InputError(problem, "take a longer trace, a larger part or shorter windows")
@@ -318,7 +318,7 @@ def scaled_to_load(workload: Workload, load: float, cluster_gpus: int) -> Worklo
     return replace(workload, submit_s=workload.submit_s / span_s * (gpu_s / (load * cluster_gpus)))
 
 
-def _cut(workload: Workload, fraction: float) -> int:
+def _jobs_before_fraction(workload: Workload, fraction: float) -> int:
     """Return how many jobs stand before a fraction; one rule for all, so that parts meet without overlap."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"a fraction is a number from 0 to 1; got {fraction}")
@@ -327,7 +327,7 @@ def _cut(workload: Workload, fraction: float) -> int:
 
 def _window(workload: Workload, begin: int, jobs: int) -> Workload:
     """Return some jobs from one on, shifted so that the first is submitted at 0."""
-    return replace(in_order(jobs_at(workload, np.arange(begin, begin + jobs))), left_out=0)
+    return replace(sorted_by_submission(selected_jobs(workload, np.arange(begin, begin + jobs))), left_out=0)
 
 
 WORK_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)

@@ -32,7 +32,7 @@ Speed = Annotated[float, Field(ge=LEAST_SPEED, le=MOST_SPEED)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-def _checkpoint_s(value: float) -> float:
+def _check_checkpoint_interval(value: float) -> float:
     """Refuse an interval that no sum or quotient of times stands."""
     if LEAST_CHECKPOINT_S <= value <= MOST_CHECKPOINT_S or value == float("inf"):
         return value
@@ -106,7 +106,9 @@ class ClusterFile(BaseModel, frozen=True, extra="forbid", strict=True):
     name: Name | None = None  # None: the file's name
     reference_type: Name | None = None  # its GPUs have speed 1; None: the first type
     run_time: RunTime = RunTime()
-    checkpoint_s: Annotated[float, Field(gt=0), AfterValidator(_checkpoint_s)] = 3600.0  # infinite: no checkpoints
+    checkpoint_s: Annotated[float, Field(gt=0), AfterValidator(_check_checkpoint_interval)] = (
+        3600.0  # infinite: no checkpoints
+    )
     # Meta RSC: 5 to 20 min for large jobs; Sia: 15 to 250 s for small ones
     restart_s: Annotated[float, Field(ge=0, le=MOST_RESTART_S)] = 300.0
     faults: dict[str, object] = {"model": "none"}
@@ -143,13 +145,13 @@ def read_cluster(path: Path) -> ClusterSetup:
     racks = [rack for rack in content.racks for _ in range(rack.count)]
     reference = content.node_types[content.reference_type or next(iter(content.node_types))]
     _check_speeds(file, content, reference)
-    cluster = _cluster(content, racks, reference)
+    cluster = _cluster_of_file(content, racks, reference)
     hazard_per_s = np.repeat(_node_hazards_per_s(content, racks), np.diff(cluster.first_gpu))
     faults = _fault_configuration(file, content.faults)
     return ClusterSetup(
         name=content.name or path.stem,
         cluster=cluster,
-        rules=_handled(_rules(content, reference), faults),
+        rules=_with_fault_handling(_rules_of_file(content, reference), faults),
         node_names=_node_names(file, content),
         offers=tuple(kind.offer(name) for name, kind in content.node_types.items()),
         host_bytes_per_s=tuple(kind.host_bytes_per_s or 0.0 for kind in content.node_types.values()),
@@ -192,7 +194,7 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
 
 def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> None:
     """Refuse types whose speed, where it follows from peak_flops, is too far from that of the reference type."""
-    speeds = {name: _speed(node_type, reference) for name, node_type in content.node_types.items()}
+    speeds = {name: _speed_of_type(node_type, reference) for name, node_type in content.node_types.items()}
     wrong = [name for name, speed in speeds.items() if not LEAST_SPEED <= speed <= MOST_SPEED]
     fix = f"correct peak_flops, or set speed, from {LEAST_SPEED:g} to {MOST_SPEED:g}"
     errors = [
@@ -214,7 +216,7 @@ def _node_hazards_per_s(content: ClusterFile, racks: list[Rack]) -> NDArray[np.f
     return np.repeat(np.array(hazards, dtype=np.float64), [group.count for group in groups])
 
 
-def _cluster(content: ClusterFile, racks: list[Rack], reference: NodeType) -> Cluster:
+def _cluster_of_file(content: ClusterFile, racks: list[Rack], reference: NodeType) -> Cluster:
     index = {name: i for i, name in enumerate(content.node_types)}
     of_node = [group.type for rack in racks for group in rack.nodes for _ in range(group.count)]
     node_type = np.array([index[name] for name in of_node], dtype=np.int32)
@@ -231,7 +233,7 @@ def _cluster(content: ClusterFile, racks: list[Rack], reference: NodeType) -> Cl
         node_rack=np.repeat(np.arange(len(racks), dtype=np.int32), rack_nodes),
         first_node=np.append(0, np.cumsum(rack_nodes)).astype(np.int32),
         node_type=node_type,
-        speed=of_nodes([_speed(kind, reference) for kind in types]),
+        speed=of_nodes([_speed_of_type(kind, reference) for kind in types]),
         peak_flops=of_nodes([kind.peak_flops for kind in types]),
         memory_bytes=of_nodes([kind.memory_bytes for kind in types]),
         intra_bytes_per_s=of_nodes([kind.intra_bytes_per_s for kind in types]),
@@ -241,11 +243,11 @@ def _cluster(content: ClusterFile, racks: list[Rack], reference: NodeType) -> Cl
     )
 
 
-def _speed(node_type: NodeType, reference: NodeType) -> float:
+def _speed_of_type(node_type: NodeType, reference: NodeType) -> float:
     return node_type.peak_flops / reference.peak_flops if node_type.speed is None else node_type.speed
 
 
-def _rules(content: ClusterFile, reference: NodeType) -> Rules:
+def _rules_of_file(content: ClusterFile, reference: NodeType) -> Rules:
     return Rules(
         ring=content.run_time.model == "ring",
         node_penalty=content.run_time.node_penalty or 0.0,
@@ -260,7 +262,7 @@ def _rules(content: ClusterFile, reference: NodeType) -> Rules:
     )
 
 
-def _handled(rules: Rules, faults: FaultConfiguration) -> Rules:
+def _with_fault_handling(rules: Rules, faults: FaultConfiguration) -> Rules:
     """Return rules with what follows a fault, and with nodes that become slow."""
     if faults.slow is not None:
         slow = faults.slow

@@ -40,7 +40,7 @@ class PresetSite(NamedTuple):
     @property
     def capacity(self) -> int:
         """GPUs of speed 1 that it is worth."""
-        return round(self.node_gpus * float(_speeds(self, np.arange(self.nodes)).sum()))
+        return round(self.node_gpus * float(_speeds_by_rank(self, np.arange(self.nodes)).sum()))
 
 
 HETERO64_SITE = PresetSite()
@@ -84,11 +84,11 @@ def hetero64(
     rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
     fast, lemon, fault_seed, size, radius, angle, gap, _ = np.split(rows, ends, axis=1)
     is_lemon = (lemon[:, 0] * nodes).astype(np.int32)[:, None] == cluster.gpu_node
-    drawn = _scenarios(
+    drawn = _batch_scenarios(
         cluster,
         gpus=np.minimum(JOB_GPUS[np.searchsorted(SIZE_BOUNDS, size, side="right")], site.gpus),
         work_s=work_s(radius, angle),
-        speed=_speeds(site, fast.argsort(axis=1).argsort(axis=1)),
+        speed=_speeds_by_rank(site, fast.argsort(axis=1).argsort(axis=1)),
         hazard_per_s=np.where(is_lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S) * site.faults,
         fault_seed=fault_seed[:, 0],
     )
@@ -145,7 +145,7 @@ def work_s(radius: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[n
     return work
 
 
-def _speeds(site: PresetSite, rank: NDArray[np.int64]) -> NDArray[np.float64]:
+def _speeds_by_rank(site: PresetSite, rank: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the speed of the nodes of each rank."""
     kinds = len(site.speeds)
     bounds = [site.nodes * kind // kinds for kind in range(1, kinds)]
@@ -153,7 +153,7 @@ def _speeds(site: PresetSite, rank: NDArray[np.int64]) -> NDArray[np.float64]:
     return speeds
 
 
-def _scenarios(
+def _batch_scenarios(
     cluster: Cluster,
     *,
     gpus: NDArray[np.int32],
@@ -218,7 +218,7 @@ def patent(scenarios: int, seed: int, *, gpus: int, first: int = 0) -> Problem:
     size, radius, angle = np.split(rows[:, 1:], 3, axis=1)
     sizes = JOB_GPUS[gpus >= 2 * JOB_GPUS]
     bounds = np.cumsum(JOB_GPUS_PROBABILITY[: sizes.size])
-    drawn = _scenarios(
+    drawn = _batch_scenarios(
         cluster,
         gpus=sizes[np.searchsorted(bounds[:-1] / bounds[-1], size, side="right")],
         work_s=work_s(radius, angle),

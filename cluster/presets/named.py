@@ -17,11 +17,11 @@ from .problems import (
     Regime,
     capacity_of,
     cluster_problem,
+    draw_windows,
     hetero64_problem,
-    own_key,
     patent_problem,
+    user_key,
     window_problem,
-    windows_of,
 )
 
 STREAM_JOBS, STREAM_LOAD = 128, 0.85
@@ -106,7 +106,7 @@ def problem_of(
         return window_problem(
             workload, regime, windows=windows, runs=1, part=part, seed=seed, load=load, max_gpus=largest
         )
-    found = windows_of(
+    found = draw_windows(
         workload, windows, part=part, seed=seed, load=load, max_gpus=largest, capacity=capacity_of(setup.cluster),
         disjoint=False,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def preset_problem(
     draw = NAMED[name].draw if name in NAMED else None
     if draw is None:
         raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
-    return draw(scenarios, own_key(seed), regime)
+    return draw(scenarios, user_key(seed), regime)
 
 
 def _regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool, turns: bool = False) -> Regime:

@@ -10,10 +10,10 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..faults.recorded import FaultTrace, node_faults_per_s, replay
+from ..faults.recorded import FaultTrace, draw_recorded_process, node_faults_per_s
 from ..files.errors import InputError
 from ..model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Problem, Rules, Scenarios, fault_sources, stack
-from ..model.topology import Cluster, classified, speed_sum
+from ..model.topology import Cluster, speed_sum, with_classes_of_jobs
 from ..model.workload import Workload, sample_windows
 from ..state.holding import startable_gpus
 from .cluster_file import ClusterSetup, draw_faults
@@ -46,7 +46,7 @@ def evaluation_key(seed: int) -> int:
     return seed + _APART if trained_on or seed == VALIDATION_SEED else seed
 
 
-def own_key(seed: int) -> int:
+def user_key(seed: int) -> int:
     """Return the key of scenarios that users draw for purposes of their own: nothing is evaluated by such a key."""
     return seed + 2 * _APART
 
@@ -125,8 +125,8 @@ def hetero64_problem(
     Raises:
         InputError: If they would take too much memory.
     """
-    check_size(scenarios, jobs, 8 * nodes, nodes)
-    return _under(hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load), regime)
+    check_memory(scenarios, jobs, 8 * nodes, nodes)
+    return _with_regime(hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load), regime)
 
 
 def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
@@ -135,11 +135,11 @@ def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Prob
     Raises:
         InputError: If they would take too much memory.
     """
-    check_size(scenarios, PATENT_JOBS[gpus], gpus, gpus)
-    return _under(patent(scenarios, seed, gpus=gpus), regime)
+    check_memory(scenarios, PATENT_JOBS[gpus], gpus, gpus)
+    return _with_regime(patent(scenarios, seed, gpus=gpus), regime)
 
 
-def _under(drawn: Problem, regime: Regime) -> Problem:
+def _with_regime(drawn: Problem, regime: Regime) -> Problem:
     scenarios = regime.with_known_hazards(drawn.cluster, drawn.scenarios)
     return drawn._replace(rules=regime.over(drawn.rules), scenarios=scenarios)
 
@@ -176,16 +176,16 @@ def window_problem(
     Raises:
         InputError: If the part has no job, a job asks more GPUs than there are, or it would take too much memory.
     """
-    found = windows_of(
+    found = draw_windows(
         workload, windows, part=part, seed=seed, load=load, max_gpus=max_gpus or site.gpus * 3 // 4,
         capacity=site.capacity, disjoint=disjoint,
     )  # fmt: skip
-    runs = runs or enough_runs(len(found))
-    check_size(len(found) * runs, found[0].jobs, site.gpus, site.nodes)
+    runs = runs or runs_per_window(len(found))
+    check_memory(len(found) * runs, found[0].jobs, site.gpus, site.nodes)
     cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1, site=site)
     check_plans(found, rules)
     for window in found:
-        check_fits(window, cluster)
+        check_jobs_fit(window, cluster)
     scenarios = stack(
         cluster,
         [window for window in found for _ in range(runs)],
@@ -194,15 +194,15 @@ def window_problem(
         speed=drawn.speed,
     )
     scenarios = regime.with_known_hazards(cluster, scenarios)
-    return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
+    return Problem(cluster, scenarios, process, rules_until_overload(cluster, scenarios, regime.over(rules)))
 
 
-def enough_runs(windows: int) -> int:
+def runs_per_window(windows: int) -> int:
     """Return how many draws of faults to take for each window: 8, and more where windows are few."""
     return max(RUNS, -(-LEAST_SCENARIOS // windows))
 
 
-def windows_of(
+def draw_windows(
     workload: Workload, windows: int, *, part: tuple[float, float], seed: int, load: float | None, max_gpus: int,
     capacity: int, disjoint: bool,
 ) -> list[Workload]:  # fmt: skip
@@ -211,7 +211,7 @@ def windows_of(
     Raises:
         InputError: If the part has none.
     """
-    jobs = min(WINDOW_JOBS, jobs_within(workload, part))
+    jobs = min(WINDOW_JOBS, job_count_within(workload, part))
     if jobs == 0:
         problem = f"the part from {part[0]:g} to {part[1]:g} of a trace of {workload.jobs} jobs has none"
         raise InputError(problem, "give a longer trace", field="--trace")
@@ -222,12 +222,12 @@ def windows_of(
     )  # fmt: skip
 
 
-def disjoint_windows(workload: Workload, part: tuple[float, float]) -> int:
+def disjoint_window_count(workload: Workload, part: tuple[float, float]) -> int:
     """Return how many windows that share no job a part of a workload has room for, at least 1."""
-    return max(1, jobs_within(workload, part) // WINDOW_JOBS)
+    return max(1, job_count_within(workload, part) // WINDOW_JOBS)
 
 
-def jobs_within(workload: Workload, part: tuple[float, float]) -> int:
+def job_count_within(workload: Workload, part: tuple[float, float]) -> int:
     """Return how many jobs a part of a workload has, given as shares of its jobs in order of submission."""
     return round(part[1] * workload.jobs) - round(part[0] * workload.jobs)
 
@@ -256,11 +256,11 @@ def cluster_problem(
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
     """
     check_plans(workloads, setup.rules)
-    cluster, needs = classified(setup.cluster, setup.offers, [workload.needs for workload in workloads])
+    cluster, needs = with_classes_of_jobs(setup.cluster, setup.offers, [workload.needs for workload in workloads])
     most_jobs = max(workload.jobs for workload in workloads)
-    check_size(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
+    check_memory(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
     for workload, kinds in zip(workloads, needs, strict=True):
-        check_fits(workload, cluster, kinds, spares=setup.rules.spares)
+        check_jobs_fit(workload, cluster, kinds, spares=setup.rules.spares)
     count = len(workloads) * runs
     seeds = stream(seed, Stream.FAULTS).integers(0, 2**32, count)
     hazard: NDArray[np.float64] | None = None
@@ -268,7 +268,10 @@ def cluster_problem(
         draws = [draw_faults(setup, int(one)) for one in seeds]
         rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
     else:
-        rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
+        rates, process = (
+            np.zeros(fault_sources(cluster)),
+            draw_recorded_process(faults, cluster, stream(seed, Stream.OUTAGES)),
+        )
         hazard = _known_hazard_per_s(setup, faults) if regime.oracle else None
     if not regime.oracle:
         hazard = _starting_hazard_per_s(setup, are_recorded=faults is not None)
@@ -280,7 +283,7 @@ def cluster_problem(
         hazard_per_s=hazard,
         needs=[kinds for kinds in needs for _ in range(runs)],
     )
-    return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
+    return Problem(cluster, scenarios, process, rules_until_overload(cluster, scenarios, regime.over(setup.rules)))
 
 
 def _starting_hazard_per_s(setup: ClusterSetup, *, are_recorded: bool) -> NDArray[np.float64]:
@@ -315,7 +318,7 @@ def check_plans(workloads: Sequence[Workload], rules: Rules) -> None:
         raise InputError(problem, "give a cluster file with run_time: {model: ring}", field="--cluster")
 
 
-def check_fits(
+def check_jobs_fit(
     workload: Workload, cluster: Cluster, kinds: NDArray[np.int32] | None = None, *, spares: float = 0.0
 ) -> None:
     """Refuse a workload with a job that the cluster can never hold.
@@ -351,7 +354,7 @@ def memory_bytes(scenarios: int, jobs: int, gpus: int, nodes: int) -> int:
     return scenarios * (SCENARIO_BYTES + jobs * JOB_BYTES + gpus * GPU_BYTES + nodes * NODE_BYTES)
 
 
-def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
+def check_memory(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
     """Refuse what would take more than some 10 GiB of arrays, before they are made.
 
     Args:
@@ -372,7 +375,7 @@ def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
         )
 
 
-def until_overload(cluster: Cluster, scenarios: Scenarios, rules: Rules) -> Rules:
+def rules_until_overload(cluster: Cluster, scenarios: Scenarios, rules: Rules) -> Rules:
     """Return rules that cut a simulation off when it would not end: long after all work could have been done."""
     work = (scenarios.work_s * scenarios.gpus).sum(axis=1).max(initial=0.0)
     slowest = float(scenarios.speed.min()) / rules.slow_factor

@@ -18,7 +18,7 @@ import math
 
 from ..kernels.compiled import kernel
 from ..kernels.structures import push, remove
-from ..model.problem import goes_by_work
+from ..model.problem import orders_by_work
 from ..placing import least_slowdown
 from ..state.holding import need_class_of, usable_for_class
 from ..state.state import Simulation, has_need_classes, has_turns
@@ -132,9 +132,9 @@ def _first_leaf_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: i
 def leaf_range_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> tuple[int, int]:
     """Do what `leaf_range_of_class` does for the jobs of one line."""
     leaves = sim.state.index_best.shape[1] // 2
-    return leaves + _first_leaf_of_line(sim, row, line, kind, 0), leaves + _first_leaf_of_line(
-        sim, row, line, kind, gpus + 1
-    )
+    first = _first_leaf_of_line(sim, row, line, kind, 0)
+    after = _first_leaf_of_line(sim, row, line, kind, gpus + 1)
+    return leaves + first, leaves + after
 
 
 LONGEST_RUN_S = (
@@ -158,7 +158,7 @@ def _has_smaller_key(sim: Simulation, row: int, key: float, leaf: int, other_key
 @kernel
 def _leaf_goes_before(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
     """Return whether a leaf's job goes before another's: by key, and by rank first if jobs go by work."""
-    if leaf >= 0 and other >= 0 and goes_by_work(sim.rules.order):
+    if leaf >= 0 and other >= 0 and orders_by_work(sim.rules.order):
         state = sim.state
         rank = sim.scenarios.rank[state.scenario[row]]
         own, others = rank[state.index_job[row, leaf]], rank[state.index_job[row, other]]
@@ -195,7 +195,7 @@ def _update_tree_above(sim: Simulation, row: int, leaf: int) -> None:
 @kernel
 def _order_key(sim: Simulation, row: int, job: int) -> float:
     """Return what a job is ordered by: its expected work, or its place in the queue, as the order regime has it."""
-    if goes_by_work(sim.rules.order):
+    if orders_by_work(sim.rules.order):
         return estimated_work_s(sim, row, job)
     return float(sim.state.index_place[row, job])
 

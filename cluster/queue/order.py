@@ -13,7 +13,7 @@ count: nodes may be shown to it on which it would end too late, and its start is
 import math
 
 from ..kernels.compiled import kernel
-from ..model.problem import goes_by_work, passes, shortest_leads
+from ..model.problem import lets_jobs_pass, orders_by_work, shortest_job_leads
 from ..placing import NO_RACK, is_planned, least_slowdown, make_job_due, order_nodes_by_free, slowdown_of
 from ..state.holding import in_service_for_job, need_class_of, usable_for_class, usable_for_job, usable_on_node
 from ..state.state import (
@@ -66,7 +66,7 @@ def next_job(sim: Simulation, row: int) -> int:
     if state.rested[row] == state.moment[row]:
         return -1
     holder = reservation_holder(sim, row)
-    if not passes(sim.rules.order):
+    if not lets_jobs_pass(sim.rules.order):
         return holder if _fits(sim, row, holder) and state.waited[row] != state.moment[row] else -1
     if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
         return holder
@@ -225,15 +225,15 @@ def _longest_aged_job(sim: Simulation, row: int) -> int:
     GPUs than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
     """
     state = sim.state
-    if passes(sim.rules.order) and index_if_long(sim, row):
+    if lets_jobs_pass(sim.rules.order) and index_if_long(sim, row):
         longest = longest_waiting_job(sim, row, sim.cluster.gpu_node.size - state.down[row])
         return longest if longest >= 0 and _has_aged(sim, row, longest) else -1
     best = -1
-    job = state.head[row] if passes(sim.rules.order) else reservation_holder(sim, row)
+    job = state.head[row] if lets_jobs_pass(sim.rules.order) else reservation_holder(sim, row)
     while job >= 0:
         if (best < 0 or state.queued_s[row, job] < state.queued_s[row, best]) and _has_aged(sim, row, job):
             best = job
-        job = state.next_job[row, job] if passes(sim.rules.order) else -1
+        job = state.next_job[row, job] if lets_jobs_pass(sim.rules.order) else -1
     return best
 
 
@@ -244,14 +244,14 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
         return least_s
-    if passes(sim.rules.order) and index_if_long(sim, row):
+    if lets_jobs_pass(sim.rules.order) and index_if_long(sim, row):
         return next_to_age_s(sim, row)
-    job = state.head[row] if passes(sim.rules.order) or state.head[row] < 0 else reservation_holder(sim, row)
+    job = state.head[row] if lets_jobs_pass(sim.rules.order) or state.head[row] < 0 else reservation_holder(sim, row)
     while job >= 0:
         aged_s = state.queued_s[row, job] + sim.rules.ageing_s
         if state.now_s[row] < aged_s < least_s:
             least_s = aged_s
-        job = state.next_job[row, job] if passes(sim.rules.order) else -1
+        job = state.next_job[row, job] if lets_jobs_pass(sim.rules.order) else -1
     return least_s
 
 
@@ -288,8 +288,8 @@ def reservation_holder(sim: Simulation, row: int) -> int:
     """Return the job of the queue that leads, and holds the reservation; the queue is not empty."""
     state, head = sim.state, sim.state.head[row]
     if not has_turns(sim):
-        return _shortest_job(sim, row) if shortest_leads(sim.rules.order) else head
-    if shortest_leads(sim.rules.order):
+        return _shortest_job(sim, row) if shortest_job_leads(sim.rules.order) else head
+    if shortest_job_leads(sim.rules.order):
         return _shortest_of_line(sim, row, state.first_line[row, LEADING])
     return head if state.came_back[row, head] == 1 else state.line_head[row, state.first_line[row, LEADING]]
 
@@ -328,7 +328,7 @@ def _job_to_backfill(sim: Simulation, row: int, holder: int) -> int:
 @kernel
 def _job_to_backfill_from(sim: Simulation, row: int, holder: int, job: int, following: Ints) -> int:
     """Return the job that may pass the holder of the reservation, of a job and those that follow it; -1 for none."""
-    by_key, left = goes_by_work(sim.rules.order), sim.rules.backfill_depth
+    by_key, left = orders_by_work(sim.rules.order), sim.rules.backfill_depth
     best, least = -1, math.inf
     while job >= 0 and left > 0:
         if job != holder:
@@ -347,7 +347,7 @@ def _job_to_backfill_from(sim: Simulation, row: int, holder: int, job: int, foll
 def _job_beside_aged(sim: Simulation, row: int, aged: int) -> int:
     """Return the job that may start while an aged one waits: it takes no GPU that suits that one; -1 for none."""
     state = sim.state
-    if not has_need_classes(sim) or not passes(sim.rules.order) or state.rested[row] == state.moment[row]:
+    if not has_need_classes(sim) or not lets_jobs_pass(sim.rules.order) or state.rested[row] == state.moment[row]:
         return -1
     _note_reserved_class(sim, row, aged)
     state.shadow_s[row] = AT_NO_TIME_S
@@ -369,7 +369,7 @@ def may_turn_to_other(sim: Simulation, row: int) -> bool:
 
     While an aged job waits the policy may turn to no other, whatever is due beside it.
     """
-    return bool(passes(sim.rules.order) and may_wait(sim, row) and sim.state.shadow_s[row] != AT_NO_TIME_S)
+    return bool(lets_jobs_pass(sim.rules.order) and may_wait(sim, row) and sim.state.shadow_s[row] != AT_NO_TIME_S)
 
 
 @kernel
@@ -396,7 +396,7 @@ def _list_others_by_index(sim: Simulation, row: int, holder: int, due: int) -> i
     hidden = state.index_hidden[row]
     hide_job(sim, row, holder)
     hide_job(sim, row, due)
-    count, by_key = 0, goes_by_work(sim.rules.order)
+    count, by_key = 0, orders_by_work(sim.rules.order)
     for _ in range(MAX_OTHERS if by_key else MAX_SCANNED):
         job = first_to_pass(sim, row)
         if job < 0:
@@ -421,7 +421,7 @@ def list_other_jobs(sim: Simulation, row: int) -> int:
         return _list_others_by_index(sim, row, holder, due)
     if not has_turns(sim):
         return _list_others_from(sim, row, holder, due, state.head[row], state.next_job, 0, 0, 0)[0]
-    by_key, count, seen = goes_by_work(sim.rules.order), 0, 0
+    by_key, count, seen = orders_by_work(sim.rules.order), 0, 0
     line = state.first_line[row, PASSING]
     while line >= 0 and (count < MAX_OTHERS if by_key else seen < MAX_SCANNED):
         first, job = count if by_key else 0, state.line_head[row, line]
@@ -438,7 +438,7 @@ def _list_others_from(
 
     Return how many are listed then, and how many were found in all.
     """
-    by_key, left = goes_by_work(sim.rules.order), sim.rules.backfill_depth
+    by_key, left = orders_by_work(sim.rules.order), sim.rules.backfill_depth
     while job >= 0 and left > 0 and (by_key or seen < MAX_SCANNED):
         left -= job != holder
         if job not in (holder, due) and may_pass(sim, row, job):

@@ -7,7 +7,7 @@ Source: SPEC C9.
 """
 
 from ..kernels.compiled import kernel
-from ..model.problem import shortest_leads
+from ..model.problem import shortest_job_leads
 from ..state.state import Simulation
 
 LEADING, PASSING = range(2)  # the rotations
@@ -184,7 +184,7 @@ def leave_line(sim: Simulation, row: int, job: int) -> None:
 def take_turn(sim: Simulation, row: int, job: int) -> None:
     """Note that a job, still in its line, starts with its user's turn; one that leads for it came back has had it."""
     state = sim.state
-    if state.came_back[row, job] == 1 and state.leads[row] == 1 and not shortest_leads(sim.rules.order):
+    if state.came_back[row, job] == 1 and state.leads[row] == 1 and not shortest_job_leads(sim.rules.order):
         return
     state.turns[row] += 1
     for rotation in range(2):

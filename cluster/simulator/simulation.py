@@ -18,7 +18,7 @@ from ..model.problem import (
     Rules,
     Scenarios,
     fault_sources,
-    passes,
+    lets_jobs_pass,
 )
 from ..model.topology import Cluster
 from ..queue.expected import note_run_start
@@ -73,7 +73,7 @@ def simulation_of(
             cluster,
             scenarios,
             rows,
-            index_from if passes(rules.order) else EVERY_JOB,
+            index_from if lets_jobs_pass(rules.order) else EVERY_JOB,
             holding=may_keep_gpus_by_rules(rules),
             turns=rules.turns,
         ),

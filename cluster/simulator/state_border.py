@@ -47,9 +47,8 @@ def checked_state(sim: Simulation, state: State) -> State:
     """
     _check_ranges(sim, state)
     _check_magnitudes(sim, state)
-    refuse_unless_all(
-        "state.quiet", state.quiet, state.quiet <= MAX_QUIET, f"at most {MAX_QUIET}"
-    )  # larger ones would overflow
+    # A larger one would overflow.
+    refuse_unless_all("state.quiet", state.quiet, state.quiet <= MAX_QUIET, f"at most {MAX_QUIET}")
     refuse_unless_all("state.stops", state.stops, state.stops <= MAX_STOPS, f"at most {MAX_STOPS}")
     _check_heap(state, "source_heap", "source_place", state.source_count, state.source_s)
     _check_heap(state, "run_heap", "run_place", state.running, state.end_s)

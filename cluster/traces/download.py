@@ -90,7 +90,9 @@ RESUME_ADVICE = "run the same command again: it goes on where this one stopped"
 TOO_LONG = "it is not the requested file; check the mirror or the proxy"
 
 
-def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: float, report: ReportProgress) -> None:
+def fetch_rest(
+    url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: float, report: ReportProgress
+) -> None:
     """Fetch what a file does not hold yet.
 
     A connection that breaks, or a server that has trouble, is tried again, up to three times in a row that bring
@@ -117,26 +119,26 @@ def fetch(url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: f
         )
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:  # of proxies in the environment
         raise InputError(
-            f"no connection can be set up: {_plain(error)}", "check HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            f"no connection can be set up: {_error_words(error)}", "check HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
         ) from error
-    furthest, failed = _end(into), 0
+    furthest, failed = _file_end(into), 0
     report(furthest, size)
     with client:
-        while trouble := _receive(client, url, into, size, most, report):
-            failed = 0 if _end(into) > furthest else failed + 1
-            furthest = max(furthest, _end(into))
+        while trouble := _fetch_once(client, url, into, size, most, report):
+            failed = 0 if _file_end(into) > furthest else failed + 1
+            furthest = max(furthest, _file_end(into))
             if failed == MAX_FRUITLESS_TRIES:
                 raise InputError(f"{url}: {trouble}", RESUME_ADVICE)
             time.sleep(RETRY_PAUSE_S * 2 ** (failed - 1) if failed else 0.0)
 
 
-def _receive(
+def _fetch_once(
     client: "httpx.Client", url: str, into: BinaryIO, size: int | None, most: int, report: ReportProgress
 ) -> str:
     """Fetch the rest in one try, and return what broke it; empty if nothing did."""
     import httpx
 
-    have = _end(into)
+    have = _file_end(into)
     try:
         with client.stream("GET", url, headers={"Range": f"bytes={have}-"} if have else {}) as answer:
             if have and answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -144,19 +146,19 @@ def _receive(
             if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 return f"the server answers {answer.status_code} {answer.reason_phrase}"
             _check_answer(url, answer)
-            return _append(answer, url, into, size, most, report)
+            return _append_answer(answer, url, into, size, most, report)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if (problem := certificate_problem(error, str(error.request.url), OF_SYSTEM)) is not None:
             raise InputError(f"{url}: {problem}") from error
         if have:  # the network was there, and may come back
-            return f"the server cannot be reached any more: {_plain(error)}"
-        raise InputError(f"{url}: the server cannot be reached: {_plain(error)}", NETWORK) from error
+            return f"the server cannot be reached any more: {_error_words(error)}"
+        raise InputError(f"{url}: the server cannot be reached: {_error_words(error)}", NETWORK) from error
     except httpx.TimeoutException:
         return f"the server sent nothing for {client.timeout.read:g} s"
     except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-        return f"the connection broke: {_plain(error)}"
+        return f"the connection broke: {_error_words(error)}"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InputError(f"{url}: {_plain(error)}", NETWORK) from error
+        raise InputError(f"{url}: {_error_words(error)}", NETWORK) from error
 
 
 def _check_answer(url: str, answer: "httpx.Response") -> None:
@@ -168,11 +170,11 @@ def _check_answer(url: str, answer: "httpx.Response") -> None:
         raise InputError(problem, "name another mirror, or check the proxy")
 
 
-def _append(
+def _append_answer(
     answer: "httpx.Response", url: str, into: BinaryIO, size: int | None, most: int, report: ReportProgress
 ) -> str:
     """Write an answer behind what is there, or in its place if the server begins anew; return what broke it."""
-    have = _begin(answer, _end(into))
+    have = _first_byte_of_answer(answer, _file_end(into))
     if have < 0:
         into.truncate(0)
         return "the server sent another part than the requested one"
@@ -181,18 +183,20 @@ def _append(
     length = answer.headers.get("Content-Length", "")
     total = have + int(length) if length.isdecimal() else None
     if total is not None and (total > most or size not in (None, total)):
-        raise InputError(f"{url}: the server offers {total:,} bytes instead of {_expected(size, most)}", TOO_LONG)
+        raise InputError(
+            f"{url}: the server offers {total:,} bytes instead of {_expected_size_words(size, most)}", TOO_LONG
+        )
     report(have, size or total)
     for chunk in answer.iter_raw():
         have += len(chunk)
         if have > most:
-            raise InputError(f"{url}: the server sends more than {_expected(size, most)}", TOO_LONG)
+            raise InputError(f"{url}: the server sends more than {_expected_size_words(size, most)}", TOO_LONG)
         into.write(chunk)
         report(have, size or total)
     return "" if size in (None, have) else f"the connection ended after {have:,} of {size:,} bytes"
 
 
-def _begin(answer: "httpx.Response", have: int) -> int:
+def _first_byte_of_answer(answer: "httpx.Response", have: int) -> int:
     """Return at which byte an answer begins; -1 for a part that does not follow on what is there."""
     if answer.status_code != 206:
         return 0
@@ -200,15 +204,15 @@ def _begin(answer: "httpx.Response", have: int) -> int:
     return have if found and int(found[1]) == have else -1
 
 
-def _end(file: BinaryIO) -> int:
+def _file_end(file: BinaryIO) -> int:
     return file.seek(0, os.SEEK_END)
 
 
-def _expected(size: int | None, most: int) -> str:
+def _expected_size_words(size: int | None, most: int) -> str:
     return f"the {most:,} that may come" if size is None else f"the {size:,} that the file has"
 
 
-def _plain(error: BaseException) -> str:
+def _error_words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -236,7 +240,7 @@ def unpack(archive: Path, names: str, into: Path) -> None:
     left, taken = MAX_UNPACKED_BYTES, set[str]()
     try:
         with tarfile.open(archive, "r:*") as tar:
-            for member in _safe(archive, tar):
+            for member in _safe_members(archive, tar):
                 name = PurePosixPath(member.name).name
                 if not member.isreg() or not fnmatch.fnmatchcase(name, names):
                     continue
@@ -247,14 +251,14 @@ def unpack(archive: Path, names: str, into: Path) -> None:
                 content = tar.extractfile(member)
                 if left < 0 or content is None:
                     raise InputError(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", NOT_TAKEN, path=archive)
-                _copy(content, into / name)
+                _copy_content(content, into / name)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise InputError(f"is no archive that can be read: {error}", "fetch it again", path=archive) from error
     if not taken:
         raise InputError(f"it holds no file named {names}", "check the catalogue's members", path=archive)
 
 
-def _safe(archive: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _safe_members(archive: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for count, member in enumerate(tar):
         path = PurePosixPath(member.name)
         if not (member.isreg() or member.isdir()):
@@ -266,7 +270,7 @@ def _safe(archive: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield member
 
 
-def _copy(content: IO[bytes], to: Path) -> None:
+def _copy_content(content: IO[bytes], to: Path) -> None:
     with to.open("xb") as file:
         while chunk := content.read(COPY_CHUNK_BYTES):
             file.write(chunk)
@@ -299,12 +303,12 @@ def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float,
     try:
         if is_downloaded(trace, target):
             return False
-        part = part_of(trace, target)
-        with _locked(part) as file:
-            _fill(trace, part, file, mirror, timeout_s, report)
+        part = part_file_of(trace, target)
+        with _open_locked_part(part) as file:
+            _fetch_missing(trace, part, file, mirror, timeout_s, report)
             file.flush()
             os.fsync(file.fileno())
-            _put(trace, part, target)
+            _put_in_place(trace, part, target)
     except OSError as error:
         problem = f"cannot be written: {error.strerror or error}"
         if error.errno in NO_SPACE:
@@ -321,7 +325,7 @@ def target_of(trace: PublicTrace, output: Path | None) -> Path:
     return output / trace.saved_as if trace.members is None and os.path.isdir(output) else output  # noqa: PTH112
 
 
-def part_of(trace: PublicTrace, target: Path) -> Path:
+def part_file_of(trace: PublicTrace, target: Path) -> Path:
     """Return the file that holds what has come so far."""
     suffix = ".part" if trace.members is None else ".tar.gz.part"
     return target.with_name(target.name + suffix)
@@ -338,31 +342,31 @@ def is_downloaded(trace: PublicTrace, target: Path) -> bool:
         if not target.parent.is_dir():
             raise InputError(f"there is no folder {target.parent}", "make it, or give another path with --output")
         return False
-    same = _same_folder(trace, target) if trace.members is not None else _same_file(trace.sha256, target)
+    same = _folder_holds_trace(trace, target) if trace.members is not None else _has_hash(trace.sha256, target)
     if not same:
         problem = f"something else stands there: it is not {trace.name} as it was published"
         raise InputError(problem, "move it away, or give another path with --output", path=target)
     return True
 
 
-def _same_file(sha256: str, path: Path) -> bool:
+def _has_hash(sha256: str, path: Path) -> bool:
     return path.is_file() and _sha256(path) == sha256
 
 
-def _same_folder(trace: PublicTrace, folder: Path) -> bool:
+def _folder_holds_trace(trace: PublicTrace, folder: Path) -> bool:
     """Return whether a folder holds what was unpacked from a trace; other files beside it are no matter."""
     try:
         source = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
         files = dict(source["files"])
         return source["sha256"] == trace.sha256 and all(
-            Path(name).name == name and _same_file(sha256, folder / name) for name, sha256 in files.items()
+            Path(name).name == name and _has_hash(sha256, folder / name) for name, sha256 in files.items()
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 @contextmanager
-def _locked(part: Path) -> Iterator[BinaryIO]:
+def _open_locked_part(part: Path) -> Iterator[BinaryIO]:
     """Open a file that only this process writes; it is no link, so that nothing else is written through it."""
     if os.path.lexists(part) and not stat.S_ISREG(part.lstat().st_mode):
         raise InputError("is no plain file", "move it away", path=part)
@@ -382,7 +386,7 @@ def _locked(part: Path) -> Iterator[BinaryIO]:
                 part.unlink()
 
 
-def _fill(
+def _fetch_missing(
     trace: PublicTrace, part: Path, file: BinaryIO, mirror: str, timeout_s: float, report: ReportProgress
 ) -> None:
     """Fetch what is missing of a file until it has its hash; one that broke off long ago may have to begin anew."""
@@ -393,7 +397,7 @@ def _fill(
     if begun >= trace.most_bytes:
         begun = file.truncate(0)
     for earlier in (True, False) if begun else (False,):
-        fetch(url, file, size=trace.size_bytes, most=trace.most_bytes, timeout_s=timeout_s, report=report)
+        fetch_rest(url, file, size=trace.size_bytes, most=trace.most_bytes, timeout_s=timeout_s, report=report)
         file.flush()
         found = _sha256(part)
         if found == trace.sha256:
@@ -409,7 +413,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _put(trace: PublicTrace, part: Path, target: Path) -> None:
+def _put_in_place(trace: PublicTrace, part: Path, target: Path) -> None:
     """Put a checked file in place, or what is in it."""
     if trace.members is None:
         if not is_downloaded(trace, target):  # another process may have been faster

@@ -18,11 +18,11 @@ from .read import (
     MAX_TRACE_S,
     TraceRows,
     columns_of,
-    jobs_of,
-    needs_of,
+    jobs_from_columns,
+    needs_from_columns,
     read_rows,
-    types_in,
-    workload_from,
+    types_in_cell,
+    workload_of_parts,
 )
 
 DATES = "as dates, and durations in seconds"
@@ -58,7 +58,7 @@ class CsvFormat:
             InputError: If it cannot be used.
         """
         with closing(read_rows(path, self.columns, optional=self.optional)) as rows:
-            return workload_from(path, map(self.jobs, rows))
+            return workload_of_parts(path, map(self.jobs, rows))
 
 
 ACME_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
@@ -69,18 +69,18 @@ def _acme_jobs(rows: TraceRows) -> Workload:
     duration_s = rows.numbers("duration", blank=0.0)
     gpus = rows.whole_numbers("gpu_num")
     timed = all(rows.has(column) for column in RUN_COLUMNS)
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["job_id"],
         gpus,
-        _run_s(rows) if timed else duration_s,
+        _acme_run_s(rows) if timed else duration_s,
         rows.dates_s("submit_time"),
         users=rows.cells.get("user"),
         names=rows.cells.get("type"),
-        needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
+        needs=needs_from_columns(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
     )
 
 
-def _run_s(rows: TraceRows) -> NDArray[np.float64]:
+def _acme_run_s(rows: TraceRows) -> NDArray[np.float64]:
     """Return end less start, 0 where one is missing: the column duration counts the queue in at Kalos, not at Seren."""
     start_s = rows.dates_s("start_time", blank=np.nan)
     end_s = rows.dates_s("end_time", blank=np.nan)
@@ -105,13 +105,13 @@ HELIOS_COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
 
 def _helios_jobs(rows: TraceRows) -> Workload:
     gpus = rows.whole_numbers("gpu_num")
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["job_id"],
         gpus,
         rows.numbers("duration", blank=0.0),
         rows.dates_s("submit_time"),
         users=rows.cells.get("user"),
-        needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
+        needs=needs_from_columns(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
     )
 
 
@@ -124,7 +124,7 @@ ITP_COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
 
 
 def _itp_jobs(rows: TraceRows) -> Workload:
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
         rows.numbers("duration"),
@@ -156,19 +156,19 @@ OF_ITERATION = tuple(name for name in PLAN_BOUNDS if name in Iteration._fields)
 OF_PLAN = ("memory_bytes", "away_bytes")
 
 
-def cell_of(plans: Iterable[JobPlan]) -> str:
+def plans_cell(plans: Iterable[JobPlan]) -> str:
     """Return plans as a cell has them, from which they are read back to the last bit; figures of 0 are omitted."""
-    return PLANS_APART.join(_text(plan) for plan in plans)
+    return PLANS_APART.join(_plan_text(plan) for plan in plans)
 
 
-def _text(plan: JobPlan) -> str:
+def _plan_text(plan: JobPlan) -> str:
     figures = {"work_s": plan.work_s, **{name: getattr(plan.iteration, name) for name in OF_ITERATION}}
     figures |= {name: getattr(plan, name) for name in OF_PLAN}
     words = (f"{name}={value!r}" for name, value in figures.items() if value > 0.0)
     return " ".join((plan.degrees, *words))
 
 
-def plans_in(cell: str) -> tuple[JobPlan, ...]:
+def plans_in_cell(cell: str) -> tuple[JobPlan, ...]:
     """Return the plans in a cell, none if it is empty.
 
     Raises:
@@ -177,17 +177,17 @@ def plans_in(cell: str) -> tuple[JobPlan, ...]:
     texts = cell.split(PLANS_APART) if cell.strip() else []
     if len(texts) > MAX_PLANS:
         raise ValueError(f"has {len(texts)} plans, more than {MAX_PLANS}")
-    return tuple(map(_plan, texts))
+    return tuple(map(_plan_in_text, texts))
 
 
-def _plan(text: str) -> JobPlan:
+def _plan_in_text(text: str) -> JobPlan:
     degrees, *words = text.split() or [""]
     found = DEGREES.fullmatch(degrees)
     data, pipeline, tensor = map(int, found.groups()) if found else (0, 0, 0)
     if not 0 < data * pipeline * tensor <= MAX_PLAN_GPUS:
         raise ValueError(f"has a plan that begins with {degrees[:40]!r}, not with data x pipeline x tensor as in 4x2x1")
     figures = dict.fromkeys(PLAN_BOUNDS, 0.0)
-    for name, value in _figures(degrees, words).items():
+    for name, value in _plan_figures(degrees, words).items():
         least, most = PLAN_BOUNDS[name]
         if not least <= value <= most:
             raise ValueError(f"has in the plan {degrees} {name}={value:g}, not between {least:g} and {most:g}")
@@ -196,7 +196,7 @@ def _plan(text: str) -> JobPlan:
     return JobPlan(did, figures["work_s"], **{name: figures[name] for name in OF_PLAN})
 
 
-def _figures(degrees: str, words: list[str]) -> dict[str, float]:
+def _plan_figures(degrees: str, words: list[str]) -> dict[str, float]:
     """Return the figures behind the degrees of a plan, by name."""
     figures: dict[str, float] = {}
     for word in words:
@@ -211,7 +211,7 @@ def _figures(degrees: str, words: list[str]) -> dict[str, float]:
     return figures
 
 
-def _agree(plans: tuple[JobPlan, ...], gpus: int, work_s: float) -> bool:
+def _plan_agrees_with_row(plans: tuple[JobPlan, ...], gpus: int, work_s: float) -> bool:
     """Return whether the first plan, if there is one, takes the GPUs and the work of its row."""
     return not plans or (plans[0].gpus == gpus and math.isclose(plans[0].work_s, work_s, rel_tol=1e-9))
 
@@ -221,18 +221,18 @@ LONGSHORE_OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user"
 
 
 def _longshore_jobs(rows: TraceRows) -> Workload:
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["id"] if rows.has("id") else tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("gpus"),
         rows.numbers("work_s"),
         rows.numbers("submit_s"),
-        estimate_s=_optional(rows, "estimate_s", least=0.0, most=MAX_TRACE_S),
-        compute_s=_optional(rows, "compute_s", least=MIN_COMPUTE_S, most=MAX_TRACE_S),
-        parameter_bytes=_optional(rows, "parameter_bytes", least=0.0, most=MAX_JOB_BYTES),
+        estimate_s=_optional_column(rows, "estimate_s", least=0.0, most=MAX_TRACE_S),
+        compute_s=_optional_column(rows, "compute_s", least=MIN_COMPUTE_S, most=MAX_TRACE_S),
+        parameter_bytes=_optional_column(rows, "parameter_bytes", least=0.0, most=MAX_JOB_BYTES),
         users=rows.cells.get("user"),
         names=rows.cells.get("name"),
         needs=_longshore_needs(rows),
-        plans=_plans(rows),
+        plans=_longshore_plans(rows),
     )
 
 
@@ -240,7 +240,7 @@ def _longshore_needs(rows: TraceRows) -> tuple[NodeNeeds, ...] | None:
     """Return what jobs need, None if the file has no column of it; an empty cell is no need."""
     if not any(rows.has(column) for column in NodeNeeds._fields):
         return None
-    types = [types_in(cell) for cell in rows.cells.get("gpu_types") or ("",) * len(rows.lines)]
+    types = [types_in_cell(cell) for cell in rows.cells.get("gpu_types") or ("",) * len(rows.lines)]
     most = (MAX_JOB_BYTES, MAX_CPUS, MAX_JOB_BYTES)
     numbers = [
         rows.numbers(column, most=top, blank=0.0).tolist() if rows.has(column) else [0.0] * len(rows.lines)
@@ -249,7 +249,7 @@ def _longshore_needs(rows: TraceRows) -> tuple[NodeNeeds, ...] | None:
     return tuple(map(NodeNeeds, types, *numbers))
 
 
-def _plans(rows: TraceRows) -> tuple[tuple[JobPlan, ...], ...] | None:
+def _longshore_plans(rows: TraceRows) -> tuple[tuple[JobPlan, ...], ...] | None:
     """Return the plans of jobs, None if the file has no column of them."""
     cells = rows.cells.get("plans")
     if cells is None:
@@ -257,17 +257,17 @@ def _plans(rows: TraceRows) -> tuple[tuple[JobPlan, ...], ...] | None:
     gpus, work_s, found = rows.whole_numbers("gpus"), rows.numbers("work_s"), list[tuple[JobPlan, ...]]()
     for row, cell in enumerate(cells):
         try:
-            plans = plans_in(cell)
+            plans = plans_in_cell(cell)
         except ValueError as error:
             raise rows.error("plans", row, str(error), "correct it, or leave the cell empty") from None
-        if not _agree(plans, int(gpus[row]), float(work_s[row])):
+        if not _plan_agrees_with_row(plans, int(gpus[row]), float(work_s[row])):
             problem = f"begins with a plan of {plans[0].gpus} GPUs and {plans[0].work_s:g} s, unlike gpus and work_s"
             raise rows.error("plans", row, problem, "let the first plan be what the job asks for")
         found.append(plans)
     return tuple(found)
 
 
-def _optional(rows: TraceRows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
+def _optional_column(rows: TraceRows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
     """Return the column, NaN where a cell is empty, or None if there is no such column."""
     return rows.numbers(column, least=least, most=most, blank=np.nan) if rows.has(column) else None
 
@@ -300,18 +300,18 @@ BYTES_PER_PARAMETER = 4  # gradients in single precision
 
 def _muri_jobs(rows: TraceRows) -> Workload:
     most_ms = MAX_TRACE_S * MS_PER_S
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
         rows.numbers("duration", most=most_ms) / MS_PER_S,
         rows.numbers("submit_time", most=most_ms) / MS_PER_S,
         compute_s=rows.numbers("iteration_time", least=1e-3, most=most_ms) / MS_PER_S,
-        parameter_bytes=np.array([_parameter_bytes(name) for name in rows.cells["model_name"]]),
+        parameter_bytes=np.array([_model_parameter_bytes(name) for name in rows.cells["model_name"]]),
         names=rows.cells.get("model_name"),
     )
 
 
-def _parameter_bytes(model: str) -> float:
+def _model_parameter_bytes(model: str) -> float:
     parameters = MODEL_PARAMETERS.get(model.strip())
     return DEFAULT_PARAMETER_BYTES if parameters is None else float(parameters * BYTES_PER_PARAMETER)
 
@@ -335,8 +335,8 @@ def _openb_jobs(rows: TraceRows) -> Workload:
     gpus = rows.whole_numbers("num_gpu")
     cpus = rows.numbers("cpu_milli", blank=0.0) / 1000.0 if rows.has("cpu_milli") else None
     memory = rows.numbers("memory_mib", blank=0.0) * MIB if rows.has("memory_mib") else None
-    needs = needs_of(gpus, types=rows.cells.get("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
-    return jobs_of(rows.cells["name"], gpus, work_s, rows.numbers("creation_time"), needs=needs)
+    needs = needs_from_columns(gpus, types=rows.cells.get("gpu_spec"), cpus=cpus, host_memory_bytes=memory)
+    return jobs_from_columns(rows.cells["name"], gpus, work_s, rows.numbers("creation_time"), needs=needs)
 
 
 OPENB = CsvFormat(
@@ -353,7 +353,7 @@ PHILLY_SIA_COLUMNS = ("timestamp", "duration", "num_gpus")
 
 def _philly_sia_jobs(rows: TraceRows) -> Workload:
     in_seconds = CELL_NUMBER.fullmatch(rows.cells["timestamp"][0])  # other copies have dates
-    return jobs_of(
+    return jobs_from_columns(
         tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("num_gpus"),
         rows.numbers("duration", blank=0.0),
@@ -373,7 +373,7 @@ TIRESIAS_COLUMNS = ("job_id", "num_gpu", "submit_time", "duration")
 
 
 def _tiresias_jobs(rows: TraceRows) -> Workload:
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["job_id"],
         rows.whole_numbers("num_gpu"),
         rows.numbers("duration", most=MAX_TRACE_S),

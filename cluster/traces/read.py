@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..files.errors import InputError, PluginError
 from ..files.input_problems import open_text, read_head, shown_value
 from ..files.plugins import load, registered
-from ..model.problem import laid_out
+from ..model.problem import with_layout
 from ..model.topology import ANYTHING, NodeNeeds
 from ..model.workload import (
     ARRAYS,
@@ -29,8 +29,8 @@ from ..model.workload import (
     JobPlan,
     ValueT,
     Workload,
-    in_order,
-    jobs_at,
+    selected_jobs,
+    sorted_by_submission,
 )
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def load_format(name: str) -> TraceFormat:
     return TraceFormat(loaded.sniff, loaded.read, str(getattr(loaded, "times", "")))
 
 
-def format_words(name: str) -> str:
+def format_description(name: str) -> str:
     """Return a format with how it has times: what a file is taken for may be wrong by a factor of 1000.
 
     Args:
@@ -97,7 +97,7 @@ def detect_format(path: Path) -> str:
         return fitting[0]
     if fitting:
         fix = "name one by --format; other commands read what `longshore trace convert --format` has written"
-        raise InputError(f"it fits several formats: {', '.join(map(format_words, fitting))}", fix, path=path)
+        raise InputError(f"it fits several formats: {', '.join(map(format_description, fitting))}", fix, path=path)
     problem = f"no format begins with {shown_value(head.strip().splitlines()[0])}; formats are {', '.join(known)}"
     raise InputError(problem, "see docs/formats.md for their columns", path=path, line=1)
 
@@ -114,7 +114,7 @@ def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
         PluginError: If there is no such format, or its module does not do its part.
     """
     name = trace_format or detect_format(path)
-    log.info("%s is read as %s", path, format_words(name))
+    log.info("%s is read as %s", path, format_description(name))
     workload: object = load_format(name).read(path)
     if not isinstance(workload, Workload):
         value = registered("traces")[name].value
@@ -122,7 +122,7 @@ def read_trace(path: Path, *, trace_format: str | None = None) -> Workload:
     return workload
 
 
-def jobs_of(
+def jobs_from_columns(
     ids: tuple[str, ...],
     gpus: NDArray[np.int64],
     work_s: NDArray[np.float64],
@@ -159,8 +159,8 @@ def jobs_of(
         work_s,
         submit_s,
         work_s if estimate_s is None else np.where(estimate_s > 0, estimate_s, work_s),
-        _or_default(compute_s, len(ids), DEFAULT_COMPUTE_S),
-        _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
+        _column_or_default(compute_s, len(ids), DEFAULT_COMPUTE_S),
+        _column_or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
         users=_stripped(users),
         names=_stripped(names),
         needs=needs,
@@ -172,12 +172,12 @@ TYPES_APART = "|"  # between the names of types in a cell
 MAX_CPUS = 1e6
 
 
-def types_in(cell: str) -> tuple[str, ...]:
+def types_in_cell(cell: str) -> tuple[str, ...]:
     """Return the names of types in a cell."""
     return tuple(name.strip() for name in cell.split(TYPES_APART) if name.strip())
 
 
-def needs_of(
+def needs_from_columns(
     gpus: NDArray[np.int64],
     *,
     types: tuple[str, ...] | None = None,
@@ -197,7 +197,7 @@ def needs_of(
     each = [
         np.zeros(gpus.size) if column is None else column / np.maximum(gpus, 1) for column in (cpus, host_memory_bytes)
     ]
-    accepted = map(types_in, types or ("",) * gpus.size)
+    accepted = map(types_in_cell, types or ("",) * gpus.size)
     return tuple(
         NodeNeeds(names, 0.0, *shares)
         for names, *shares in zip(accepted, *(column.tolist() for column in each), strict=True)
@@ -208,11 +208,11 @@ def _stripped(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return None if texts is None else tuple(text.strip() for text in texts)
 
 
-def _or_default(values: NDArray[np.float64] | None, rows: int, default: float) -> NDArray[np.float64]:
+def _column_or_default(values: NDArray[np.float64] | None, rows: int, default: float) -> NDArray[np.float64]:
     return np.full(rows, default) if values is None else np.where(np.isnan(values), default, values)
 
 
-def workload_from(path: Path, parts: Iterable[Workload]) -> Workload:
+def workload_of_parts(path: Path, parts: Iterable[Workload]) -> Workload:
     """Return the jobs of all parts as a workload, without those that ask no GPU or never ran.
 
     Args:
@@ -226,27 +226,27 @@ def workload_from(path: Path, parts: Iterable[Workload]) -> Workload:
     for part in parts:
         ran = (part.gpus > 0) & (part.work_s > 0)
         left_out += int(np.count_nonzero(~ran))
-        kept.append(jobs_at(part, np.flatnonzero(ran)))
+        kept.append(selected_jobs(part, np.flatnonzero(ran)))
     if not any(part.ids for part in kept):
         problem = f"none of its {left_out} rows is a job that asked a GPU and ran" if left_out else "there is no job"
         raise InputError(problem, "give a trace of GPU jobs with their run times", path=path)
-    return laid_out(in_order(replace(_joined(kept), left_out=left_out)), "fixed")
+    return with_layout(sorted_by_submission(replace(_joined_parts(kept), left_out=left_out)), "fixed")
 
 
-def _joined(parts: list[Workload]) -> Workload:
+def _joined_parts(parts: list[Workload]) -> Workload:
     arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
     needs = [part.needs or (ANYTHING,) * part.jobs for part in parts]
     return Workload(
         tuple(name for part in parts for name in part.ids),
         **arrays,
-        users=_chained([part.users for part in parts]),
-        names=_chained([part.names for part in parts]),
-        needs=_chained(needs) if any(part.needs for part in parts) else None,
-        plans=_chained([part.plans for part in parts]),
+        users=_chained_column([part.users for part in parts]),
+        names=_chained_column([part.names for part in parts]),
+        needs=_chained_column(needs) if any(part.needs for part in parts) else None,
+        plans=_chained_column([part.plans for part in parts]),
     )
 
 
-def _chained(parts: Sequence[tuple[ValueT, ...] | None]) -> tuple[ValueT, ...] | None:
+def _chained_column(parts: Sequence[tuple[ValueT, ...] | None]) -> tuple[ValueT, ...] | None:
     """Return the values of all parts in one, None if a part has none."""
     known = [part for part in parts if part is not None]
     return tuple(value for part in known for value in part) if len(known) == len(parts) else None
@@ -377,15 +377,15 @@ def read_rows(
         InputError: If a column is missing, a row is longer or shorter than the header, or the file is no csv.
     """
     with open_text(path) as file:
-        records = _records(path, file)
+        records = _nonblank_records(path, file)
         line, header = next(records, (1, []))
         if not header:
             raise InputError("the file is empty", "give a file with jobs", path=path)
-        positions = _positions(path, line, header, columns, optional)
-        yield from in_chunks(path, _of_length(path, records, len(header)), positions)
+        positions = _column_positions(path, line, header, columns, optional)
+        yield from rows_in_chunks(path, _records_of_length(path, records, len(header)), positions)
 
 
-def in_chunks(
+def rows_in_chunks(
     path: Path, records: Iterable[tuple[int, list[str]]], positions: Mapping[str, int]
 ) -> Iterator[TraceRows]:
     """Yield records as rows.
@@ -407,7 +407,7 @@ def columns_of(head: str) -> set[str]:
     return {name.strip().strip('"') for line in first for name in line.split(",")}
 
 
-def _records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+def _nonblank_records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line and the cells of each record that is not blank."""
     reader, last = csv.reader(file, strict=True), 0
     try:
@@ -420,7 +420,9 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"is not csv: {error}", fix, path=path, line=last + 1) from error
 
 
-def _of_length(path: Path, records: Iterator[tuple[int, list[str]]], length: int) -> Iterator[tuple[int, list[str]]]:
+def _records_of_length(
+    path: Path, records: Iterator[tuple[int, list[str]]], length: int
+) -> Iterator[tuple[int, list[str]]]:
     for line, cells in records:
         if len(cells) != length:
             fix = "complete or drop the row; the file may be cut off"
@@ -428,7 +430,7 @@ def _of_length(path: Path, records: Iterator[tuple[int, list[str]]], length: int
         yield line, cells
 
 
-def _positions(
+def _column_positions(
     path: Path, line: int, header: list[str], columns: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, int]:
     names = [name.strip() for name in header]

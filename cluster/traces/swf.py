@@ -8,7 +8,15 @@ import numpy as np
 from ..files.errors import InputError
 from ..files.input_problems import open_text
 from ..model.workload import Workload
-from .read import CELL_NUMBER, MAX_JOB_GPUS, MAX_TRACE_S, TraceRows, in_chunks, jobs_of, workload_from
+from .read import (
+    CELL_NUMBER,
+    MAX_JOB_GPUS,
+    MAX_TRACE_S,
+    TraceRows,
+    jobs_from_columns,
+    rows_in_chunks,
+    workload_of_parts,
+)
 
 SWF_FIELDS = 18
 POSITIONS = {
@@ -41,10 +49,10 @@ def read(path: Path) -> Workload:
         InputError: If it cannot be used.
     """
     with open_text(path) as file:
-        return workload_from(path, map(_jobs, in_chunks(path, _records(path, file), POSITIONS)))
+        return workload_of_parts(path, map(_jobs, rows_in_chunks(path, _job_records(path, file), POSITIONS)))
 
 
-def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+def _job_records(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, start=1):
         cells = line.partition(";")[0].split()
         if cells and len(cells) != SWF_FIELDS:
@@ -60,17 +68,17 @@ def _jobs(rows: TraceRows) -> Workload:
     run_s = rows.numbers("4 run time", least=-1, most=MAX_TRACE_S)
     limit_s = rows.numbers("9 requested time", least=-1, most=MAX_TRACE_S)
     partial = np.isin(rows.whole_numbers("11 status", least=-1), PARTIAL)
-    return jobs_of(
+    return jobs_from_columns(
         rows.cells["1 job number"],
         np.where(used > 0, used, requested),
         np.where(partial, 0.0, run_s),
         rows.numbers("2 submit time"),
         estimate_s=np.where(limit_s > 0, limit_s, run_s),
-        users=_known(rows.cells["12 user"]),
-        names=_known(rows.cells["14 executable"]),
+        users=_blank_if_unknown(rows.cells["12 user"]),
+        names=_blank_if_unknown(rows.cells["14 executable"]),
     )
 
 
-def _known(cells: tuple[str, ...]) -> tuple[str, ...]:
+def _blank_if_unknown(cells: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cells, empty for -1, which stands for not known."""
     return tuple("" if cell == "-1" else cell for cell in cells)

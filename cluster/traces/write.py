@@ -12,7 +12,7 @@ from ..model.outcome import Event
 from ..model.problem import Rules, Scenarios
 from ..model.topology import Cluster, NodeNeeds
 from ..model.workload import Workload
-from .formats import LONGSHORE_COLUMNS, cell_of
+from .formats import LONGSHORE_COLUMNS, plans_cell
 from .read import TYPES_APART
 
 
@@ -36,7 +36,7 @@ def write_trace(workload: Workload, path: Path) -> None:
     )
     texts = {"user": workload.users, "name": workload.names, **_needs_columns(workload)}
     if any(plans := workload.plans or ()):
-        texts["plans"] = tuple(map(cell_of, plans))
+        texts["plans"] = tuple(map(plans_cell, plans))
     known = {column: cells for column, cells in texts.items() if cells is not None}
     # Python 3.11 quotes only what the line terminator holds, so a name with a carriage return would break its row.
     returns = any("\r" in str(cell) for cells in (workload.ids, *known.values()) for cell in cells)

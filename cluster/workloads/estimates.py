@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.problem import Scenarios, same_jobs
+from ..model.problem import Scenarios, same_jobs_labels
 from ..model.workload import Workload
 
 DEFAULT_ESTIMATE_S = 3600.0  # before any job has ended
@@ -39,7 +39,7 @@ class Histories(NamedTuple):
     ended: NDArray[np.int64]  # (jobs,) jobs that it is from, at most RECENT_JOBS
 
 
-def histories(
+def predict_works(
     gpus: NDArray[np.int32],
     work_s: Floats,
     submit_s: Floats,
@@ -65,13 +65,13 @@ def histories(
     groups = {
         Alike.ANY: np.zeros(work_s.size, dtype=np.int64),
         Alike.GPUS: by_gpus,
-        Alike.USER_AND_GPUS: _pairs(user, by_gpus, known=user >= 0),
-        Alike.USER_AND_NAME: _pairs(user, name, known=name >= 0),
+        Alike.USER_AND_GPUS: _pair_codes(user, by_gpus, known=user >= 0),
+        Alike.USER_AND_NAME: _pair_codes(user, name, known=name >= 0),
     }  # the widest first: what a closer one knows takes its place
     means, alike = np.zeros(work_s.size), np.full(work_s.size, -1)
     ended, end_s, logs = np.zeros(work_s.size, dtype=np.int64), submit_s + work_s, np.log(work_s)
     for level, group in groups.items():
-        order, first, count = _ended_before(group, end_s, submit_s)
+        order, first, count = _order_of_ended(group, end_s, submit_s)
         known = (count > 0) & (group >= 0)
         means = np.where(known, recent_means(logs[order], first, count), means)
         alike = np.where(known, list(Alike).index(level), alike)
@@ -101,7 +101,7 @@ def recent_means(values: Floats, first: NDArray[np.int64], count: NDArray[np.int
     return total / np.where(weights > 0, weights, 1.0)
 
 
-def predicted_s(works_s: Floats) -> float:
+def predicted_work_s(works_s: Floats) -> float:
     """Return what is predicted from the works of ended jobs, one or more, in the order of their ends."""
     every = np.array([works_s.size])
     return float(np.exp(recent_means(np.log(works_s), np.zeros_like(every), every))[0])
@@ -113,12 +113,12 @@ def codes_of(texts: Sequence[str]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(text, len(numbers) - 1) for text in texts], dtype=np.int64)
 
 
-def _pairs(one: NDArray[np.int64], other: NDArray[np.int64], *, known: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _pair_codes(one: NDArray[np.int64], other: NDArray[np.int64], *, known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return a number for each pair of numbers that are at least -1, and -1 where it is not known."""
     return np.where(known, (one + 1) * (other.max(initial=0) + 2) + other + 1, -1)
 
 
-def _ended_before(
+def _order_of_ended(
     group: NDArray[np.int64], end_s: Floats, at_s: Floats
 ) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
     """Return the jobs by group and end, and for each job where its group begins there and how many had ended.
@@ -150,7 +150,7 @@ def with_estimates(
       submitted; of all jobs that had ended if none of them does, and an hour if there is none. When jobs end hangs on
       who places them: here each begins when it is submitted, and runs on the reference placement. A job that waits or
       is stopped by faults thus counts before it has truly ended.
-    - `history`: the same from jobs of the same user and name first, the last ones weighing most (`histories`).
+    - `history`: the same from jobs of the same user and name first, the last ones weighing most (`predict_works`).
 
     Args:
         workload: The jobs.
@@ -163,7 +163,7 @@ def with_estimates(
     """
     if kind == "history":
         jobs = (workload.gpus, workload.work_s, workload.submit_s, workload.users, workload.names)
-        return dataclasses.replace(workload, estimate_s=histories(*jobs).estimate_s)
+        return dataclasses.replace(workload, estimate_s=predict_works(*jobs).estimate_s)
     estimate_s = _estimates_s(workload.gpus, workload.work_s, workload.submit_s, kind, sigma, rng)
     return dataclasses.replace(workload, estimate_s=estimate_s)
 
@@ -209,7 +209,7 @@ def with_scenario_estimates(
     Raises:
         ValueError: As `with_estimates`.
     """
-    label = same_jobs(scenarios)
+    label = same_jobs_labels(scenarios)
     first = np.unique(label, return_index=True)[1]
     table = np.zeros((first.size, scenarios.work_s.shape[1]))
     for row in np.sort(first):
@@ -231,9 +231,9 @@ def _estimates_s(
     if kind == "exact":
         return work_s.copy()
     if kind == "class-mean":
-        return _class_means_s(gpus, work_s, submit_s)
+        return _size_class_means_s(gpus, work_s, submit_s)
     if kind == "history":
-        return histories(gpus, work_s, submit_s).estimate_s
+        return predict_works(gpus, work_s, submit_s).estimate_s
     if kind != "log-normal":
         raise ValueError(f"{kind!r} is not a kind of estimate; known: {', '.join(ESTIMATE_KINDS)}")
     if rng is None or not 0 <= sigma <= MOST_SIGMA:
@@ -244,7 +244,7 @@ def _estimates_s(
     return estimates_s
 
 
-def _class_means_s(
+def _size_class_means_s(
     gpus: NDArray[np.int32], work_s: NDArray[np.float64], submit_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     logs, end_s = np.log(work_s), submit_s + work_s

@@ -62,9 +62,9 @@ def fit(workload: Workload) -> Profile:
     return Profile(
         sizes=sizes,
         repeat=repeat,
-        work_memory=min(0.99, _correlation(_work_scores(workload), same) / max(of_one_run, 1e-9)),
+        work_memory=min(0.99, _next_score_correlation(_work_scores(workload), same) / max(of_one_run, 1e-9)),
         gap_cv=gap_variation(workload.submit_s),
-        gap_memory=_correlation(_scores(gaps_s), np.ones(gaps_s.size - 1, dtype=np.bool_)),
+        gap_memory=_next_score_correlation(_normal_scores(gaps_s), np.ones(gaps_s.size - 1, dtype=np.bool_)),
     )
 
 
@@ -79,11 +79,11 @@ def _work_scores(workload: Workload) -> NDArray[np.float64]:
     scores = np.empty(workload.jobs)
     for gpus in np.unique(workload.gpus):
         own = workload.gpus == gpus
-        scores[own] = _scores(workload.work_s[own])
+        scores[own] = _normal_scores(workload.work_s[own])
     return scores
 
 
-def _scores(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normal_scores(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return standard normal numbers in the order of the values; equal ones get the score of their mean rank."""
     _, value, ties = np.unique(values, return_inverse=True, return_counts=True)
     rank = (np.cumsum(ties) - ties / 2)[value]
@@ -91,7 +91,7 @@ def _scores(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return scores
 
 
-def _correlation(scores: NDArray[np.float64], counted: NDArray[np.bool_]) -> float:
+def _next_score_correlation(scores: NDArray[np.float64], counted: NDArray[np.bool_]) -> float:
     """Return the correlation of each score with the next, from 0 to 0.99, over the pairs that are counted."""
     before, after = scores[:-1][counted], scores[1:][counted]
     if before.size < 3 or before.std() == 0 or after.std() == 0:
@@ -190,8 +190,10 @@ def generate(
     """
     if jobs < 1 or cluster_gpus < 1 or not load > 0:
         raise ValueError(f"jobs, cluster_gpus and load must be positive; got {jobs}, {cluster_gpus} and {load}")
-    gpus, work_s = _sizes_and_work_s(profile, jobs, rng)
-    workload = workload_of(tuple(f"job{i}" for i in range(jobs)), gpus, work_s, _submit(profile, jobs, rng, arrivals))
+    gpus, work_s = _draw_sizes_and_work_s(profile, jobs, rng)
+    workload = workload_of(
+        tuple(f"job{i}" for i in range(jobs)), gpus, work_s, _draw_submissions(profile, jobs, rng, arrivals)
+    )
     return scaled_to_load(with_gpus_cut(workload, cluster_gpus), load, cluster_gpus)
 
 
@@ -210,7 +212,7 @@ def weibull_shape(variation: float) -> float:
     return float(brentq(excess, *SHAPE_BOUNDS))
 
 
-def _sizes_and_work_s(
+def _draw_sizes_and_work_s(
     profile: Profile, jobs: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     shares = np.array([size.share for size in profile.sizes])
@@ -218,7 +220,7 @@ def _sizes_and_work_s(
     begins = rng.random(jobs) >= profile.repeat
     begins[0] = True
     size = drawn[np.maximum.accumulate(np.where(begins, np.arange(jobs), 0))]
-    level = _levels(begins, profile.work_memory, rng)
+    level = _draw_correlated_levels(begins, profile.work_memory, rng)
     log_work = np.empty(jobs)
     for i, kind in enumerate(profile.sizes):
         own = size == i
@@ -227,7 +229,7 @@ def _sizes_and_work_s(
     return counts[size], np.exp(log_work)
 
 
-def _submit(profile: Profile, jobs: int, rng: np.random.Generator, arrivals: Arrivals) -> NDArray[np.float64]:
+def _draw_submissions(profile: Profile, jobs: int, rng: np.random.Generator, arrivals: Arrivals) -> NDArray[np.float64]:
     """Return submissions in units of their own, shape (jobs,); the load sets the scale."""
     if arrivals == "batch":
         return np.zeros(jobs)
@@ -237,11 +239,11 @@ def _submit(profile: Profile, jobs: int, rng: np.random.Generator, arrivals: Arr
         raise ValueError(f"{arrivals!r} is not a kind of arrivals; known: profile, poisson, batch")
     begins = np.zeros(jobs, dtype=np.bool_)
     begins[0] = True
-    level = _levels(begins, profile.gap_memory, rng)
+    level = _draw_correlated_levels(begins, profile.gap_memory, rng)
     return np.cumsum((-np.log1p(-level)) ** (1 / weibull_shape(profile.gap_cv)))
 
 
-def _levels(begins: NDArray[np.bool_], memory: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def _draw_correlated_levels(begins: NDArray[np.bool_], memory: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return numbers that are each uniform in (0, 1), correlated with the one before but where a run begins."""
     noise = rng.standard_normal(begins.size)
     score = np.empty(begins.size)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cluster.faults.models import FaultConfiguration
-from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
+from ...cluster.model.problem import DEFAULT_HAZARD_PER_S, ORDERS, Rules, rules_stopping_at_faults
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
 from ..mirror.cluster_mirror import ClusterSite
@@ -197,7 +197,7 @@ def stand_in_site() -> NamedSite:
 
 def _site_of_setup(setup: ClusterSetup) -> NamedSite:
     # Pods are ranked one at a time, and an extender cannot let one wait.
-    rules = stopping(setup.rules)._replace(order=ORDERS["fifo"], waiting=False)
+    rules = rules_stopping_at_faults(setup.rules)._replace(order=ORDERS["fifo"], waiting=False)
     return NamedSite(ClusterSite(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...cluster.files.errors import PluginError
 from ...cluster.model.problem import LINED, PER_JOB, PLANNED, FaultProcess, Rules
-from ...cluster.model.topology import Cluster, with_classes
+from ...cluster.model.topology import Cluster, with_need_classes
 from ...cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ...cluster.queue.expected import expected_run_s
 from ...cluster.queue.order import may_wait, next_ageing_s, turn_to
@@ -209,7 +209,7 @@ class ClusterMirror:
         requests = [request for request, _ in origin.jobs] + ([] if also is None else [also])
         self._types = list(dict.fromkeys([(), *(request.types for request in requests)]))  # of each class
         # The first class of needs takes every node.
-        self.site = self.site._replace(cluster=with_classes(self.site.cluster, map(frozenset, self._types[1:])))
+        self.site = self.site._replace(cluster=with_need_classes(self.site.cluster, map(frozenset, self._types[1:])))
         room = max(MIN_SLOTS, 2 * len(origin.jobs), 2 * len(origin.turns))  # there are as many lines of users as jobs
         self.sim = empty_simulation(*self.site, room, has_plans=any(request.spread for request in requests))
         engine.reset(self.sim, ROW, 0)

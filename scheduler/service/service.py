@@ -20,7 +20,7 @@ from ...cluster.files.disk_space import DiskSpace
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ...cluster.files.paths import exists
 from ...cluster.files.processes import this_process_name
-from ...cluster.model.problem import ORDERS, stopping
+from ...cluster.model.problem import ORDERS, rules_stopping_at_faults
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ...preflight.context import NodeSetup
 from ...preflight.rounds import BackgroundRounds, check_node
@@ -562,7 +562,7 @@ def node_types_of(setup: ClusterSetup) -> dict[str, str]:
 
 def site_of(setup: ClusterSetup, settings: SchedulerSettings) -> ClusterSite:
     """Return what policies know of a cluster."""
-    rules = stopping(setup.rules)._replace(
+    rules = rules_stopping_at_faults(setup.rules)._replace(
         order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting,
         backfill_depth=BACKFILL_DEPTH, estimated_hazards=True, turns=settings.turns,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from sqlalchemy import (
     update,
 )
 
-from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_s
+from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_work_s
 from ..model.job import JobRow, NewEvent
 from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, JobFile
 from ..model.states import FINAL, AfterStop, Desired, JobState
@@ -429,7 +429,7 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
             continue
         works_s = [work_s for row in tx.execute(rows, common) if (work_s := _work_s(*row)) >= MIN_COUNTED_RUN_S]
         if works_s:
-            estimate_s = min(max(predicted_s(np.array(works_s[::-1])), MIN_JOB_ESTIMATE_S), YEAR_S)
+            estimate_s = min(max(predicted_work_s(np.array(works_s[::-1])), MIN_JOB_ESTIMATE_S), YEAR_S)
             spec = {**new.spec, "estimate_s": estimate_s}
             return new._replace(
                 spec=spec, estimate_s=estimate_s, estimate_from=alike.value, estimate_jobs=len(works_s)

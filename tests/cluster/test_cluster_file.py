@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.faults.models import Lemon
 from longshore.cluster.files.errors import InputError, ManyProblemsError
-from longshore.cluster.model.problem import stopping
+from longshore.cluster.model.problem import rules_stopping_at_faults
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
@@ -80,7 +80,7 @@ def test_a_fault_stops_a_job_at_once_unless_the_file_says_otherwise(tmp_path: Pa
     assert found == usual._replace(
         switching=True, detection_s=12.0, preflight_s=3.0, switch_s=20.0, spares=0.05, replacement=FORMULAS["source"]
     )
-    assert stopping(found)._replace(switch_s=30.0, spares=0.0, replacement=usual.replacement) == usual
+    assert rules_stopping_at_faults(found)._replace(switch_s=30.0, spares=0.0, replacement=usual.replacement) == usual
 
 
 def test_nodes_become_slow_if_the_file_says_how_often_by_how_much_and_for_how_long(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_nodes_become_slow_if_the_file_says_how_often_by_how_much_and_for_how_lo
     slow = "{model: lemon, slow: {a_node_day: 0.05, factor: 4, lasts_s: 7200}}"
     found = read(GOOD.replace("  model: lemon", f"  {slow}"), tmp_path).rules
     assert found == usual._replace(slow_per_s=0.05 / 86400, slow_factor=4.0, slow_mean_s=7200.0)
-    assert stopping(found).slow_per_s == 0.0
+    assert rules_stopping_at_faults(found).slow_per_s == 0.0
 
 
 def test_backups_need_slow_nodes_and_jobs_that_switch(tmp_path: Path) -> None:

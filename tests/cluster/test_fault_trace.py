@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.faults.recorded import FaultTrace, node_faults_per_s, read_fault_trace, replay
+from longshore.cluster.faults.recorded import FaultTrace, draw_recorded_process, node_faults_per_s, read_fault_trace
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.problem import FaultProcess, fault_sources
 from longshore.cluster.model.topology import grid_cluster
@@ -111,7 +111,7 @@ def trace_of(nodes: int, watched: int = 0) -> FaultTrace:
 
 
 def test_each_node_of_the_cluster_gets_the_outages_of_another_node_of_the_trace() -> None:
-    outages = replay(trace_of(6), CLUSTER, np.random.default_rng(1))
+    outages = draw_recorded_process(trace_of(6), CLUSTER, np.random.default_rng(1))
     by_node = of_nodes(outages)
     assert sorted(by_node) == [[(10.0 * i + 1, 10.0 * i + 5), (10.0 * i + 7, 10.0 * i + 10)] for i in range(6)]
     assert by_node != sorted(by_node)
@@ -122,17 +122,17 @@ def test_each_node_of_the_cluster_gets_the_outages_of_another_node_of_the_trace(
 
 def test_nodes_that_never_fail_are_drawn_as_often_as_others() -> None:
     rng, trace = np.random.default_rng(0), trace_of(3, watched=12)
-    failing = [sum(map(bool, of_nodes(replay(trace, CLUSTER, rng)))) for _ in range(300)]
+    failing = [sum(map(bool, of_nodes(draw_recorded_process(trace, CLUSTER, rng)))) for _ in range(300)]
     assert np.isclose(np.mean(failing), 6 * 3 / 12, atol=0.15)
 
 
 def test_the_same_seed_draws_the_same_faults() -> None:
-    first, second = (replay(trace_of(9), CLUSTER, np.random.default_rng(5)) for _ in range(2))
+    first, second = (draw_recorded_process(trace_of(9), CLUSTER, np.random.default_rng(5)) for _ in range(2))
     assert of_nodes(first) == of_nodes(second)
 
 
 def test_a_cluster_larger_than_the_trace_uses_every_node_once_before_any_twice() -> None:
-    outages = replay(trace_of(3), CLUSTER, np.random.default_rng(2))
+    outages = draw_recorded_process(trace_of(3), CLUSTER, np.random.default_rng(2))
     by_node = of_nodes(outages)
     assert sorted(by_node[:3]) == sorted(by_node[3:])
     assert len({str(node) for node in by_node}) == 3

@@ -18,7 +18,7 @@ from longshore.cluster.workloads.estimates import (
     RECENT_JOBS,
     Alike,
     Histories,
-    histories,
+    predict_works,
     with_estimates,
 )
 from tests.command_line import Command
@@ -45,7 +45,7 @@ def workload(drawn: list[tuple[int, float, float, str, str]]) -> Workload:
 
 
 def of(jobs: Workload) -> Histories:
-    return histories(jobs.gpus, jobs.work_s, jobs.submit_s, jobs.users, jobs.names)
+    return predict_works(jobs.gpus, jobs.work_s, jobs.submit_s, jobs.users, jobs.names)
 
 
 def plain(jobs: Workload, job: int) -> tuple[float, int, int]:
@@ -132,9 +132,9 @@ def test_the_last_run_counts_more_than_the_ones_before() -> None:
 
 def test_of_names_without_users_the_name_is_enough_and_without_both_the_gpus() -> None:
     gpus, work_s, submit_s = np.array([1, 1, 1], np.int32), np.array([5.0, 50.0, 1.0]), np.array([0.0, 0.0, 1e3])
-    named = histories(gpus, work_s, submit_s, None, ("vgg", "bert", "vgg"))
+    named = predict_works(gpus, work_s, submit_s, None, ("vgg", "bert", "vgg"))
     assert named.estimate_s[2] == pytest.approx(5.0)
-    assert list(Alike)[histories(gpus, work_s, submit_s).alike[2]] is Alike.GPUS
+    assert list(Alike)[predict_works(gpus, work_s, submit_s).alike[2]] is Alike.GPUS
 
 
 def test_history_is_better_than_the_class_mean_where_users_repeat_themselves() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from longshore.cluster.model.intervals import holm, mean_p_values, ratio_estimates, unit_sums
+from longshore.cluster.model.intervals import holm_adjusted, mean_p_values, ratio_estimates, unit_sums
 from tests.support.budgets import examples
 
 FACTOR = st.floats(0.01, 100.0)
@@ -96,12 +96,12 @@ def rejected_by_definition(p: list[float], level: float) -> set[int]:
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), st.floats(0.01, 0.99))
 def test_adjusted_p_values_reject_what_holms_procedure_rejects(p: list[float], level: float) -> None:
-    adjusted = holm(np.array(p))
+    adjusted = holm_adjusted(np.array(p))
     assert set(np.flatnonzero(adjusted < level).tolist()) == rejected_by_definition(p, level)
 
 
 def test_a_value_that_is_no_test_counts_for_none() -> None:
-    adjusted = holm(np.array([[0.01, np.nan], [0.02, 0.04]]))
+    adjusted = holm_adjusted(np.array([[0.01, np.nan], [0.02, 0.04]]))
     assert np.allclose(adjusted, [[0.03, np.nan], [0.04, 0.04]], equal_nan=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.model.problem import LAYOUTS, laid_out
+from longshore.cluster.model.problem import LAYOUTS, with_layout
 from longshore.cluster.model.topology import ANYTHING
 from longshore.cluster.model.workload import Iteration, JobPlan, best_plan, iteration_s, workload_of
 from longshore.cluster.placing import slowdown_of
@@ -92,7 +92,7 @@ def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_sa
     jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, other), ()))
     jobs.estimate_s[0] = 50.0
 
-    found = laid_out(jobs, "best")
+    found = with_layout(jobs, "best")
 
     assert found.gpus.tolist() == [4, 1]
     assert found.work_s.tolist() == [80.0, 5.0]
@@ -101,7 +101,7 @@ def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_sa
     assert found.needs is not None
     assert [it.gpu_memory_bytes for it in found.needs] == [30e9, 0.0]
     assert found.plans == ((other, fixed), ())
-    assert laid_out(jobs, "fixed").estimate_s.tolist() == [50.0, 5.0]
+    assert with_layout(jobs, "fixed").estimate_s.tolist() == [50.0, 5.0]
 
 
 def test_a_job_that_puts_state_away_needs_room_for_it_in_host_memory() -> None:
@@ -110,6 +110,6 @@ def test_a_job_that_puts_state_away_needs_room_for_it_in_host_memory() -> None:
     ids, gpus, work_s, submit_s = ("a", "b"), np.array([8, 8], np.int32), np.full(2, 100.0), np.zeros(2)
     needs = (ANYTHING, ANYTHING._replace(host_memory_bytes_per_gpu=64e9))
     jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, away),) * 2, needs=needs)
-    found = {layout: laid_out(jobs, layout).needs for layout in LAYOUTS}
+    found = {layout: with_layout(jobs, layout).needs for layout in LAYOUTS}
     rooms = {name: [it.host_memory_bytes_per_gpu for it in of or ()] for name, of in found.items()}
     assert rooms == {"fixed": [0.0, 64e9], "best": [0.0, 64e9], "offload": [12e9, 64e9]}

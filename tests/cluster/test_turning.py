@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_wait, lets_all_jobs_wait, list_candidates, pick_candidate
-from longshore.cluster.model.problem import EVERY_JOB, ORDERS, goes_by_work
+from longshore.cluster.model.problem import EVERY_JOB, ORDERS, orders_by_work
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.placing import take_node
 from longshore.cluster.presets.drawn import hetero64
@@ -65,7 +65,7 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
 def expected_others(sim: Simulation) -> list[int]:
     """Return the other jobs by the definition in docs/policies.md."""
     offered = offered_one_after_another(sim)[1:]
-    if not goes_by_work(sim.rules.order):  # by rank, and the shortest first; `sorted` leaves equal ones as they are
+    if not orders_by_work(sim.rules.order):  # by rank, and the shortest first; `sorted` leaves equal ones as they are
         rank = sim.scenarios.rank[sim.state.scenario[0]]
         offered = sorted(offered, key=lambda job: (rank[job], estimated_work_s(sim, 0, job)))
     return offered[:MAX_OTHERS]

@@ -8,7 +8,7 @@ from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
-from longshore.cluster.presets.problems import check_size, memory_bytes
+from longshore.cluster.presets.problems import check_memory, memory_bytes
 from longshore.cluster.simulator.simulation import simulation_of
 
 SCENARIOS = 5
@@ -40,6 +40,6 @@ def test_jobs_are_reckoned_with_as_they_are_compared_under_all_heuristics() -> N
 
 
 def test_a_cluster_of_small_nodes_that_would_fill_the_memory_is_refused() -> None:
-    check_size(1000, 1, 8 * 2000, 2000)
+    check_memory(1000, 1, 8 * 2000, 2000)
     with pytest.raises(InputError, match=r"1,000 scenarios of 1 jobs on 20,000 nodes would take 11 GiB"):
-        check_size(1000, 1, 20_000, 20_000)
+        check_memory(1000, 1, 20_000, 20_000)

@@ -10,7 +10,7 @@ import pytest
 from longshore.agents.learned.checkpoint import save_policy, schema_of, untrained_network
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.problem import same_jobs
+from longshore.cluster.model.problem import same_jobs_labels
 from longshore.cluster.presets.named import NAMED
 from longshore.cluster.presets.problems import Regime, training_key
 from longshore.cluster.traces.read import read_trace
@@ -188,7 +188,9 @@ def test_fewer_windows_than_requested_are_logged(tmp_path: Path, caplog: pytest.
     for cluster in (None, HETERO64):
         setting = setting_of(replace(ASKED, trace=trace, cluster=cluster, workloads=None, runs=2))
         assert setting.facts["windows"] == "3 of 24 windows: more would overlap"
-        assert np.unique(same_jobs(setting.problem.scenarios)).size * 2 == setting.problem.scenarios.jobs.size == 6
+        assert (
+            np.unique(same_jobs_labels(setting.problem.scenarios)).size * 2 == setting.problem.scenarios.jobs.size == 6
+        )
     assert "3 of 24 windows: more would overlap" in caplog.text
     assert "windows" not in setting_of(replace(ASKED, trace=trace, workloads=3)).facts
 
@@ -196,7 +198,7 @@ def test_fewer_windows_than_requested_are_logged(tmp_path: Path, caplog: pytest.
 def test_scenarios_with_the_same_jobs_share_a_label() -> None:
     drawn = scenarios(4)
     drawn.work_s[1] *= 2.0
-    labels = same_jobs(drawn)
+    labels = same_jobs_labels(drawn)
     assert labels[0] == labels[2] == labels[3] != labels[1]
     assert np.unique(labels).size == 2
 

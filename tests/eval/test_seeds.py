@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.presets.drawn import hetero64
-from longshore.cluster.presets.problems import VALIDATION_SEED, evaluation_key, own_key, training_key
+from longshore.cluster.presets.problems import VALIDATION_SEED, evaluation_key, training_key, user_key
 from longshore.eval.setting import setting_of
 from tests.eval.answers import ASKED
 
@@ -45,4 +45,4 @@ def test_keys_of_evaluations_are_their_seeds_but_for_those_of_training(seed: int
 
 @given(st.integers(0, 999_999), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
 def test_what_is_trained_on_evaluated_and_drawn_by_others_shares_no_key(own: int, asked: int, other: int) -> None:
-    assert len({training_key(own), evaluation_key(asked), own_key(other), VALIDATION_SEED}) == 4
+    assert len({training_key(own), evaluation_key(asked), user_key(other), VALIDATION_SEED}) == 4

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.problem import stopping
+from longshore.cluster.model.problem import rules_stopping_at_faults
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.access.token_file import is_loopback
 from longshore.scheduler.backends.building import build
@@ -110,7 +110,7 @@ def test_a_live_cluster_follows_no_rule_of_what_simulated_jobs_do_at_a_fault() -
     setup = read_cluster(ROOT / "examples" / "switching.yaml")
     assert setup.rules.switching
     rules = site_of(setup, SchedulerSettings()).rules
-    assert rules == stopping(rules)
+    assert rules == rules_stopping_at_faults(rules)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.networks.sampled_runs import SampledRuns
-from longshore.cluster.model.outcome import RunMetrics, bounded_s, weighting_of
+from longshore.cluster.model.outcome import RunMetrics, slowdown_base_s, weighting_of
 from longshore.training.credit import (
     CreditBaseline,
     JobTimes,
@@ -85,7 +85,7 @@ def test_what_decisions_take_off_of_weighted_time_sums_to_the_slowdown(
 ) -> None:
     """From before the first submission to after the last end, whenever was decided: the sum of JCT over work."""
     submit_s, jct_s = np.array([it[0] for it in jobs]), np.array([it[1] for it in jobs])
-    weight, finish_s = 1.0 / bounded_s(np.array(work[: len(jobs)])), submit_s + jct_s
+    weight, finish_s = 1.0 / slowdown_base_s(np.array(work[: len(jobs)])), submit_s + jct_s
     times = [0.0, *sorted(moments), 3e6]
     left = [remaining_job_time_s(finish_s, submit_s, len(jobs), now_s, math.inf, weight) for now_s in times]
     taken = [before - after for before, after in itertools.pairwise(left)]

@@ -135,13 +135,13 @@ def inspect_trace(
     """Show the statistics of a trace."""
     from ..cluster.model.workload import describe
     from ..cluster.presets.problems import Stream, stream
-    from ..cluster.traces.read import detect_format, format_words, read_trace
+    from ..cluster.traces.read import detect_format, format_description, read_trace
     from ..cluster.workloads.estimates import estimate_errors
     from ..eval.table import print_estimate_errors, print_trace_statistics
 
     name = trace_format or detect_format(file)
     workload = read_trace(file, trace_format=name)
-    print_trace_statistics(console(), format_words(name), describe(workload), gpus)
+    print_trace_statistics(console(), format_description(name), describe(workload), gpus)
     if estimates:
         print_estimate_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
 

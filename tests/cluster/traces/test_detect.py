@@ -6,7 +6,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
-from longshore.cluster.traces.read import detect_format, format_words, load_format, read_trace
+from longshore.cluster.traces.read import detect_format, format_description, load_format, read_trace
 from tests.cluster.traces.small_traces import EXAMPLES, written
 from tests.command_line import Command
 from tests.packages import install
@@ -51,7 +51,7 @@ def test_no_two_formats_claim_one_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_format_says_how_it_has_times(name: str) -> None:
-    assert re.search(r"\(times (in seconds|in milliseconds|as dates)", format_words(name))
+    assert re.search(r"\(times (in seconds|in milliseconds|as dates)", format_description(name))
 
 
 def test_a_file_whose_times_may_be_seconds_or_milliseconds_has_to_be_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.workload import Iteration, JobPlan
-from longshore.cluster.traces.formats import cell_of, plans_in
+from longshore.cluster.traces.formats import plans_cell, plans_in_cell
 from longshore.cluster.traces.read import read_trace
 from longshore.cluster.traces.write import write_trace
 
@@ -23,7 +23,7 @@ HEAD = "id,gpus,work_s,submit_s,plans\n"
 
 @given(PLANS)
 def test_plans_are_read_back_to_the_last_bit(plans: tuple[JobPlan, ...]) -> None:
-    assert plans_in(cell_of(plans)) == plans
+    assert plans_in_cell(plans_cell(plans)) == plans
 
 
 def test_a_trace_with_plans_is_read_back(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ WORDS = st.sampled_from(
 )
 
 
-@given(st.lists(WORDS, max_size=20).map("".join) | PLANS.map(cell_of))
+@given(st.lists(WORDS, max_size=20).map("".join) | PLANS.map(plans_cell))
 def test_no_cell_is_read_in_another_way_than_as_plans_or_refused(cell: str) -> None:
     try:
-        found = plans_in(cell)
+        found = plans_in_cell(cell)
     except ValueError:
         return
-    assert plans_in(cell_of(found)) == found
+    assert plans_in_cell(plans_cell(found)) == found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.problem import laid_out
+from longshore.cluster.model.problem import with_layout
 from longshore.cluster.model.workload import Workload, iteration_s, workload_of
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.planner.hardware import DEFAULT
@@ -84,7 +84,7 @@ def test_the_first_plan_is_data_parallel_and_takes_as_long_as_in_the_trace() -> 
 
 def test_the_best_plans_cost_no_job_time_or_gpu_time() -> None:
     fixed = attach_plans(jobs(), MODELS, tables(), seed=1)[0]
-    best = laid_out(fixed, "best")
+    best = with_layout(fixed, "best")
     assert (best.gpus <= fixed.gpus).all()
     assert (best.work_s <= fixed.work_s).all()
     assert (best.gpus < fixed.gpus).any()
@@ -111,7 +111,7 @@ def test_plans_that_put_state_away_come_last_and_each_saves_time() -> None:
 
 def test_offload_makes_no_job_later_and_costs_no_gpu_time() -> None:
     fixed = attach_plans(jobs(), MODELS, tables(), seed=1)[0]
-    best, offload = laid_out(fixed, "best"), laid_out(fixed, "offload")
+    best, offload = with_layout(fixed, "best"), with_layout(fixed, "offload")
     assert (offload.gpus <= best.gpus).all()
     assert (offload.work_s <= fixed.work_s).all()
     assert (offload.gpus * offload.work_s <= fixed.gpus * fixed.work_s * (1 + 1e-12)).all()

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert
 
-from longshore.cluster.workloads.estimates import Alike, histories
+from longshore.cluster.workloads.estimates import Alike, predict_works
 from longshore.scheduler.model.job import estimate_source_words
 from longshore.scheduler.model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
@@ -92,7 +92,7 @@ def test_the_estimate_is_the_one_that_a_trace_of_these_jobs_gives(
     work_s = np.array([it.ran_s for it in jobs] + [1.0])
     submit_s = np.append(ends_s, 1e6) - work_s + np.append(np.zeros(len(jobs)), 1.0)
     everyone = [*jobs, Past(owner, name, mine.gpus, 1.0)]
-    trace = histories(
+    trace = predict_works(
         np.array([it.gpus for it in everyone], np.int32), work_s, submit_s, [it.owner for it in everyone],
         ["" if it.name == UNNAMED else it.name for it in everyone],
     )  # fmt: skip
