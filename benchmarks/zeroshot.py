@@ -65,7 +65,7 @@ def drawn(kind: Kind, regime: Regime, seed: int, load: float | None) -> Problem:
 def under(problem: Problem, regime: Regime) -> Problem:
     """Return a problem under an order regime, of which policies know what a scheduler does."""
     scenarios = regime.with_known_hazards(problem.cluster, problem.scenarios)
-    return problem._replace(rules=regime.over(problem.rules), scenarios=scenarios)
+    return problem._replace(rules=regime.applied_to(problem.rules), scenarios=scenarios)
 
 
 def real(kind: Kind, regime: Regime, name: str, part: tuple[float, float], seed: int) -> Problem:

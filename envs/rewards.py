@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.kernels.compiled import kernel
-from ..cluster.simulator.engine import least_random_makespans_s
+from ..cluster.simulator.engine import write_least_random_makespans_s
 from ..cluster.state.state import Simulation
 
 
@@ -89,7 +89,7 @@ def least_random_makespan_s(sim: Simulation, runs: int = RANDOM_RUNS) -> NDArray
     """
     scenarios = sim.scenarios.jobs.size
     least_s = np.empty(scenarios)
-    least_random_makespans_s(sim, np.arange(scenarios), runs, least_s)
+    write_least_random_makespans_s(sim, np.arange(scenarios), runs, least_s)
     return np.maximum(least_s, 1e-9)
 
 

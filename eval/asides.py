@@ -338,7 +338,7 @@ def planning_aside(
         policy: The best one.
         show: Shows the step in progress.
     """
-    ruled = {name: problem._replace(rules=regime.over(problem.rules)) for name, problem in layouts.items()}
+    ruled = {name: problem._replace(rules=regime.applied_to(problem.rules)) for name, problem in layouts.items()}
     asides = []
     for title, before, after in PAIRS:
         if after not in compared:

@@ -148,7 +148,7 @@ def _run_every_order(
         lambda done, count: show(f"computing what is possible, {done:,} of {count:,}"),
     )  # fmt: skip
     regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
-    ruled = problem._replace(rules=regime.over(problem.rules))
+    ruled = problem._replace(rules=regime.applied_to(problem.rules))
     policies = [*policies, *(policy for order, policy in tuned.items() if order == regime.order)]
     policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
     ageing = figures_by_ageing_bound(grid, ruled, policy, lambda *_: show("running the best under other ageing bounds"))

@@ -144,7 +144,7 @@ def run_grid(
     rows: list[CandidateFigures] = []
     chosen, least, kept = 0, np.inf, dict[str, Outcome]()
     for regime in regimes:
-        ruled = problem._replace(rules=regime.over(problem.rules))
+        ruled = problem._replace(rules=regime.applied_to(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
         outcomes = run_all(ruled, [*policies, *own], partial(_report_progress, on_progress, regime.order))
         for name, outcome in outcomes.items():

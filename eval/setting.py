@@ -312,7 +312,7 @@ def tune_patient_by_order(
     found = {}
     for regime in regimes:
         show(f"tuning patient under {regime.order}")
-        ruled = problem._replace(rules=regime.over(problem.rules))
+        ruled = problem._replace(rules=regime.applied_to(problem.rules))
         found[regime.order] = patient_of_least_cost(partial(_mean_objective, ruled, weighting))
     return found
 

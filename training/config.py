@@ -118,7 +118,7 @@ def read_parameters(path: Path, algorithm: str) -> dict[str, float]:
             problem = f"{algorithm} has no hyper-parameter {name!r} that can be given"
             raise file.error((name,), problem, name_advice(str(name), known))
         if not known[name].holds(value):
-            raise file.error((name,), f"{file.seen((name,), value)} is not {known[name].text}")
+            raise file.error((name,), f"{file.text_at((name,), value)} is not {known[name].text}")
     return {name: to_parameter_type(known[name], value) for name, value in file.data.items()}
 
 

@@ -385,8 +385,8 @@ def _best_set_may_start(sim: Simulation, row: int, job: int, count: int) -> bool
 
 
 @kernel
-def _add_offers(sim: Simulation, row: int, candidates: int, most: int, job: int) -> int:
-    """Write the offers as further candidates, `most` in all, but none that is alike to one so far; return the number.
+def _add_offers(sim: Simulation, row: int, candidates: int, max_candidates: int, job: int) -> int:
+    """Write the offers as further candidates, but none that is alike to one so far; return the number.
 
     Those that break the reservation are omitted.
     """
@@ -394,7 +394,7 @@ def _add_offers(sim: Simulation, row: int, candidates: int, most: int, job: int)
     nodes = state.free.shape[1]
     for place in range(OFFERS):
         size = scratch.offer_size[row, place]
-        known = size == 0 or candidates == most
+        known = size == 0 or candidates == max_candidates
         for candidate in range(candidates):
             known = known or state.candidate_sign[row, candidate] == scratch.offer_sign[row, place]
         if known:
@@ -423,15 +423,17 @@ def _add_best_set(sim: Simulation, row: int, candidates: int, job: int, found: t
 
 
 @kernel
-def _add_other_jobs(sim: Simulation, row: int, candidates: int, most: int, others: int, fault_loss_s: float) -> int:
-    """Write candidates of jobs that the policy may turn to, `most` in all: the best set of each, then the tightest."""
+def _add_other_jobs(
+    sim: Simulation, row: int, candidates: int, max_candidates: int, others: int, fault_loss_s: float
+) -> int:
+    """Write candidates of jobs that the policy may turn to: the best set of each, then the tightest."""
     state, lowest = sim.state, lowest_speed_level(sim, row)
     for place in range(others):
-        if candidates < most:
+        if candidates < max_candidates:
             job = sim.scratch.other_job[row, place]
             candidates = _add_best_set(sim, row, candidates, job, find_best_set(sim, row, job, fault_loss_s))
     for place in range(others):
-        if candidates < most:
+        if candidates < max_candidates:
             job = sim.scratch.other_job[row, place]
             count = find_tight_set(sim, row, job, lowest, 0, state.free.shape[1], 1)
             found = keep_better_set(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
@@ -440,18 +442,18 @@ def _add_other_jobs(sim: Simulation, row: int, candidates: int, most: int, other
 
 
 @kernel
-def _add_candidates(sim: Simulation, row: int, candidates: int, most: int, fault_loss_s: float) -> int:
+def _add_candidates(sim: Simulation, row: int, candidates: int, max_candidates: int, fault_loss_s: float) -> int:
     """Write the offers and the candidates of other jobs, each under the reservation it must keep; return the number."""
     state = sim.state
     own = state.shadow_s[row], state.extra[row], state.reserved_class[row]
     others = list_other_jobs(sim, row) if may_turn_to_other(sim, row) else 0
     theirs = state.shadow_s[row], state.extra[row], state.reserved_class[row]
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
-    candidates = _add_offers(sim, row, candidates, most - others, state.current[row])
+    candidates = _add_offers(sim, row, candidates, max_candidates - others, state.current[row])
     if others > 0 and has_need_classes(sim):
         number_all_node_classes(sim, row)  # they may take nodes that do not suit the job that is due
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = theirs
-    candidates = _add_other_jobs(sim, row, candidates, most, others, fault_loss_s)
+    candidates = _add_other_jobs(sim, row, candidates, max_candidates, others, fault_loss_s)
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     return candidates
 

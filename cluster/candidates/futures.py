@@ -210,11 +210,11 @@ def _usable_gpus_at(sim: Simulation, row: int, job: int, moment: Moment) -> int:
 
 
 @kernel
-def _imagine_start(sim: Simulation, row: int, place: int, job: int, start_s: float, run_s: float, size: int) -> None:
-    """Let a job take what it needs of the first `size` nodes of `best_set`, as number `place` of those imagined."""
+def _imagine_start(sim: Simulation, row: int, ahead: int, job: int, start_s: float, run_s: float, size: int) -> None:
+    """Let a job take what it needs of the first `size` nodes of `best_set`, as number `ahead` of those imagined."""
     state, scratch = sim.state, sim.scratch
     order = scratch.ahead_order
-    first = place * state.free.shape[1]
+    first = ahead * state.free.shape[1]
     need = sim.scenarios.gpus[state.scenario[row], job]
     for i in range(size):
         node = scratch.best_set[row, i]
@@ -224,48 +224,48 @@ def _imagine_start(sim: Simulation, row: int, place: int, job: int, start_s: flo
         scratch.ahead_node[row, first + i] = node
         scratch.ahead_gives[row, first + i] = gives
     end_s = start_s + run_s
-    scratch.ahead_job[row, place] = job
-    scratch.ahead_start_s[row, place] = start_s
-    scratch.ahead_end_s[row, place] = end_s
-    scratch.ahead_size[row, place] = size
+    scratch.ahead_job[row, ahead] = job
+    scratch.ahead_start_s[row, ahead] = start_s
+    scratch.ahead_end_s[row, ahead] = end_s
+    scratch.ahead_size[row, ahead] = size
     # Those that have ended stand first, and as no job ends before this start, the insertion stops there.
-    at = place
+    at = ahead
     while at > 0 and scratch.ahead_end_s[row, order[row, at - 1]] > end_s:
         order[row, at] = order[row, at - 1]
         at -= 1
-    order[row, at] = place
+    order[row, at] = ahead
 
 
 @kernel
-def _next_end_s(sim: Simulation, row: int, places: int, moment: Moment) -> float:
+def _next_end_s(sim: Simulation, row: int, jobs_ahead: int, moment: Moment) -> float:
     """Return when the next job ends of those that run or are imagined so far, inf for never."""
     state = sim.state
     end_s = math.inf
     if moment.at < state.running[row]:
         end_s = state.ends_s[row, moment.at]
-    if moment.ended < places:
+    if moment.ended < jobs_ahead:
         end_s = min(end_s, sim.scratch.ahead_end_s[row, sim.scratch.ahead_order[row, moment.ended]])
     return end_s
 
 
 @kernel
-def _add_imagined_gpus(sim: Simulation, row: int, place: int, sign: int) -> None:
+def _add_imagined_gpus(sim: Simulation, row: int, ahead: int, sign: int) -> None:
     """Add the GPUs of a job ahead to `trial_free`, or take them away again if `sign` is -1."""
-    scratch, first = sim.scratch, place * sim.state.free.shape[1]
-    for i in range(first, first + scratch.ahead_size[row, place]):
+    scratch, first = sim.scratch, ahead * sim.state.free.shape[1]
+    for i in range(first, first + scratch.ahead_size[row, ahead]):
         node = scratch.ahead_node[row, i]
         set_trial_free(sim, row, node, scratch.trial_free[row, node] + sign * scratch.ahead_gives[row, i])
 
 
 @kernel
-def _imagine_next_ends(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
+def _imagine_next_ends(sim: Simulation, row: int, jobs_ahead: int, moment: Moment) -> Moment:
     """Free the GPUs of all that end next, which something must; return the moment after."""
     state, scratch = sim.state, sim.scratch
     count = state.running[row]
     gpus = sim.scenarios.gpus[state.scenario[row]]
-    end_s = _next_end_s(sim, row, places, moment)
+    end_s = _next_end_s(sim, row, jobs_ahead, moment)
     at, ended, usable = moment.at, moment.ended, moment.usable
-    while ended < places and scratch.ahead_end_s[row, scratch.ahead_order[row, ended]] == end_s:
+    while ended < jobs_ahead and scratch.ahead_end_s[row, scratch.ahead_order[row, ended]] == end_s:
         place = scratch.ahead_order[row, ended]
         _add_imagined_gpus(sim, row, place, 1)
         usable += gpus[scratch.ahead_job[row, place]]
@@ -309,7 +309,9 @@ def _undo_imagined_ends(sim: Simulation, row: int, later: Moment, moment: Moment
 
 
 @kernel
-def _wait_for_better_set(sim: Simulation, row: int, places: int, job: int, moment: Moment) -> tuple[Moment, float, int]:
+def _wait_for_better_set(
+    sim: Simulation, row: int, jobs_ahead: int, job: int, moment: Moment
+) -> tuple[Moment, float, int]:
     """Let time pass to the end that gains a job most; return that moment, run time and size of the quick set there.
 
     `moment` itself is the best if no end gains anything.
@@ -320,10 +322,10 @@ def _wait_for_better_set(sim: Simulation, row: int, places: int, job: int, momen
     bound_s, tried = least_run_s(sim, row, job, levels[0]), 0
     later = moment
     while tried < MAX_LATER_ENDS:
-        wait_s = _next_end_s(sim, row, places, later) - moment.time_s
+        wait_s = _next_end_s(sim, row, jobs_ahead, later) - moment.time_s
         if WAIT_PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
-        later = _imagine_next_ends(sim, row, places, later)
+        later = _imagine_next_ends(sim, row, jobs_ahead, later)
         tried += 1
         level = holding_speed_level(sim, row, job)
         if WAIT_PATIENCE * (run_s - least_run_s(sim, row, job, levels[level])) - wait_s > most_s:

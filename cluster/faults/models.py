@@ -52,7 +52,7 @@ class FaultConfiguration(BaseModel):
     backups: Annotated[int, Field(ge=0, le=100)] = 0  # GPUs of a job that may have one at a time, with `switch`
 
     @model_validator(mode="after")
-    def _backups_are_for_slow_nodes_of_jobs_that_switch(self) -> Self:
+    def _check_backups_need_switching(self) -> Self:
         if self.backups and self.slow is None:
             raise ValueError("backups are for GPUs of slow nodes; add slow, or leave them out")
         if self.backups and self.handling != "switch":
@@ -158,7 +158,7 @@ class Correlated(FaultConfiguration):
     shape: Shape = 1.0
 
     @model_validator(mode="after")
-    def _shares_add_up(self) -> Self:
+    def _check_shares_add_up(self) -> Self:
         if self.node_share + self.rack_share > 1:
             raise ValueError(f"node_share and rack_share add up to {self.node_share + self.rack_share:g}, over 1")
         return self

@@ -41,7 +41,7 @@ class DiskSpace:
         except OSError:
             return self.least_free_bytes > 0
 
-    def against_starts(self) -> str:
+    def reason_against_starts(self) -> str:
         """Return why no job may start, "" if there is room for more."""
         return "nothing starts, as the disk that the scheduler writes to is nearly full" if self.is_low() else ""
 
@@ -54,11 +54,11 @@ class DiskSpace:
         free_bytes = self.free_bytes()
         self._log_change(free_bytes)
         if free_bytes < self._reserve_bytes // 4:
-            self.release()
+            self.release_reserve()
         elif free_bytes >= self.least_free_bytes + self._reserve_bytes:
-            self._take()
+            self._create_reserve()
 
-    def release(self) -> bool:
+    def release_reserve(self) -> bool:
         """Give the reserve up, and return whether there was one."""
         with self._one:
             try:
@@ -68,7 +68,7 @@ class DiskSpace:
         log.error("the disk of %s is full: its reserve is given up, so that ends can be written", self._reserve.parent)
         return True
 
-    def _take(self) -> None:
+    def _create_reserve(self) -> None:
         with self._one:
             if not self._reserve_bytes or self._reserve.exists():
                 return

@@ -41,10 +41,10 @@ def name_advice(name: str, known: Iterable[str]) -> str:
     return f"did you mean {shortened(close[0])}?" if close else f"known: {shortened(', '.join(names[:20]), 400)[1:-1]}"
 
 
-def shortened(value: object, most: int = 60) -> str:
-    """Return a value as a message shows it, in `most` characters at most."""
+def shortened(value: object, max_characters: int = 60) -> str:
+    """Return a value as a message shows it, in `max_characters` characters at most."""
     text = str(value)
-    return repr(text if len(text) <= most else text[: most - 3] + "...")
+    return repr(text if len(text) <= max_characters else text[: max_characters - 3] + "...")
 
 
 def input_problems(

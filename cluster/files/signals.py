@@ -38,7 +38,7 @@ class _StopRequest:
         if self._resend is not None:
             self._resend.cancel()
         if _is_in_hook(frame):
-            self._lose()  # Python would drop this one too, and perhaps has just dropped another
+            self._send_again_later()  # Python would drop this one too, and perhaps has just dropped another
         else:
             self.stop()
 
@@ -54,19 +54,19 @@ class _StopRequest:
         elif not of_request:
             log.debug("as a signal ended this: %r", dropped.exc_value)
         else:
-            self._lose()
+            self._send_again_later()
 
-    def _lose(self) -> None:
+    def _send_again_later(self) -> None:
         """Have the signal sent again: soon, or as the block ends where no thread can be started."""
         if self.is_lost:
             return
         self.is_lost = True
         with suppress(RuntimeError):
-            self._resend = threading.Timer(_RESEND_S, self._send)
+            self._resend = threading.Timer(_RESEND_S, self._send_signal)
             self._resend.daemon = True
             self._resend.start()
 
-    def _send(self) -> None:
+    def _send_signal(self) -> None:
         with self._sending:
             if self.is_lost and not self._closed:
                 os.kill(os.getpid(), self.number)
@@ -96,7 +96,7 @@ def unwound_by_signals() -> Iterator[None]:
 
     Raises:
         KeyboardInterrupt: At Ctrl-C.
-        Terminated: At SIGTERM, a SystemExit with 128 and its number.
+        SigtermExit: At SIGTERM, a SystemExit with 128 and its number.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread handle signals

@@ -88,7 +88,7 @@ class YamlFile:
         field = ".".join(str(part) for part in place)
         return InputError(problem, fix, path=self.path, line=line, field=field)
 
-    def seen(self, place: Place, value: object) -> str:
+    def text_at(self, place: Place, value: object) -> str:
         """Return the text of the file at a place, shortened; the value's own form where it is not one word."""
         _, node = _line_and_node_at(self.root, place)
         return shortened(node.value if isinstance(node, yaml.ScalarNode) else value)
@@ -161,7 +161,7 @@ def validated(file: YamlFile, model: type[Model], data: object, place: Place = (
         wrong = error.errors(include_url=False)
         found = input_problems(
             wrong[:MAX_REPORTED], model.model_json_schema(), data,
-            lambda inside, value: file.seen((*place, *inside), value),
+            lambda inside, value: file.text_at((*place, *inside), value),
         )  # fmt: skip
         errors = [file.error((*place, *problem.place), problem.problem, problem.fix) for problem in found]
         raise_all([*sorted(errors, key=lambda error: error.line or 0), *omitted_problems(file.path, wrong)])
@@ -249,7 +249,7 @@ class ExactTypes(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_of_its_type(cls, value: object, info: ValidationInfo) -> object:
+    def _check_exact_type(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool | int | float | str):
             _check_type(value, cls._kinds_of[str(info.field_name)])
         return value

@@ -125,9 +125,9 @@ class _Worker:
         command = [sys.executable, "-c", _WORKER_CODE, json.dumps(names), os.pathsep.join(sys.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self._messages, self._names = messages, names
-        self._reads = threading.Thread(target=self._read, name="compiling", daemon=True)
+        self._reads = threading.Thread(target=self._forward_messages, name="compiling", daemon=True)
 
-    def _read(self) -> None:
+    def _forward_messages(self) -> None:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
@@ -167,7 +167,7 @@ class _Worker:
 def compile_as_worker() -> None:
     """Compile, as one of several processes: what another one is at is left to that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     event.register(COMPILES, _CompileReporter())
     rehearsals: dict[str, Rehearsal] = {}
     names = json.loads(sys.argv[1])
@@ -204,7 +204,7 @@ def _load_rehearsal(name: str) -> Rehearsal:
     return found
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
 
@@ -279,6 +279,6 @@ def _compile_if_free(kernel: Kernel, samples: Mapping[type, Type]) -> bool:
     except (KeyError, TypeError):  # an array, whose number of dimensions only the caller knows
         return False
     try:
-        return kernel.part_if_free(arguments)
+        return kernel.compile_part_if_free(arguments)
     except NumbaError:
         return False

@@ -29,7 +29,7 @@ from numba.core.types import Type, int8, int16, int32, int64, unliteral
 from numba.core.typing.templates import make_concrete_template
 
 from ..files.errors import PluginError
-from .kept import EntryCache, Keeping, Locator, by_one_process, has_source
+from .kept import EntryCache, ErrorTolerantCache, Locator, by_one_process, has_source
 
 
 class PartLibrary(JITCodeLibrary):
@@ -123,7 +123,7 @@ class KernelPart:
         return self.library.codegen
 
 
-class Called(NamedTuple):
+class CalledPart(NamedTuple):
     """How a part that is kept names one that it calls."""
 
     kernel: str
@@ -160,7 +160,7 @@ _PARTS: WeakKeyDictionary[PartLibrary, KernelPart] = WeakKeyDictionary()
 KERNELS: WeakValueDictionary[str, Any] = WeakValueDictionary()  # by key; each finds a part of its own by types
 
 
-class _Implementation(caching.CacheImpl):
+class _PartImplementation(caching.CacheImpl):
     """How parts are written and read."""
 
     _locator_classes: ClassVar = [Locator]  # type: ignore[misc]
@@ -178,7 +178,7 @@ class _Implementation(caching.CacheImpl):
         """Return what is written."""
         part.descriptor.typemap = part.descriptor.calltypes = None  # only lowering needs them
         called = [
-            Called(callee.kernel, tuple(callee.signature.args), callee.descriptor.mangled_name)
+            CalledPart(callee.kernel, tuple(callee.signature.args), callee.descriptor.mangled_name)
             for callee in part.called
         ]
         code = part.library._get_module_for_linking().as_bitcode()
@@ -198,10 +198,10 @@ class _Implementation(caching.CacheImpl):
         return _register_part(KernelPart(kernel, signature, descriptor, library, tuple(called)))
 
 
-class PartCache(Keeping, caching.FunctionCache):
+class PartCache(ErrorTolerantCache, caching.FunctionCache):
     """Keeps parts for other programs, and other processes."""
 
-    _impl_class = _Implementation  # type: ignore[assignment]
+    _impl_class = _PartImplementation  # type: ignore[assignment]
 
 
 # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
@@ -250,14 +250,14 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         """Return what Python calls with arguments of such types."""
         types = tuple(normalize_signature(sig)[0])
         wide = tuple(map(_widened, types))
-        entry = self._entry(wide)
+        entry = self._compiled_entry(wide)
         if wide != types and types not in self.overloads:
             self._insert(
                 [type_._code for type_ in types], entry, objectmode=False
             )  # which converts what type_ is given
         return entry
 
-    def _entry(self, types: tuple[Type, ...]) -> Any:
+    def _compiled_entry(self, types: tuple[Type, ...]) -> Any:
         if types in self.overloads:
             return self.overloads[types].entry_point
         with global_compiler_lock:
@@ -287,7 +287,7 @@ class Kernel(_Dispatcher):  # type: ignore[misc]
         assert part is not None
         return part
 
-    def part_if_free(self, types: tuple[Type, ...]) -> bool:
+    def compile_part_if_free(self, types: tuple[Type, ...]) -> bool:
         """Compile what kernels call with arguments of such types, which are wide, unless another process is at it.
 
         Returns:
@@ -348,22 +348,22 @@ def _leaf(number: int, *arguments: Any) -> float:  # its number is all that is l
     return 1.0 * CALLED(*arguments)  # type: ignore[misc,no-any-return]
 
 
-def kernel_of_numbered(what: str, kernels: Sequence[Callable[..., float]]) -> Callable[..., float]:
+def kernel_of_numbered(choice: str, kernels: Sequence[Callable[..., float]]) -> Callable[..., float]:
     """Return a kernel that calls one of several: by its first argument, the number, with its other arguments.
 
     Args:
-        what: Name of the choice, another one for each: Numba keeps compiled code by it.
+        choice: Name of the choice, another one for each: Numba keeps compiled code by it.
         kernels: At least one. Each returns a number, or a bool, which becomes 0 or 1. A number that is too large calls
             the last one.
     """
-    return _dispatch_tree(what, kernels, 0, len(kernels))
+    return _dispatch_tree(choice, kernels, 0, len(kernels))
 
 
-def check_kernel(what: str, function: object, arguments: int) -> None:
+def check_kernel(called: str, function: object, arguments: int) -> None:
     """Refuse what cannot be called from our kernels: a fault would show in all of them.
 
     Args:
-        what: What it is, for messages.
+        called: What it is, for messages.
         function: What a package registers as a kernel.
         arguments: How many it must take.
 
@@ -371,19 +371,19 @@ def check_kernel(what: str, function: object, arguments: int) -> None:
         PluginError: With what is wrong.
     """
     if not numba.config.DISABLE_JIT and not isinstance(function, Dispatcher):  # type: ignore[attr-defined]
-        raise PluginError(f"{what} is not compiled; write @kernel (longshore.cluster.kernels.compiled) above it")
+        raise PluginError(f"{called} is not compiled; write @kernel (longshore.cluster.kernels.compiled) above it")
     plain = getattr(function, "py_func", function)
     taken = len(inspect.signature(plain).parameters) if callable(plain) else 0
     if taken != arguments:
-        raise PluginError(f"{what} takes {taken} arguments, expected {arguments}")
+        raise PluginError(f"{called} takes {taken} arguments, expected {arguments}")
 
 
-def _dispatch_tree(what: str, kernels: Sequence[Callable[..., float]], first: int, end: int) -> Callable[..., float]:
-    name = f"{what}_{first}_{end}"
+def _dispatch_tree(choice: str, kernels: Sequence[Callable[..., float]], first: int, end: int) -> Callable[..., float]:
+    name = f"{choice}_{first}_{end}"
     if end - first == 1:
         return _kernel_with_constants(_leaf, name, CALLED=kernels[first])
     middle = (first + end) // 2
-    lower, upper = _dispatch_tree(what, kernels, first, middle), _dispatch_tree(what, kernels, middle, end)
+    lower, upper = _dispatch_tree(choice, kernels, first, middle), _dispatch_tree(choice, kernels, middle, end)
     return _kernel_with_constants(_branch, name, MIDDLE=middle, LOWER=lower, UPPER=upper)
 
 

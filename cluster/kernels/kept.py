@@ -120,8 +120,8 @@ class Locator(caching._CacheLocator):
         return str(self._line)
 
 
-class Keeping:
-    """How this differs from Numba's own cache: what cannot be read or written is not kept, and no error."""
+class ErrorTolerantCache:
+    """Mixin for caches of Numba: what cannot be read or written is not kept, and no error."""
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Return the code for a signature, None if there is none that can be used."""
@@ -140,7 +140,7 @@ class _EntryImplementation(caching.CompileResultCacheImpl):
     _locator_classes: ClassVar = [Locator]  # type: ignore[misc]
 
 
-class EntryCache(Keeping, caching.FunctionCache):
+class EntryCache(ErrorTolerantCache, caching.FunctionCache):
     """Keeps the machine code of what Python calls."""
 
     _impl_class = _EntryImplementation
@@ -152,16 +152,16 @@ def has_source(function: Any) -> bool:
 
 
 @contextmanager
-def by_one_process(what: str, *, waits: bool = True) -> Iterator[bool]:
+def by_one_process(work_name: str, *, waits: bool = True) -> Iterator[bool]:
     """Let one process at a time do something; yields False, without waiting, where another one does it.
 
     Where nothing can be kept, or the file system has no locks, all do it.
 
     Args:
-        what: Name of the work.
+        work_name: Name of the work.
         waits: Whether to wait until no other process does it.
     """
-    descriptor = _open_lock_file(what)
+    descriptor = _open_lock_file(work_name)
     if descriptor is None:
         yield True
         return
@@ -171,10 +171,10 @@ def by_one_process(what: str, *, waits: bool = True) -> Iterator[bool]:
         os.close(descriptor)  # which gives the lock back, as the end of a process does
 
 
-def _open_lock_file(what: str) -> int | None:
+def _open_lock_file(work_name: str) -> int | None:
     if not can_be_kept():
         return None
-    path = cache_folder() / "locks" / hashlib.sha256(what.encode()).hexdigest()[:24]
+    path = cache_folder() / "locks" / hashlib.sha256(work_name.encode()).hexdigest()[:24]
     try:
         path.parent.mkdir(exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -90,7 +90,7 @@ class PlanFile(_PlanSection):
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MAX_STAGES)]
 
     @model_validator(mode="after")
-    def _agrees(self) -> "PlanFile":
+    def _check_agreement(self) -> "PlanFile":
         if len(self.stages) != self.pipeline:
             raise ValueError(f"there are {len(self.stages)} stages, and the pipeline degree is {self.pipeline}")
         if self.batch % (self.data * self.micro_batch):

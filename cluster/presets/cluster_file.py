@@ -69,7 +69,7 @@ class NodeGroup(BaseModel, frozen=True, extra="forbid", strict=True):
     hazard_per_s: NotNegative | None = None  # of one GPU, in place of the type's
 
     @model_validator(mode="after")
-    def _a_name_is_for_one_node(self) -> Self:
+    def _check_name_is_for_one_node(self) -> Self:
         if self.name is not None and self.count > 1:
             raise ValueError(
                 f"the name {shortened(self.name)} cannot stand for {self.count} nodes; leave out name or count"
@@ -92,7 +92,7 @@ class RunTime(BaseModel, frozen=True, extra="forbid", strict=True):
     node_penalty: NotNegative | None = None  # of the simple model: slower by this for each node beyond the first
 
     @model_validator(mode="after")
-    def _the_penalty_is_for_the_simple_model(self) -> Self:
+    def _check_penalty_is_for_simple_model(self) -> Self:
         if self.model == "ring" and self.node_penalty is not None:
             raise ValueError("node_penalty belongs to the simple model; leave it out, or write model: simple")
         return self

@@ -91,8 +91,11 @@ def problem_of(
         InputError: If a file cannot be used, the part has no job, or the windows would take too much memory.
         ValueError: If there is no such order, a number makes no sense, or recorded faults come without a cluster.
     """
-    _check_numbers(windows, part, ageing_h, max_gpus)
-    regime, workload = _regime(order, ageing_h, waiting=waiting, oracle=oracle, turns=turns), read_trace(Path(trace))
+    _check_window_options(windows, part, ageing_h, max_gpus)
+    regime, workload = (
+        _checked_regime(order, ageing_h, waiting=waiting, oracle=oracle, turns=turns),
+        read_trace(Path(trace)),
+    )
     setup = None if cluster is None else read_cluster(Path(cluster))
     if setup is None and faults is not None:
         raise ValueError("recorded faults need a cluster; give its file")
@@ -131,20 +134,20 @@ def preset_problem(
         InputError: If they would take too much memory.
         ValueError: If there is no such preset or order, or a number is too small.
     """
-    regime = _regime(order, math.inf, waiting=waiting, oracle=oracle)
+    regime = _checked_regime(order, math.inf, waiting=waiting, oracle=oracle)
     draw = NAMED[name].draw if name in NAMED else None
     if draw is None:
         raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
     return draw(scenarios, user_key(seed), regime)
 
 
-def _regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool, turns: bool = False) -> Regime:
+def _checked_regime(order: str, ageing_h: float, *, waiting: bool, oracle: bool, turns: bool = False) -> Regime:
     if order not in ORDERS:
         raise ValueError(f"{order!r} is none of {', '.join(ORDERS)}")
     return Regime(order, ageing_h * 3600.0, waiting, oracle, turns)
 
 
-def _check_numbers(windows: int, part: tuple[float, float], ageing_h: float, max_gpus: int | None) -> None:
+def _check_window_options(windows: int, part: tuple[float, float], ageing_h: float, max_gpus: int | None) -> None:
     if not isinstance(windows, int) or windows < 1:
         raise ValueError(f"windows is {windows}, expected a whole number of at least 1")
     if max_gpus is not None and (not isinstance(max_gpus, int) or max_gpus < 1):

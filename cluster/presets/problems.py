@@ -91,7 +91,7 @@ class Regime:
     oracle: bool = False
     turns: bool = False
 
-    def over(self, rules: Rules) -> Rules:
+    def applied_to(self, rules: Rules) -> Rules:
         """Return rules with this regime."""
         return rules._replace(
             order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting,
@@ -141,7 +141,7 @@ def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Prob
 
 def _with_regime(drawn: Problem, regime: Regime) -> Problem:
     scenarios = regime.with_known_hazards(drawn.cluster, drawn.scenarios)
-    return drawn._replace(rules=regime.over(drawn.rules), scenarios=scenarios)
+    return drawn._replace(rules=regime.applied_to(drawn.rules), scenarios=scenarios)
 
 
 def window_problem(
@@ -194,7 +194,7 @@ def window_problem(
         speed=drawn.speed,
     )
     scenarios = regime.with_known_hazards(cluster, scenarios)
-    return Problem(cluster, scenarios, process, rules_until_overload(cluster, scenarios, regime.over(rules)))
+    return Problem(cluster, scenarios, process, rules_until_overload(cluster, scenarios, regime.applied_to(rules)))
 
 
 def runs_per_window(windows: int) -> int:
@@ -283,7 +283,9 @@ def cluster_problem(
         hazard_per_s=hazard,
         needs=[kinds for kinds in needs for _ in range(runs)],
     )
-    return Problem(cluster, scenarios, process, rules_until_overload(cluster, scenarios, regime.over(setup.rules)))
+    return Problem(
+        cluster, scenarios, process, rules_until_overload(cluster, scenarios, regime.applied_to(setup.rules))
+    )
 
 
 def _starting_hazard_per_s(setup: ClusterSetup, *, are_recorded: bool) -> NDArray[np.float64]:

@@ -477,10 +477,10 @@ def has_reservation(sim: Simulation, row: int) -> bool:
 
 
 @kernel
-def mark_nodes_keeping_reservation(sim: Simulation, row: int, whole: int) -> int:
+def mark_nodes_keeping_reservation(sim: Simulation, row: int, whole_nodes: int) -> int:
     """Write 1 into `trial_bit` of each node that may be picked next for the due job, else 0; return how many may.
 
-    A node that is picked gives all the GPUs that it can if `whole` is 1, a single one if it is 0.
+    A node that is picked gives all the GPUs that it can if `whole_nodes` is 1, a single one if it is 0.
     """
     state = sim.state
     for node in range(state.free.shape[1]):
@@ -489,7 +489,8 @@ def mark_nodes_keeping_reservation(sim: Simulation, row: int, whole: int) -> int
     marked = 0
     for node in range(state.free.shape[1]):
         may = state.free[row, node] > 0 and (
-            _node_may_end_in_time(sim, row, node, count, whole) or _node_may_leave_enough(sim, row, node, whole)
+            _node_may_end_in_time(sim, row, node, count, whole_nodes)
+            or _node_may_leave_enough(sim, row, node, whole_nodes)
         )
         sim.scratch.trial_bit[row, node] = 1 if may else 0
         marked += may
@@ -497,7 +498,7 @@ def mark_nodes_keeping_reservation(sim: Simulation, row: int, whole: int) -> int
 
 
 @kernel
-def _node_may_leave_enough(sim: Simulation, row: int, node: int, whole: int) -> bool:
+def _node_may_leave_enough(sim: Simulation, row: int, node: int, whole_nodes: int) -> bool:
     """Return whether some placement with the picks and this node leaves the holder of the reservation enough GPUs.
 
     Only where jobs differ in needs: else the placement takes as many, whichever it is.
@@ -506,7 +507,7 @@ def _node_may_leave_enough(sim: Simulation, row: int, node: int, whole: int) -> 
         return False
     state = sim.state
     suits = sim.cluster.suits[state.reserved_class[row]]
-    gives = min(state.free[row, node], state.need[row]) if whole else 1
+    gives = min(state.free[row, node], state.need[row]) if whole_nodes else 1
     held, left = gives * suits[node], state.need[row] - gives
     for other in range(suits.size):
         held += state.taken[row, other] * suits[other]
@@ -521,7 +522,7 @@ def _current_ends_in_time(sim: Simulation, row: int, slowdown: float) -> bool:
 
 
 @kernel
-def _node_may_end_in_time(sim: Simulation, row: int, node: int, count: int, whole: int) -> bool:
+def _node_may_end_in_time(sim: Simulation, row: int, node: int, count: int, whole_nodes: int) -> bool:
     """Return whether some placement with the picks and this node ends by the shadow time."""
     state, levels = sim.state, sim.traits.levels
     scenario = state.scenario[row]
@@ -535,11 +536,11 @@ def _node_may_end_in_time(sim: Simulation, row: int, node: int, count: int, whol
             if sim.rules.ring:
                 rack = sim.cluster.node_rack[node]
                 in_one = state.picked_rack[row] == NO_RACK or state.picked_rack[row] == rack
-                if (in_one and _ring_nodes_hold_job(sim, row, node, whole, speed, rack)) or _ring_nodes_hold_job(
-                    sim, row, node, whole, speed, -1
+                if (in_one and _ring_nodes_hold_job(sim, row, node, whole_nodes, speed, rack)) or _ring_nodes_hold_job(
+                    sim, row, node, whole_nodes, speed, -1
                 ):
                     return True
-            elif _fewest_nodes_end_in_time(sim, row, node, count, whole, speed):
+            elif _fewest_nodes_end_in_time(sim, row, node, count, whole_nodes, speed):
                 return True
         level += 1
     return False
@@ -560,13 +561,13 @@ def _one_node_ends_in_time(sim: Simulation, row: int, node: int) -> bool:
 
 
 @kernel
-def _fewest_nodes_end_in_time(sim: Simulation, row: int, node: int, count: int, whole: int, speed: float) -> bool:
+def _fewest_nodes_end_in_time(sim: Simulation, row: int, node: int, count: int, whole_nodes: int, speed: float) -> bool:
     """Return whether the job ends in time on the fewest nodes of at least a speed, this and picked ones included."""
     state = sim.state
     scenario = state.scenario[row]
     nodes = state.picked_nodes[row] + (state.taken[row, node] == 0)
     left = state.need[row] - state.free[row, node]
-    if not whole:  # nodes that have given some GPUs may give more
+    if not whole_nodes:  # nodes that have given some GPUs may give more
         for other in range(state.free.shape[1]):
             if other != node and state.taken[row, other] > 0:
                 left -= state.free[row, other]
@@ -610,7 +611,7 @@ def _may_join_ring(sim: Simulation, row: int, node: int, speed: float, rack: int
 
 
 @kernel
-def _ring_nodes_hold_job(sim: Simulation, row: int, node: int, whole: int, speed: float, rack: int) -> bool:
+def _ring_nodes_hold_job(sim: Simulation, row: int, node: int, whole_nodes: int, speed: float, rack: int) -> bool:
     """Return whether nodes of at least a speed with fast enough links hold the job: the picked ones, this and others.
 
     All lie in one rack, or anywhere if `rack` is -1: then the links of racks count.
@@ -620,7 +621,7 @@ def _ring_nodes_hold_job(sim: Simulation, row: int, node: int, whole: int, speed
     picked = min(state.picked_nic[row], state.picked_intra[row], cluster.nic_bytes_per_s[node])
     if rack < 0:
         picked = min(picked, state.picked_uplink[row], cluster.uplink_bytes_per_s[own_rack])
-    gives = min(state.free[row, node], need) if whole else 1
+    gives = min(state.free[row, node], need) if whole_nodes else 1
     if state.taken[row, node] + gives > 1:
         picked = min(picked, cluster.intra_bytes_per_s[node])
     if not _ring_ends_in_time(sim, row, speed, picked):
@@ -633,7 +634,7 @@ def _ring_nodes_hold_job(sim: Simulation, row: int, node: int, whole: int, speed
         taken = state.taken[row, other] + (gives if other == node else 0)
         if (free == 1 and taken == 0) or _ring_ends_in_time(sim, row, speed, cluster.intra_bytes_per_s[other]):
             left -= free
-        elif taken == 0 and whole:
+        elif taken == 0 and whole_nodes:
             spare = 1  # a single GPU, if it is the last that is missing
         elif taken == 0:
             left -= 1

@@ -231,7 +231,7 @@ def next_line_of(sim: Simulation, row: int, rotation: int, line: int) -> int:
 
 
 @kernel
-def _line_up_returned_jobs(sim: Simulation, row: int, first: int, job: int, count: int, most: int) -> int:
+def _line_up_returned_jobs(sim: Simulation, row: int, first: int, job: int, count: int, max_jobs: int) -> int:
     """Write the jobs that came back of a line and those of its rank, behind `count`; return how many stand there then.
 
     `first` is the first line of the rank, and none of the jobs stands before `job` in the queue.
@@ -243,7 +243,7 @@ def _line_up_returned_jobs(sim: Simulation, row: int, first: int, job: int, coun
         at = scratch.line_at[row, line]
         left += at >= 0 and state.came_back[row, at] == 1  # they stand before all others of their lines
         line = next_line_of(sim, row, LEADING, line)
-    while left and job >= 0 and count < most:
+    while left and job >= 0 and count < max_jobs:
         if state.came_back[row, job] == 1 and rank[job] == own:
             scratch.lined_up[row, count] = job
             scratch.line_at[row, line_of(sim, row, job)] = state.next_in_line[row, job]
@@ -253,7 +253,7 @@ def _line_up_returned_jobs(sim: Simulation, row: int, first: int, job: int, coun
 
 
 @kernel
-def line_up_jobs(sim: Simulation, row: int, most: int) -> int:
+def line_up_jobs(sim: Simulation, row: int, max_jobs: int) -> int:
     """Write the first waiting jobs into `lined_up` as users take turns, one job of each in a round; return how many.
 
     Jobs that came back stand first at their rank, as the queue has them. It is how jobs would start if each led in its
@@ -266,18 +266,18 @@ def line_up_jobs(sim: Simulation, row: int, most: int) -> int:
         scratch.line_at[row, line] = state.line_head[row, line]
         line = next_line_of(sim, row, LEADING, line)
     count, rest = 0, state.head[row]
-    while rest >= 0 and count < most and state.came_back[row, rest] == 1:
+    while rest >= 0 and count < max_jobs and state.came_back[row, rest] == 1:
         scratch.lined_up[row, count] = rest
         scratch.line_at[row, line_of(sim, row, rest)] = state.next_in_line[row, rest]
         count, rest = count + 1, state.next_job[row, rest]
     first = state.first_line[row, LEADING]
-    while first >= 0 and count < most:  # lines of one rank, then those of the next
+    while first >= 0 and count < max_jobs:  # lines of one rank, then those of the next
         own = rank[state.line_head[row, first]]
-        count = _line_up_returned_jobs(sim, row, first, rest, count, most)
+        count = _line_up_returned_jobs(sim, row, first, rest, count, max_jobs)
         line, written = first, 0
         while line >= 0 and rank[state.line_head[row, line]] == own:
             job = scratch.line_at[row, line]
-            if job >= 0 and count < most:
+            if job >= 0 and count < max_jobs:
                 scratch.lined_up[row, count] = job
                 scratch.line_at[row, line] = state.next_in_line[row, job]
                 count, written = count + 1, written + 1

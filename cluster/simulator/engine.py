@@ -399,7 +399,7 @@ def _reset_sources(sim: Simulation, row: int) -> None:
 
 
 @kernel
-def least_random_makespans_s(
+def write_least_random_makespans_s(
     sim: Simulation, scenarios: NDArray[np.int64], runs: int, least_s: NDArray[np.float64]
 ) -> None:
     """Write the smallest makespan of several random runs of each scenario, all on the scenario's own faults.

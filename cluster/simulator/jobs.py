@@ -212,8 +212,8 @@ def useful_run_s(sim: Simulation, row: int, job: int, until_s: float) -> float:
 
 
 @kernel
-def count_progress(sim: Simulation, row: int, job: int, until_s: float, held: int) -> None:
-    """Count what a running job has done on `held` GPUs since its last start or switch, none of which it loses.
+def count_progress(sim: Simulation, row: int, job: int, until_s: float, gpus: int) -> None:
+    """Count what a running job has done on `gpus` GPUs since its last start or switch, none of which it loses.
 
     It made progress until `until_s`; the time since then is lost.
     """
@@ -226,9 +226,9 @@ def count_progress(sim: Simulation, row: int, job: int, until_s: float, held: in
         state.fresh_s[row, job], state.fresh_gpu_s[row, job], state.since_s[row, job] = 0.0, 0.0, 0.0
     fresh_s = useful_s - max(0.0, kept_s)
     state.fresh_s[row, job] += fresh_s / slowdown
-    state.fresh_gpu_s[row, job] += fresh_s * held
+    state.fresh_gpu_s[row, job] += fresh_s * gpus
     state.since_s[row, job] += fresh_s
-    lost_gpu_s = (state.now_s[row] - state.start_s[row, job] - useful_s) * held
+    lost_gpu_s = (state.now_s[row] - state.start_s[row, job] - useful_s) * gpus
     state.lost_s[row, job] += lost_gpu_s / sim.scenarios.gpus[state.scenario[row], job]
 
 

@@ -91,7 +91,7 @@ TOO_LONG = "it is not the requested file; check the mirror or the proxy"
 
 
 def fetch_rest(
-    url: str, into: BinaryIO, *, size: int | None, most: int, timeout_s: float, report: ReportProgress
+    url: str, into: BinaryIO, *, size: int | None, max_bytes: int, timeout_s: float, report: ReportProgress
 ) -> None:
     """Fetch what a file does not hold yet.
 
@@ -102,7 +102,7 @@ def fetch_rest(
         url: Where it is.
         into: Holds the first bytes, if any are there from earlier; open for reading and writing.
         size: Bytes of the whole, if known.
-        most: Bytes that it may have.
+        max_bytes: Bytes that it may have.
         timeout_s: Silence after which a connection counts as broken.
         report: Receives how many bytes are here, and of how many.
 
@@ -124,7 +124,7 @@ def fetch_rest(
     furthest, failed = _file_end(into), 0
     report(furthest, size)
     with client:
-        while trouble := _fetch_once(client, url, into, size, most, report):
+        while trouble := _fetch_once(client, url, into, size, max_bytes, report):
             failed = 0 if _file_end(into) > furthest else failed + 1
             furthest = max(furthest, _file_end(into))
             if failed == MAX_FRUITLESS_TRIES:
@@ -133,7 +133,7 @@ def fetch_rest(
 
 
 def _fetch_once(
-    client: "httpx.Client", url: str, into: BinaryIO, size: int | None, most: int, report: ReportProgress
+    client: "httpx.Client", url: str, into: BinaryIO, size: int | None, max_bytes: int, report: ReportProgress
 ) -> str:
     """Fetch the rest in one try, and return what broke it; empty if nothing did."""
     import httpx
@@ -146,7 +146,7 @@ def _fetch_once(
             if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 return f"the server answers {answer.status_code} {answer.reason_phrase}"
             _check_answer(url, answer)
-            return _append_answer(answer, url, into, size, most, report)
+            return _append_answer(answer, url, into, size, max_bytes, report)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if (problem := certificate_problem(error, str(error.request.url), OF_SYSTEM)) is not None:
             raise InputError(f"{url}: {problem}") from error
@@ -171,7 +171,7 @@ def _check_answer(url: str, answer: "httpx.Response") -> None:
 
 
 def _append_answer(
-    answer: "httpx.Response", url: str, into: BinaryIO, size: int | None, most: int, report: ReportProgress
+    answer: "httpx.Response", url: str, into: BinaryIO, size: int | None, max_bytes: int, report: ReportProgress
 ) -> str:
     """Write an answer behind what is there, or in its place if the server begins anew; return what broke it."""
     have = _first_byte_of_answer(answer, _file_end(into))
@@ -182,15 +182,15 @@ def _append_answer(
     into.seek(have)
     length = answer.headers.get("Content-Length", "")
     total = have + int(length) if length.isdecimal() else None
-    if total is not None and (total > most or size not in (None, total)):
+    if total is not None and (total > max_bytes or size not in (None, total)):
         raise InputError(
-            f"{url}: the server offers {total:,} bytes instead of {_expected_size_words(size, most)}", TOO_LONG
+            f"{url}: the server offers {total:,} bytes instead of {_expected_size_words(size, max_bytes)}", TOO_LONG
         )
     report(have, size or total)
     for chunk in answer.iter_raw():
         have += len(chunk)
-        if have > most:
-            raise InputError(f"{url}: the server sends more than {_expected_size_words(size, most)}", TOO_LONG)
+        if have > max_bytes:
+            raise InputError(f"{url}: the server sends more than {_expected_size_words(size, max_bytes)}", TOO_LONG)
         into.write(chunk)
         report(have, size or total)
     return "" if size in (None, have) else f"the connection ended after {have:,} of {size:,} bytes"
@@ -208,8 +208,8 @@ def _file_end(file: BinaryIO) -> int:
     return file.seek(0, os.SEEK_END)
 
 
-def _expected_size_words(size: int | None, most: int) -> str:
-    return f"the {most:,} that may come" if size is None else f"the {size:,} that the file has"
+def _expected_size_words(size: int | None, max_bytes: int) -> str:
+    return f"the {max_bytes:,} that may come" if size is None else f"the {size:,} that the file has"
 
 
 def _error_words(error: BaseException) -> str:
@@ -397,7 +397,7 @@ def _fetch_missing(
     if begun >= trace.most_bytes:
         begun = file.truncate(0)
     for earlier in (True, False) if begun else (False,):
-        fetch_rest(url, file, size=trace.size_bytes, most=trace.most_bytes, timeout_s=timeout_s, report=report)
+        fetch_rest(url, file, size=trace.size_bytes, max_bytes=trace.most_bytes, timeout_s=timeout_s, report=report)
         file.flush()
         found = _sha256(part)
         if found == trace.sha256:

@@ -305,7 +305,7 @@ class TraceRows:
         fits = CELL_NUMBER.fullmatch
         values = np.array(
             [
-                float(cell) if fits(cell) else self._blank(column, row, blank)
+                float(cell) if fits(cell) else self._blank_value(column, row, blank)
                 for row, cell in enumerate(self.cells[column])
             ]
         )
@@ -355,7 +355,7 @@ class TraceRows:
         seen = shown_value(self.cells[column][row])
         return InputError(f"{seen} {problem}", fix, path=self.path, line=self.lines[row], field=column)
 
-    def _blank(self, column: str, row: int, blank: float | None) -> float:
+    def _blank_value(self, column: str, row: int, blank: float | None) -> float:
         if blank is not None and not self.cells[column][row].strip():
             return blank
         raise self.error(column, row, "is not a number", "write one, or drop the row")

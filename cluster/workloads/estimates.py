@@ -31,7 +31,7 @@ class Alike(StrEnum):
     ANY = "any"
 
 
-class Histories(NamedTuple):
+class WorkPredictions(NamedTuple):
     """What is predicted of jobs. A job that nothing is known for has the default, from no jobs."""
 
     estimate_s: Floats  # (jobs,)
@@ -45,7 +45,7 @@ def predict_works(
     submit_s: Floats,
     users: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
-) -> Histories:
+) -> WorkPredictions:
     """Predict the work of each job from jobs that had ended before it was submitted.
 
     These are the jobs of the same user and name; if none of them had ended, those of the same user that ask as many
@@ -76,7 +76,7 @@ def predict_works(
         means = np.where(known, recent_means(logs[order], first, count), means)
         alike = np.where(known, list(Alike).index(level), alike)
         ended = np.where(known, np.minimum(count, RECENT_JOBS), ended)
-    return Histories(np.where(ended > 0, np.exp(means), DEFAULT_ESTIMATE_S), alike, ended)
+    return WorkPredictions(np.where(ended > 0, np.exp(means), DEFAULT_ESTIMATE_S), alike, ended)
 
 
 def recent_means(values: Floats, first: NDArray[np.int64], count: NDArray[np.int64]) -> Floats:

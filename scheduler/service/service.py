@@ -122,7 +122,7 @@ class Service:
             fallback, choice.name, choice.deadline_s, Mode(choice.mode), sample_temperature=choice.sample_temperature,
         )  # fmt: skip
         self.store: Store = open_store(settings.store_url)
-        self.store.make_room = self.room.release
+        self.store.make_room = self.room.release_reserve
         try:
             self.first_token = self._first_token()
         except InputError:
@@ -142,7 +142,7 @@ class Service:
         parts = Parts(
             store=self.store, backend=self.backend, backend_name=full_name(kind.name, self.backend), site=site,
             layout=self.layout, placer=placer, now_s=time.time, owner=this_process_name(), monitor=monitor,
-            gpus_per_user=settings.limits.gpus, why_no_starts=self.room.against_starts,
+            gpus_per_user=settings.limits.gpus, why_no_starts=self.room.reason_against_starts,
             checks=self.checks.of_jobs, wake=self.wake,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)

@@ -140,7 +140,7 @@ print(json.dumps([value, sorted(compiled)]))
 
 
 @pytest.fixture
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a module of kernels, in which nothing is compiled yet."""
     (tmp_path / "small_kernels.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -152,9 +152,9 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     kept.can_be_kept.cache_clear()
 
 
-def run(cache_folder: Path, name: str, how: str = "as usual", **variables: str) -> tuple[int, list[str]]:
+def run(folder: Path, name: str, how: str = "as usual", **variables: str) -> tuple[int, list[str]]:
     """Call a kernel in a process of its own; return its value, and what was compiled for that."""
-    environment = {**os.environ, "PYTHONPATH": str(cache_folder), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
     command = [sys.executable, "-c", RUN, name, how]
     done = processes.run(command, env=environment, capture_output=True, check=True, timeout_s=120)
     value, compiled = json.loads(done.stdout)
@@ -162,34 +162,34 @@ def run(cache_folder: Path, name: str, how: str = "as usual", **variables: str) 
 
 
 @needs_numba
-def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(cache_folder: Path) -> None:
-    assert run(cache_folder, "first") == (18, ["first", "inner", "leaf"])
-    assert run(cache_folder, "second") == (6, ["second"])
-    assert run(cache_folder, "first", "read-only") == (18, [])
-    (cache_folder / "small_kernels.py").write_text(MODULE.replace("a + 1", "a + 2"))
-    assert run(cache_folder, "second") == (7, ["inner", "leaf", "second"])
+def test_a_second_program_shares_parts_and_a_second_process_compiles_nothing(folder: Path) -> None:
+    assert run(folder, "first") == (18, ["first", "inner", "leaf"])
+    assert run(folder, "second") == (6, ["second"])
+    assert run(folder, "first", "read-only") == (18, [])
+    (folder / "small_kernels.py").write_text(MODULE.replace("a + 1", "a + 2"))
+    assert run(folder, "second") == (7, ["inner", "leaf", "second"])
 
 
 @needs_numba
-def test_where_nothing_can_be_kept_kernels_run_all_the_same(cache_folder: Path) -> None:
-    assert run(cache_folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
+def test_where_nothing_can_be_kept_kernels_run_all_the_same(folder: Path) -> None:
+    assert run(folder, "second", NUMBA_CACHE_DIR=os.devnull) == (6, ["inner", "leaf", "second"])
 
 
 @needs_numba
-def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(cache_folder: Path) -> None:
+def test_processes_compile_each_kernel_once_and_later_there_is_nothing_to_do(folder: Path) -> None:
     stands = list[CompileProgress]()
     names = ["small_kernels:one", "small_kernels:two"]
     assert unplayed_rehearsals([*names, *names]) == names
     compile_ahead(names, stands.append, processes=2)
     assert stands[-1].done == stands[-1].all == 6  # two of them as Python calls them, too
     assert unplayed_rehearsals(names) == []
-    assert run(cache_folder, "first")[1] == run(cache_folder, "second")[1] == []
-    parts = [path for path in (cache_folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]
+    assert run(folder, "first")[1] == run(folder, "second")[1] == []
+    parts = [path for path in (folder / "cache").rglob("part-*.nbc") if "small_kernels" in path.name]
     assert len(parts) == 4  # leaf and inner, and both programs as parts of others
 
 
 @needs_numba
-def test_what_fails_is_told_by_its_name_and_keeps_nothing_else_from_being_compiled(cache_folder: Path) -> None:
+def test_what_fails_is_told_by_its_name_and_keeps_nothing_else_from_being_compiled(folder: Path) -> None:
     with pytest.raises(PluginError) as raised:
         compile_ahead(["small_kernels:bad", "small_kernels:one", "small_kernels:missing"], lambda _: None, processes=1)
     for name, why in (("bad", "ZeroDivisionError"), ("missing", "no such policy")):
@@ -216,10 +216,10 @@ def test_code_of_ours_is_kept_by_its_place_in_the_package_wherever_that_is_insta
     ],
 )
 def test_the_environment_says_where_kernels_are_kept(
-    variables: dict[str, str], place: str, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = kept.cache_folder()
-    assert own.parent == cache_folder / "cache"
+    assert own.parent == folder / "cache"
     for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -228,7 +228,7 @@ def test_the_environment_says_where_kernels_are_kept(
     assert kept.cache_folder() == Path(place, own.name)
 
 
-def test_one_at_a_time_does_a_work_and_others_need_not_wait(cache_folder: Path) -> None:
+def test_one_at_a_time_does_a_work_and_others_need_not_wait(folder: Path) -> None:
     with (
         by_one_process("a work") as first,
         by_one_process("a work", waits=False) as second,
@@ -442,7 +442,7 @@ def test_what_is_wrong_is_refused_before_anything_is_compiled(
     def compiles(*_: object, **__: object) -> list[str]:
         raise AssertionError("it searches for what is to be compiled")
 
-    monkeypatch.setattr(ahead, "missing", compiles)
+    monkeypatch.setattr(ahead, "unplayed_rehearsals", compiles)
     file, lines = tmp_path / "file", tmp_path / "file.jsonl"
     file.write_text("nothing of the kind\n")
     lines.write_text('{"past": {}}\n')

@@ -17,7 +17,7 @@ from longshore.cluster.workloads.estimates import (
     DEFAULT_ESTIMATE_S,
     RECENT_JOBS,
     Alike,
-    Histories,
+    WorkPredictions,
     predict_works,
     with_estimates,
 )
@@ -44,7 +44,7 @@ def workload(drawn: list[tuple[int, float, float, str, str]]) -> Workload:
     )
 
 
-def of(jobs: Workload) -> Histories:
+def of(jobs: Workload) -> WorkPredictions:
     return predict_works(jobs.gpus, jobs.work_s, jobs.submit_s, jobs.users, jobs.names)
 
 

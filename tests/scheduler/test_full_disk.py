@@ -249,7 +249,7 @@ def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Pat
     fill(small, MIB // 4)
     room.check()
     assert not reserve.exists()
-    assert not room.release()
+    assert not room.release_reserve()
     room.check()
     (small / "filling").unlink()
     room.check()

@@ -100,7 +100,7 @@ def job_plan_request(file: YamlFile, data: Mapping[str, Any]) -> JobPlanRequest:
         content = _training_of_command(file, data.get("command"))
     elif not isinstance(content, dict):
         fix = f"{HOW}, `plan: auto`, or here the content of the file that `longshore plan find --out` wrote"
-        raise file.error(("plan",), f"{file.seen(('plan',), content)} is no plan", fix)
+        raise file.error(("plan",), f"{file.text_at(('plan',), content)} is no plan", fix)
     place: tuple[str, ...] = ("plan", "deadline")
     if data.get("deadline") is not None:
         if content.get("deadline") is not None:
@@ -121,7 +121,7 @@ def _check_deadline(file: YamlFile, field: tuple[str, ...], request: JobPlanRequ
         problem, _, fix = str(error).partition("; ")
         raise file.error(field, problem, fix) from error
     if deadline_s is not None and not MIN_DEADLINE_S <= deadline_s <= MAX_DEADLINE_S:
-        raise file.error(field, f"{file.seen(field, request.deadline)} is too short or too long", "write 1ms to 366d")
+        raise file.error(field, f"{file.text_at(field, request.deadline)} is too short or too long", "write 1ms to 366d")
 
 
 def _training_of_command(file: YamlFile, command: object) -> dict[str, Any]:
