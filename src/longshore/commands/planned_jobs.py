@@ -121,7 +121,9 @@ def _check_deadline(file: YamlFile, field: tuple[str, ...], request: JobPlanRequ
         problem, _, fix = str(error).partition("; ")
         raise file.error(field, problem, fix) from error
     if deadline_s is not None and not MIN_DEADLINE_S <= deadline_s <= MAX_DEADLINE_S:
-        raise file.error(field, f"{file.text_at(field, request.deadline)} is too short or too long", "write 1ms to 366d")
+        raise file.error(
+            field, f"{file.text_at(field, request.deadline)} is too short or too long", "write 1ms to 366d"
+        )
 
 
 def _training_of_command(file: YamlFile, command: object) -> dict[str, Any]:
