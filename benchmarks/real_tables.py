@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from longshore.cluster.model.intervals import holm_adjusted, mean_p_values, ratio_estimates
+from longshore.cluster.model.intervals import holm_adjusted, ratio_estimates, ratio_p_values
 
 from .against import CONFIDENCE, Difference
 from .real_windows import pooled
@@ -38,7 +38,7 @@ def compared(logs: NDArray[np.float64], unit: NDArray[np.intp] | None = None) ->
     counts = np.bincount(number).astype(np.float64)[None]
     found = ratio_estimates(sums, counts, confidence=CONFIDENCE)
     percent, low, high = (float(100.0 * np.expm1(end[0])) for end in found)
-    return Compared(Difference(percent, low, high), float(mean_p_values(sums, counts)[0]))
+    return Compared(Difference(percent, low, high), float(ratio_p_values(sums, counts)[0]))
 
 
 def over_traces(logs: list[NDArray[np.float64]]) -> Compared:

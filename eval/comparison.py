@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..agents.protocol import Policy
 from ..cluster.files.errors import InputError
-from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, ratio_estimates, ratio_p_values, unit_sums
 from ..cluster.model.outcome import Event, Outcome, RunMetrics, Weighting, metrics, usual_weighting
 from ..cluster.model.problem import Problem, Scenarios
 from ..cluster.simulator.event_log import events_of
@@ -279,7 +279,7 @@ def _estimate_differences(
         _reshaped(ratio_estimates(sums, ones, confidence=CONFIDENCE), shape),
         _reshaped(ratio_estimates(sums - base, ones, confidence=CONFIDENCE), shape),
         _reshaped(ratio_estimates(100 * (sums - base), base, confidence=CONFIDENCE), shape),
-        _adjusted_p_values(mean_p_values(sums - base, ones).reshape(shape), best),
+        _adjusted_p_values(ratio_p_values(sums - base, ones).reshape(shape), best),
     )
 
 
@@ -304,7 +304,7 @@ def _compare_job_sizes(outcomes: list[Outcome], best: int, scenarios: Scenarios,
     jobs = np.bincount(size)
     base = np.broadcast_to(jct[best], jct.shape)
     relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=CONFIDENCE)
-    p = mean_p_values((jct - base).reshape(-1, units), base.reshape(-1, units)).reshape(jct.shape[:2])
+    p = ratio_p_values((jct - base).reshape(-1, units), base.reshape(-1, units)).reshape(jct.shape[:2])
     return JobSizes(
         titles, jobs, jct.sum(axis=-1) / jobs, _reshaped(relative, jct.shape[:2]), _adjusted_p_values(p, best)
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..agents.heuristics import PACK
 from ..agents.protocol import Policy
 from ..cluster.files.errors import InputError
-from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, ratio_estimates, ratio_p_values, unit_sums
 from ..cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs_labels
 from ..cluster.model.topology import speed_sum
@@ -393,7 +393,7 @@ def _against_rival(
 ) -> AgainstRival:
     base = unit_sums(np.broadcast_to(cost[grid.candidates.index(rival)], cost.shape), unit)
     change = unit_sums(cost, unit) - base
-    p = mean_p_values(change, base)
+    p = ratio_p_values(change, base)
     p[grid.candidates.index(rival)] = np.nan
     return AgainstRival(rival, ratio_estimates(100 * change, base, confidence=CONFIDENCE), holm_adjusted(p))
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from ..agents.learned.checkpoint import layout_of
 from ..agents.networks.candidates import CandidateNetwork, candidate_weights
 from ..agents.networks.sampled_runs import SampledRuns, sample_runs
-from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, objective_of, slowdown_base_s
+from ..cluster.model.outcome import RunMetrics, Weighting, metrics, objective_of, slowdown_base_s, weighting_of_figure
 from ..cluster.model.problem import Problem
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
@@ -451,7 +451,7 @@ def relative_cost(shares: Mapping[str, float], figures: RunMetrics, runs: int) -
     """
     cost = np.zeros((figures.mean_jct_s.size // runs, runs))
     for name, share in shares.items():
-        cost += share * relative_to_group(alone(name).cost(figures), runs)
+        cost += share * relative_to_group(weighting_of_figure(name).cost(figures), runs)
     return cost
 
 

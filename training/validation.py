@@ -13,7 +13,7 @@ from ..agents.heuristics import patient_of_least_cost as best_patient
 from ..agents.protocol import Policy
 from ..cluster.files.output_file import replacing_file
 from ..cluster.model.intervals import ratio_estimates, unit_sums
-from ..cluster.model.outcome import RunMetrics, Weighting, alone, metrics, usual_weighting
+from ..cluster.model.outcome import RunMetrics, Weighting, metrics, usual_weighting, weighting_of_figure
 from ..cluster.model.problem import ORDERS, Problem, same_jobs_labels
 from ..cluster.presets.problems import VALIDATION_SEED
 from ..cluster.simulator.simulation import outcome_of, simulation_of
@@ -124,7 +124,7 @@ LATER = "later.json"
 CONFIDENCE = 0.95
 COMPARED_WINDOWS = 24  # of each trace, as `longshore evaluate` takes
 LATER_SEED, TUNING_SEED = VALIDATION_SEED + 1000, VALIDATION_SEED + 2000  # draws that no training uses
-MEAN_JCT = alone("mean-jct")  # the usual objective where jobs arrive over time
+MEAN_JCT = weighting_of_figure("mean-jct")  # the usual objective where jobs arrive over time
 EACH_BEST = "the best of each trace"
 
 

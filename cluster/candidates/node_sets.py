@@ -91,7 +91,7 @@ def set_trial_free(sim: Simulation, row: int, node: int, free: int) -> None:
 
 @kernel
 def first_node_with_free(
-    sim: Simulation, row: int, free: int, level: int, first: int, after: int, lemons: int, kind: int
+    sim: Simulation, row: int, free: int, level: int, first: int, after: int, lemons: int, need_class: int
 ) -> int:
     """Return the first of nodes `first` to `after` - 1 with `free` GPUs free, -1 if none is.
 
@@ -109,14 +109,14 @@ def first_node_with_free(
             if node >= after:
                 return -1
             may = node >= first and sim.state.lemon[row, node] <= lemons
-            if may and (kind == 0 or suits[kind, node] == 1):
+            if may and (need_class == 0 or suits[need_class, node] == 1):
                 return node
             bits &= bits - 1
     return -1
 
 
 @kernel
-def list_free_nodes(sim: Simulation, row: int, kind: int) -> int:
+def list_free_nodes(sim: Simulation, row: int, need_class: int) -> int:
     """Write the nodes that suit a class and have GPUs free into `trial_order`, most first; return their number."""
     scratch, words, suits = sim.scratch, node_bit_words(sim), sim.cluster.suits
     count = 0
@@ -128,7 +128,7 @@ def list_free_nodes(sim: Simulation, row: int, kind: int) -> int:
             while bits != 0:
                 node = word * WORD_BITS + lowest_bit(bits)
                 bits &= bits - 1
-                if kind == 0 or suits[kind, node] == 1:
+                if need_class == 0 or suits[need_class, node] == 1:
                     scratch.trial_order[row, count] = node
                     count += 1
     return count
@@ -381,7 +381,7 @@ def holding_speed_level(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def _holding_speed_level_of_class(sim: Simulation, row: int, job: int, kind: int) -> int:
+def _holding_speed_level_of_class(sim: Simulation, row: int, job: int, need_class: int) -> int:
     """Do what `holding_speed_level` does for a job that not every node suits."""
     scenario = sim.state.scenario[row]
     speeds, levels, suits = sim.scenarios.speed[scenario], sim.traits.levels[scenario], sim.cluster.suits
@@ -389,7 +389,7 @@ def _holding_speed_level_of_class(sim: Simulation, row: int, job: int, kind: int
     while levels[level + 1] > 0.0:
         free = 0
         for node in range(speeds.size):
-            if speeds[node] >= levels[level] and suits[kind, node] == 1:
+            if speeds[node] >= levels[level] and suits[need_class, node] == 1:
                 free += sim.scratch.trial_free[row, node]
         if free >= sim.scenarios.gpus[scenario, job]:
             break

@@ -45,7 +45,7 @@ class DiskSpace:
         """Return why no job may start, "" if there is room for more."""
         return "nothing starts, as the disk that the scheduler writes to is nearly full" if self.is_low() else ""
 
-    def check(self) -> None:
+    def adjust_reserve(self) -> None:
         """Give the reserve up where nothing else is left, and take it again where there is plenty.
 
         Raises:

@@ -65,7 +65,7 @@ def ratio_estimates(
     return IntervalEstimates(value, *ends(numerator, denominator, confidence))
 
 
-def mean_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
+def ratio_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return two-sided p-values of the hypotheses that the ratios of the sums of each row are 0, by Student's t.
 
     Args:

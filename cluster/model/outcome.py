@@ -221,14 +221,14 @@ class Weighting(NamedTuple):
         return cost
 
 
-def alone(name: str) -> Weighting:
+def weighting_of_figure(name: str) -> Weighting:
     """Return the weighting of a single figure."""
     return Weighting({name: 1.0})
 
 
 def usual_weighting(submit_s: NDArray[np.float64]) -> Weighting:
     """Return what is minimised by default: the makespan of a batch, else the mean JCT."""
-    return alone("makespan" if objective_of(submit_s) == "makespan" else "mean-jct")
+    return weighting_of_figure("makespan" if objective_of(submit_s) == "makespan" else "mean-jct")
 
 
 def weighting_of(text: str) -> Weighting:
@@ -246,7 +246,7 @@ def weighting_of(text: str) -> Weighting:
             raise InputError(f"{name} stands there twice", "give it one weight", field="--objective")
         weights[name] = _parsed_weight(part, number) if colon else 1.0
     if len(weights) == 1:
-        return alone(next(iter(weights)))
+        return weighting_of_figure(next(iter(weights)))
     return Weighting({name: weights[name] for name in OBJECTIVES if name in weights})
 
 

@@ -29,9 +29,9 @@ NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 
 
 @kernel
-def _slot_of_size(sim: Simulation, kind: int, gpus: int) -> int:
+def _slot_of_size(sim: Simulation, need_class: int, gpus: int) -> int:
     """Return the place in `index_first` of the jobs of a class that ask for `gpus` GPUs."""
-    return kind * (sim.cluster.gpu_node.size + 2) + gpus
+    return need_class * (sim.cluster.gpu_node.size + 2) + gpus
 
 
 @kernel
@@ -102,17 +102,17 @@ def write_tree_node(
 
 
 @kernel
-def leaf_range_of_class(sim: Simulation, row: int, kind: int, gpus: int) -> tuple[int, int]:
+def leaf_range_of_class(sim: Simulation, row: int, need_class: int, gpus: int) -> tuple[int, int]:
     """Return the first leaf of the jobs of a class that ask for at most `gpus` GPUs and the one after the last."""
     leaves, first = sim.state.index_best.shape[1] // 2, sim.state.index_first
     return (
-        leaves + int(first[row, _slot_of_size(sim, kind, 0)]),
-        leaves + int(first[row, _slot_of_size(sim, kind, gpus) + 1]),
+        leaves + int(first[row, _slot_of_size(sim, need_class, 0)]),
+        leaves + int(first[row, _slot_of_size(sim, need_class, gpus) + 1]),
     )
 
 
 @kernel
-def _first_leaf_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> int:
+def _first_leaf_of_line(sim: Simulation, row: int, line: int, need_class: int, gpus: int) -> int:
     """Return the first leaf of a line whose job is of a class and asks for `gpus` GPUs, or stands behind those."""
     state = sim.state
     needed = sim.scenarios.gpus[state.scenario[row]]
@@ -121,7 +121,7 @@ def _first_leaf_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: i
         middle = (left + right) >> 1
         job = state.index_job[row, middle]
         own = need_class_of(sim, row, job)
-        if own < kind or (own == kind and needed[job] < gpus):
+        if own < need_class or (own == need_class and needed[job] < gpus):
             left = middle + 1
         else:
             right = middle
@@ -129,11 +129,11 @@ def _first_leaf_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: i
 
 
 @kernel
-def leaf_range_of_line(sim: Simulation, row: int, line: int, kind: int, gpus: int) -> tuple[int, int]:
+def leaf_range_of_line(sim: Simulation, row: int, line: int, need_class: int, gpus: int) -> tuple[int, int]:
     """Do what `leaf_range_of_class` does for the jobs of one line."""
     leaves = sim.state.index_best.shape[1] // 2
-    first = _first_leaf_of_line(sim, row, line, kind, 0)
-    after = _first_leaf_of_line(sim, row, line, kind, gpus + 1)
+    first = _first_leaf_of_line(sim, row, line, need_class, 0)
+    after = _first_leaf_of_line(sim, row, line, need_class, gpus + 1)
     return leaves + first, leaves + after
 
 
@@ -202,7 +202,7 @@ def _order_key(sim: Simulation, row: int, job: int) -> float:
 
 @kernel
 def _offer_job(sim: Simulation, row: int, job: int) -> None:
-    """Let a job of the queue be found by `first_to_pass`."""
+    """Let a job of the queue be found by `first_job_to_pass`."""
     key = _order_key(sim, row, job)
     run_s = min(expected_run_s(sim, row, job, least_slowdown(sim, row, job)), LONGEST_RUN_S)
     _write_leaf_offer(sim, row, sim.state.index_leaf[row, job], key, run_s)
@@ -325,7 +325,7 @@ def forget_index(sim: Simulation, row: int) -> None:
 
 @kernel
 def hide_job(sim: Simulation, row: int, job: int) -> None:
-    """Let a waiting job not be found by `first_to_pass`, until the next moment or `show_hidden`."""
+    """Let a waiting job not be found by `first_job_to_pass`, until the next moment or `show_hidden`."""
     state = sim.state
     if state.index_best[row, state.index_best.shape[1] // 2 + state.index_leaf[row, job]] < 0:
         return
@@ -445,13 +445,17 @@ def _first_leaf_below(sim: Simulation, row: int, top: int, until_s: float, found
 
 
 @kernel
-def _first_leaf_of_class(sim: Simulation, row: int, line: int, kind: int, gpus: int, until_s: float, found: int) -> int:
+def _first_leaf_of_class(
+    sim: Simulation, row: int, line: int, need_class: int, gpus: int, until_s: float, found: int
+) -> int:
     """Return the leaf offered first of one found so far and the jobs of a class that fit and may end in time.
 
     Of one line, or of all if `line` is -1.
     """
     left, right = (
-        leaf_range_of_class(sim, row, kind, gpus) if line < 0 else leaf_range_of_line(sim, row, line, kind, gpus)
+        leaf_range_of_class(sim, row, need_class, gpus)
+        if line < 0
+        else leaf_range_of_line(sim, row, line, need_class, gpus)
     )
     while left < right:  # the nodes that hold these leaves and no others
         if left & 1:
@@ -466,7 +470,7 @@ def _first_leaf_of_class(sim: Simulation, row: int, line: int, kind: int, gpus: 
 
 
 @kernel
-def first_to_pass(sim: Simulation, row: int) -> int:
+def first_job_to_pass(sim: Simulation, row: int) -> int:
     """Return the job offered first of those that fit, keep the reservation and are not hidden; -1 if there is none."""
     job = _first_to_pass_of_line(sim, row, -1)
     if job < 0 or not has_turns(sim):
@@ -480,7 +484,7 @@ def first_to_pass(sim: Simulation, row: int) -> int:
 
 @kernel
 def _first_to_pass_of_line(sim: Simulation, row: int, line: int) -> int:
-    """Do what `first_to_pass` does for the jobs of one line, or for all at once if it is -1."""
+    """Do what `first_job_to_pass` does for the jobs of one line, or for all at once if it is -1."""
     state = sim.state
     found = -1
     for kind in range(sim.cluster.suits.shape[0]):
@@ -521,7 +525,7 @@ def _oldest_leaf_below(sim: Simulation, row: int, node: int, found: int) -> int:
 
 
 @kernel
-def next_to_age_s(sim: Simulation, row: int) -> float:
+def next_indexed_ageing_s(sim: Simulation, row: int) -> float:
     """Return when a waiting job next reaches the ageing bound, inf for never."""
     state = sim.state
     while state.index_young_count[row] > 0:

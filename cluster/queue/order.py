@@ -1,8 +1,8 @@
 """Which job may start next (docs/simulator.md, Order regimes), which nodes it may take, and turning to another job.
 
-`next_job` is the algorithm. A job that leads and does not fit holds a reservation: a shadow time, at which enough GPUs
-are expected to be free, and the number of GPUs that are left over then. Jobs pass it that end by the shadow time or
-take no more than those.
+`choose_due_job` is the algorithm. A job that leads and does not fit holds a reservation: a shadow time, at which enough
+GPUs are expected to be free, and the number of GPUs that are left over then. Jobs pass it that end by the shadow time
+or take no more than those.
 
 A node may give the next GPUs of such a job if some completion of the picks keeps the reservation. Run time depends on
 the slowest speed, the number of nodes and the slowest link only, so for each speed it is enough to find the fewest
@@ -27,11 +27,11 @@ from ..state.state import (
 )
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .index import (
-    first_to_pass,
+    first_job_to_pass,
     hide_job,
     index_if_long,
     longest_waiting_job,
-    next_to_age_s,
+    next_indexed_ageing_s,
     shortest_job,
     shortest_of_line,
     show_hidden,
@@ -42,7 +42,7 @@ AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: no job ends by t
 
 
 @kernel
-def next_job(sim: Simulation, row: int) -> int:
+def choose_due_job(sim: Simulation, row: int) -> int:
     """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep.
 
     1. A job that has reached the ageing bound goes first. While it does not fit, only jobs start that take no GPU that
@@ -78,7 +78,7 @@ def next_job(sim: Simulation, row: int) -> int:
 
 
 @kernel
-def goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
+def job_goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
     """Return whether a job goes before another: by rank, and within one by the regime's key."""
     rank = sim.scenarios.rank[sim.state.scenario[row]]
     return bool(rank[job] < rank[other] or (rank[job] == rank[other] and key < other_key))
@@ -245,7 +245,7 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
     if sim.rules.ageing_s == math.inf:
         return least_s
     if lets_jobs_pass(sim.rules.order) and index_if_long(sim, row):
-        return next_to_age_s(sim, row)
+        return next_indexed_ageing_s(sim, row)
     job = state.head[row] if lets_jobs_pass(sim.rules.order) or state.head[row] < 0 else reservation_holder(sim, row)
     while job >= 0:
         aged_s = state.queued_s[row, job] + sim.rules.ageing_s
@@ -277,7 +277,7 @@ def _shortest_from(sim: Simulation, row: int, best: int, following: Ints) -> int
     least, job = estimated_work_s(sim, row, best), following[row, best]
     while job >= 0:
         key = estimated_work_s(sim, row, job)
-        if goes_before(sim, row, job, key, best, least):
+        if job_goes_before(sim, row, job, key, best, least):
             best, least = job, key
         job = following[row, job]
     return best
@@ -315,7 +315,7 @@ def _job_to_backfill(sim: Simulation, row: int, holder: int) -> int:
     """Return the job that may pass the holder of the reservation, which may not start; -1 if there is none."""
     state = sim.state
     if all_may_pass(sim, row) and index_if_long(sim, row):
-        return first_to_pass(sim, row)
+        return first_job_to_pass(sim, row)
     if not has_turns(sim):
         return _job_to_backfill_from(sim, row, holder, state.head[row], state.next_job)
     line, found = state.first_line[row, PASSING], -1
@@ -337,7 +337,7 @@ def _job_to_backfill_from(sim: Simulation, row: int, holder: int, job: int, foll
                 if not by_key:
                     return job
                 key = estimated_work_s(sim, row, job)
-                if best < 0 or goes_before(sim, row, job, key, best, least):
+                if best < 0 or job_goes_before(sim, row, job, key, best, least):
                     best, least = job, key
         job = following[row, job]
     return best
@@ -379,7 +379,7 @@ def _insert_other(sim: Simulation, row: int, job: int, first: int, count: int) -
     key, at = estimated_work_s(sim, row, job), min(count, MAX_OTHERS)
     while at > first:
         before = others[row, at - 1]
-        if not goes_before(sim, row, job, key, before, estimated_work_s(sim, row, before)):
+        if not job_goes_before(sim, row, job, key, before, estimated_work_s(sim, row, before)):
             break
         if at < MAX_OTHERS:
             others[row, at] = before
@@ -398,7 +398,7 @@ def _list_others_by_index(sim: Simulation, row: int, holder: int, due: int) -> i
     hide_job(sim, row, due)
     count, by_key = 0, orders_by_work(sim.rules.order)
     for _ in range(MAX_OTHERS if by_key else MAX_SCANNED):
-        job = first_to_pass(sim, row)
+        job = first_job_to_pass(sim, row)
         if job < 0:
             break
         count = _insert_other(sim, row, job, count if by_key else 0, count)  # by key they come as they are offered
@@ -455,13 +455,13 @@ def turn_to(sim: Simulation, row: int, job: int) -> bool:
     Nothing may be picked yet. The job must keep the reservation as if all jobs before it had been passed over, but they
     were not: they are offered again at the same moment once it has started.
     """
-    if job != next_job(sim, row):
+    if job != choose_due_job(sim, row):
         if not may_turn_to_other(sim, row):
             return False
         holder = reservation_holder(sim, row)
         set_reservation(sim, row, holder)
         if job == holder or not may_pass(sim, row, job):
-            next_job(sim, row)
+            choose_due_job(sim, row)
             return False
         sim.state.leads[row] = 0
     make_job_due(sim, row, job)

@@ -26,7 +26,7 @@ from ..placing import (
 )
 from ..queue.expected import note_run_start, start_overhead_s
 from ..queue.index import forget_index, hide_passed_over
-from ..queue.order import keeps_reservation, next_ageing_s, next_job
+from ..queue.order import choose_due_job, keeps_reservation, next_ageing_s
 from ..queue.turns import forget_turns, take_turn
 from ..state.beliefs import reset_beliefs
 from ..state.holding import begin_run, fill_pool, reset_usable, show_only_class
@@ -99,7 +99,7 @@ def find_due_job(sim: Simulation, row: int) -> bool:
     if has_need_classes(sim):
         show_only_class(sim, row, 0)
     if state.queued[row] > 0 and state.usable[row] > 0:
-        job = next_job(sim, row)
+        job = choose_due_job(sim, row)
         if job >= 0:
             make_job_due(sim, row, job)
             return True

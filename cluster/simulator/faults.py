@@ -139,7 +139,7 @@ def has_live_member(sim: Simulation, row: int, job: int) -> bool:
 
 
 @kernel
-def _fill_seat(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types: int) -> None:
+def _fill_seat(sim: Simulation, row: int, job: int, gpu: int, before_s: float, recorded_types: int) -> None:
     """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up.
 
     The seat of a backup is that of the slow GPU once more.
@@ -152,7 +152,7 @@ def _fill_seat(sim: Simulation, row: int, job: int, gpu: int, before_s: float, t
     if slow >= 0:
         take_back_gpu(sim, row, job, slow)
         return
-    found = find_replacement(sim, row, job, gpu, before_s, types)
+    found = find_replacement(sim, row, job, gpu, before_s, recorded_types)
     if found != NO_GPU:
         claim_gpu(sim, row, job, found)
         swap_spare_role(sim, row, found, gpu)

@@ -45,7 +45,7 @@ class Gap(NamedTuple):
 
 
 @kernel
-def find_replacement(sim: Simulation, row: int, job: int, seat: int, before_s: float, types: int) -> int:
+def find_replacement(sim: Simulation, row: int, job: int, seat: int, before_s: float, recorded_types: int) -> int:
     """Return the idle GPU that takes a seat of a running job, NO_GPU if there is none.
 
     Args:
@@ -55,17 +55,17 @@ def find_replacement(sim: Simulation, row: int, job: int, seat: int, before_s: f
         seat: The GPU that failed on the seat or is slow, which the job still holds; or the number of GPUs for one
             seat more.
         before_s: The iteration time of its ring before the fault, or before it has a seat more.
-        types: What `record_compute_times` returned then.
+        recorded_types: What `record_compute_times` returned then.
     """
     grows = seat == sim.cluster.gpu_node.size
     seats = held_gpus(sim, row, job) + (1 if grows else 0)
     count, gap = _list_idle_gpus(sim, row, job), _gap_around_seat(sim, row, job, seat)
     if grows and sim.rules.ring:  # the simple model needs no estimate: `present_slowdown` decides
-        count = _keep_faster_gpus(sim, row, job, gap, count, types)
+        count = _keep_faster_gpus(sim, row, job, gap, count, recorded_types)
     if count == 0:
         return NO_GPU
     share = _batch_share(sim, row, job, seats)
-    _write_seat_candidates(sim, row, share, gap, count, types)
+    _write_seat_candidates(sim, row, share, gap, count, recorded_types)
     vacancy = Vacancy(seats, _sent_bytes(sim, row, job), before_s, gap.compute_s * share, gap.bytes_per_s)
     scratch = sim.scratch
     candidates = Candidates(
@@ -185,13 +185,13 @@ def held_ring_iteration_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def _keep_faster_gpus(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
+def _keep_faster_gpus(sim: Simulation, row: int, job: int, gap: Gap, count: int, recorded_types: int) -> int:
     """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
 
     That is computed by what the scheduler knows.
     """
     listed, kept, alone = sim.scratch.seat_gpu, 0, held_gpus(sim, row, job)
-    volume, demand = _sent_bytes(sim, row, job), _median_recorded_flops(sim, row, types)
+    volume, demand = _sent_bytes(sim, row, job), _median_recorded_flops(sim, row, recorded_types)
     share, less = _batch_share(sim, row, job, alone + 1), _batch_share(sim, row, job, alone)
     joined = Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s)
     without = Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s)
@@ -199,8 +199,8 @@ def _keep_faster_gpus(sim: Simulation, row: int, job: int, gap: Gap, count: int,
     for i in range(count):
         gpu = listed[row, i]
         node = sim.cluster.gpu_node[gpu]
-        at = _record_index(sim, row, types, sim.cluster.node_type[node])
-        known_s = sim.scratch.record_s[row, at] if at < types else demand / sim.cluster.peak_flops[node]
+        at = _record_index(sim, row, recorded_types, sim.cluster.node_type[node])
+        known_s = sim.scratch.record_s[row, at] if at < recorded_types else demand / sim.cluster.peak_flops[node]
         before, after = _link_bytes_per_s(sim, gap.before, gpu), _link_bytes_per_s(sim, gpu, gap.after)
         if is_faster_with(
             joined, without, known_s * share, _runs_on_type_of(sim, row, job, node), before, after, closing
@@ -222,17 +222,17 @@ def _runs_on_type_of(sim: Simulation, row: int, job: int, node: int) -> bool:
 
 
 @kernel
-def _write_seat_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
+def _write_seat_candidates(sim: Simulation, row: int, share: float, gap: Gap, count: int, recorded_types: int) -> None:
     """Write what `choose_replacement` asks of the candidates listed; compute times are those of `compute_times_s`."""
-    usual, most = _unrecorded_flops(sim, row, types)
+    usual, most = _unrecorded_flops(sim, row, recorded_types)
     scratch = sim.scratch
     for i in range(count):
         gpu = scratch.seat_gpu[row, i]
         node = sim.cluster.gpu_node[gpu]
-        at = _record_index(sim, row, types, sim.cluster.node_type[node])
+        at = _record_index(sim, row, recorded_types, sim.cluster.node_type[node])
         peak = sim.cluster.peak_flops[node]
-        scratch.seat_compute_s[row, i] = (scratch.record_s[row, at] if at < types else usual / peak) * share
-        scratch.seat_sure_s[row, i] = (scratch.record_s[row, at] if at < types else most / peak) * share
+        scratch.seat_compute_s[row, i] = (scratch.record_s[row, at] if at < recorded_types else usual / peak) * share
+        scratch.seat_sure_s[row, i] = (scratch.record_s[row, at] if at < recorded_types else most / peak) * share
         scratch.seat_flops[row, i] = peak
         scratch.seat_from[row, i] = _link_bytes_per_s(sim, gap.before, gpu)
         scratch.seat_to[row, i] = _link_bytes_per_s(sim, gpu, gap.after)
@@ -240,10 +240,10 @@ def _write_seat_candidates(sim: Simulation, row: int, share: float, gap: Gap, co
 
 
 @kernel
-def _record_index(sim: Simulation, row: int, types: int, node_type: int) -> int:
-    """Return the place of a node type among the `types` recorded ones; their number if it is none of them."""
+def _record_index(sim: Simulation, row: int, recorded_types: int, node_type: int) -> int:
+    """Return the place of a node type among the `recorded_types` recorded ones; their number if it is none of them."""
     at = 0
-    while at < types and sim.scratch.record_type[row, at] != node_type:
+    while at < recorded_types and sim.scratch.record_type[row, at] != node_type:
         at += 1
     return at
 
@@ -274,26 +274,26 @@ def record_compute_times(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def _median_recorded_flops(sim: Simulation, row: int, types: int) -> float:
+def _median_recorded_flops(sim: Simulation, row: int, recorded_types: int) -> float:
     """Return what a job asks of a type with a record, in the median of them."""
-    flops, middle = sim.scratch.record_flops, types // 2
-    median = kth_smallest(flops, row, types, middle)
-    if types % 2 == 0:
-        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    flops, middle = sim.scratch.record_flops, recorded_types // 2
+    median = kth_smallest(flops, row, recorded_types, middle)
+    if recorded_types % 2 == 0:
+        median = (kth_smallest(flops, row, recorded_types, middle - 1) + median) / 2.0
     return float(median)
 
 
 @kernel
-def _unrecorded_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
+def _unrecorded_flops(sim: Simulation, row: int, recorded_types: int) -> tuple[float, float]:
     """Return what a job asks of a type without a record, in the median of those with one and at most.
 
     By the formula SOURCE it is the job's FLOPs. No trace has them: they are what training typically reaches of the
     peak of the recorded types.
     """
-    median = _median_recorded_flops(sim, row, types)
+    median = _median_recorded_flops(sim, row, recorded_types)
     if sim.rules.replacement == SOURCE:
         return TYPICAL_EFFICIENCY * median, TYPICAL_EFFICIENCY * median
-    return median, kth_smallest(sim.scratch.record_flops, row, types, types - 1)
+    return median, kth_smallest(sim.scratch.record_flops, row, recorded_types, recorded_types - 1)
 
 
 @kernel

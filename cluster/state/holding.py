@@ -54,16 +54,16 @@ def add_in_service_by_class(sim: Simulation, row: int, node: int, gpus: int) -> 
 
 
 @kernel
-def show_only_class(sim: Simulation, row: int, kind: int) -> None:
+def show_only_class(sim: Simulation, row: int, need_class: int) -> None:
     """Let `free` and `usable` count the nodes that suit a class alone, where jobs may differ in needs."""
     state, suits = sim.state, sim.cluster.suits
-    if state.shown_class[row] == kind:
+    if state.shown_class[row] == need_class:
         return
-    state.shown_class[row] = kind
+    state.shown_class[row] = need_class
     state.usable[row] = 0
     for node in range(suits.shape[1]):
         usable = state.free[row, node] + state.hidden[row, node]
-        state.free[row, node] = usable * suits[kind, node]
+        state.free[row, node] = usable * suits[need_class, node]
         state.hidden[row, node] = usable - state.free[row, node]
         state.usable[row] += state.free[row, node]
 
@@ -77,11 +77,11 @@ def usable_on_node(sim: Simulation, row: int, node: int) -> int:
 
 
 @kernel
-def usable_for_class(sim: Simulation, row: int, kind: int) -> int:
+def usable_for_class(sim: Simulation, row: int, need_class: int) -> int:
     """Return the usable GPUs of the nodes that suit a class, hidden or not."""
     if sim.cluster.suits.shape[0] == 1:
         return int(sim.state.usable[row])
-    return int(sim.state.class_usable[row, kind])
+    return int(sim.state.class_usable[row, need_class])
 
 
 @kernel

@@ -19,10 +19,10 @@ from ...cluster.simulator import engine, faults, jobs
 from ...cluster.simulator.simulation import (
     count_stay_from,
     empty_simulation,
-    move_to_rank_place,
     move_to_line,
-    reinsert_in_line,
+    move_to_rank_place,
     put_job_before,
+    reinsert_in_line,
     requeue_first,
     requeue_last,
     resume_run,

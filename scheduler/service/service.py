@@ -268,7 +268,7 @@ class Service:
     def _keep(self, every_s: float = UPKEEP_EVERY_S) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         tasks = (
-            ("free disk space could not be checked", self.room.check),
+            ("free disk space could not be checked", self.room.adjust_reserve),
             ("the use of GPUs could not be recorded", self._note_use),
             ("old history could not be deleted", self._prune),
             ("quarantines could not be checked", self._check_quarantines),
@@ -544,7 +544,7 @@ def _room_of(settings: SchedulerSettings) -> DiskSpace:
     file = file_of(settings.store_url)
     room = DiskSpace([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
     with suppress(OSError):  # opening the store gives a better error about its folder
-        room.check()
+        room.adjust_reserve()
     return room
 
 

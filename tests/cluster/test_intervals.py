@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from longshore.cluster.model.intervals import holm_adjusted, mean_p_values, ratio_estimates, unit_sums
+from longshore.cluster.model.intervals import holm_adjusted, ratio_estimates, ratio_p_values, unit_sums
 from tests.support.budgets import examples
 
 FACTOR = st.floats(0.01, 100.0)
@@ -107,10 +107,10 @@ def test_a_value_that_is_no_test_counts_for_none() -> None:
 
 def test_p_values_are_those_of_the_t_test_where_units_weigh_alike() -> None:
     samples = np.random.default_rng(7).normal(0.3, 1.0, (5, 20))
-    found = mean_p_values(samples, np.ones_like(samples))
+    found = ratio_p_values(samples, np.ones_like(samples))
     assert np.allclose(found, stats.ttest_1samp(samples, 0.0, axis=1).pvalue)
 
 
 def test_equal_rows_differ_for_no_reason_and_constant_differences_for_sure() -> None:
-    assert np.allclose(mean_p_values(np.array([[0.0, 0.0], [2.0, 2.0]]), np.ones((2, 2))), [1.0, 0.0])
-    assert np.isnan(mean_p_values(np.ones((1, 1)), np.ones((1, 1)))).all()
+    assert np.allclose(ratio_p_values(np.array([[0.0, 0.0], [2.0, 2.0]]), np.ones((2, 2))), [1.0, 0.0])
+    assert np.isnan(ratio_p_values(np.ones((1, 1)), np.ones((1, 1)))).all()

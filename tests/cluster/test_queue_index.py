@@ -12,14 +12,14 @@ from longshore.cluster.model.problem import EVERY_JOB, ORDERS
 from longshore.cluster.placing import least_slowdown, undo_picks
 from longshore.cluster.queue.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
 from longshore.cluster.queue.index import (
-    first_to_pass,
+    first_job_to_pass,
     index_if_long,
     longest_waiting_job,
-    next_to_age_s,
+    next_indexed_ageing_s,
     shortest_job,
     shortest_of_line,
 )
-from longshore.cluster.queue.order import list_other_jobs, may_turn_to_other, may_wait, next_ageing_s, next_job
+from longshore.cluster.queue.order import choose_due_job, list_other_jobs, may_turn_to_other, may_wait, next_ageing_s
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import MAX_OTHERS, Simulation
 from tests.compiled_runs import compiled, run_heuristic
@@ -62,7 +62,7 @@ def check_index(sim: Simulation) -> None:
     kept = state.shadow_s[0], state.extra[0]
     for shadow_s, extra in (kept, (math.inf, 0), (state.now_s[0] + 100.0, 1), (state.now_s[0] + 300.0, 0)):
         state.shadow_s[0], state.extra[0] = shadow_s, extra
-        assert first_to_pass(sim, 0) == offered_first(sim, [job for job in jobs if may_pass(sim, job)])
+        assert first_job_to_pass(sim, 0) == offered_first(sim, [job for job in jobs if may_pass(sim, job)])
     state.shadow_s[0], state.extra[0] = kept
     if sim.rules.ageing_s < math.inf:
         for gpus in (0, 1, sim.cluster.gpu_node.size // 2, sim.cluster.gpu_node.size):
@@ -70,7 +70,9 @@ def check_index(sim: Simulation) -> None:
             oldest = min(that_fit, key=lambda job: float(state.queued_s[0, job]), default=-1)
             assert longest_waiting_job(sim, 0, gpus) == oldest
         ageing = [float(state.queued_s[0, job] + sim.rules.ageing_s) for job in jobs]
-        assert next_to_age_s(sim, 0) == min((aged_s for aged_s in ageing if aged_s > state.now_s[0]), default=math.inf)
+        assert next_indexed_ageing_s(sim, 0) == min(
+            (aged_s for aged_s in ageing if aged_s > state.now_s[0]), default=math.inf
+        )
 
 
 def check_ends(sim: Simulation) -> None:
@@ -150,7 +152,7 @@ def test_the_jobs_to_turn_to_are_the_same_with_and_without_an_index(order: str, 
             others = [sim.scratch.other_job[0, : list_other_jobs(sim, 0)].tolist() for sim in sims]
             assert others[0] == others[1]
             assert len(others[0]) <= MAX_OTHERS
-            assert len({next_job(sim, 0) for sim in sims}) == 1
+            assert len({choose_due_job(sim, 0) for sim in sims}) == 1
         assert next_ageing_s(sims[0], 0) == next_ageing_s(sims[1], 0)
         for sim, rng in zip(sims, rngs, strict=True):
             decide_somehow(sim, rng)

@@ -14,10 +14,10 @@ from longshore.cluster.model.outcome import (
     Outcome,
     RunMetrics,
     Weighting,
-    alone,
     metrics,
     usual_weighting,
     weighting_of,
+    weighting_of_figure,
 )
 
 WEIGHTS = st.dictionaries(st.sampled_from(sorted(OBJECTIVES)), st.floats(1e-3, 1e3), min_size=1)
@@ -40,8 +40,8 @@ def test_shares_sum_to_one_and_what_is_written_reads_as_the_same(weights: dict[s
 def test_a_single_figure_is_that_figure(name: str) -> None:
     drawn = np.random.default_rng(0).uniform(1.0, 1e6, (len(RunMetrics._fields), 5))
     found = RunMetrics(*drawn)
-    assert weighting_of(name) == weighting_of(f"{name}:7") == alone(name)
-    assert alone(name).cost(found) is getattr(found, OBJECTIVES[name].field)
+    assert weighting_of(name) == weighting_of(f"{name}:7") == weighting_of_figure(name)
+    assert weighting_of_figure(name).cost(found) is getattr(found, OBJECTIVES[name].field)
 
 
 @given(WEIGHTS, st.sampled_from(sorted(OBJECTIVES)), st.floats(0.1, 10.0))
@@ -54,8 +54,8 @@ def test_a_figure_counts_by_its_weight_whatever_its_unit(weights: dict[str, floa
 
 
 def test_what_is_usual_hangs_on_whether_jobs_arrive_over_time() -> None:
-    assert usual_weighting(np.zeros((2, 3))) == alone("makespan")
-    assert usual_weighting(np.array([[0.0, 5.0]])) == alone("mean-jct")
+    assert usual_weighting(np.zeros((2, 3))) == weighting_of_figure("makespan")
+    assert usual_weighting(np.array([[0.0, 5.0]])) == weighting_of_figure("mean-jct")
 
 
 @pytest.mark.parametrize(

@@ -237,29 +237,29 @@ def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Pat
     room = DiskSpace([small], LEAST_BYTES)
     reserve = small / RESERVE
     free = free_bytes(small)
-    room.check()
+    room.adjust_reserve()
     assert reserve.stat().st_blocks * 512 == reserve.stat().st_size == LEAST_BYTES // 4
     assert not room.is_low()
     assert free_bytes(small) == room.free_bytes() == free - LEAST_BYTES // 4
 
     fill(small, LEAST_BYTES - MIB)
-    room.check()
+    room.adjust_reserve()
     assert room.is_low()
     assert reserve.exists()
     fill(small, MIB // 4)
-    room.check()
+    room.adjust_reserve()
     assert not reserve.exists()
     assert not room.release_reserve()
-    room.check()
+    room.adjust_reserve()
     (small / "filling").unlink()
-    room.check()
+    room.adjust_reserve()
     assert reserve.exists()
     assert not room.is_low()
 
 
 def test_no_bound_is_no_reserve_and_a_folder_that_is_gone_has_no_room(tmp_path: Path) -> None:
     room = DiskSpace([tmp_path], 0)
-    room.check()
+    room.adjust_reserve()
     assert not room.is_low()
     assert not (tmp_path / RESERVE).exists()
     assert DiskSpace([tmp_path / "gone"], 1).is_low()
