@@ -1,15 +1,15 @@
 """What a job is, as one configuration file, and as the store holds it.
 
-Job files as the store holds them: read leniently, since another version of Longshore may have written them.
-
-What comes in anew is read strictly, as a `JobFile`. A stored one that today's rules refuse must not stop a scheduler.
+What is submitted is read strictly, as a `JobFile`. What is stored was valid once, but the rules may have changed since:
+an update with a narrower bound, a return to an earlier version that lacks a field, or an edit in the database. Such a
+job must stop no other one, and goes on if it is still clear what it runs. So `stored_job` reads leniently.
 
 Source: SPEC K9.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -93,8 +93,8 @@ class HealthSpec(_SpecSection):
         )
 
 
-def _is_none(value: object) -> bool:  # such a field is not written: what older versions know stays as it was
-    return value is None
+def _equals(default: object) -> Callable[[object], bool]:  # a field with its default is not written
+    return lambda value: value == default
 
 
 class Shape(_SpecSection):
@@ -150,8 +150,8 @@ class JobFile(_SpecSection):
     version: Literal[1] = 1
     name: str = Field("job", pattern=JOB_NAME_PATTERN, description=JOB_NAME_RULE)
     gpus: int = Field(1, ge=1, le=MAX_SUBMITTED_GPUS)
-    shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be omitted then
-    needs: JobNeeds | None = Field(None, exclude_if=_is_none)  # by default it runs on any node
+    shape: Shape | None = Field(None, exclude_if=_equals(None))  # `gpus` may be omitted then
+    needs: JobNeeds | None = Field(None, exclude_if=_equals(None))  # by default it runs on any node
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # by default the cluster's
     folder: Text = ""  # working directory; by default one of the attempt's own
@@ -163,27 +163,29 @@ class JobFile(_SpecSection):
     compute_s: float = Field(1.0, ge=MIN_COMPUTE_S, le=MAX_COMPUTE_S)  # of an iteration on a reference GPU
     parameter_bytes: float = Field(0.0, ge=0.0, le=MAX_PARAMETER_BYTES)  # volume of one all-reduce
     # Its name, for people
-    model: str = Field("", max_length=200, pattern=r"^[ -~]*$", description=MODEL_WORDS, exclude_if=lambda it: not it)
-    iteration_flops: float | None = Field(None, gt=0.0, le=1e30, exclude_if=_is_none)  # of one iteration on one GPU
+    model: str = Field("", max_length=200, pattern=r"^[ -~]*$", description=MODEL_WORDS, exclude_if=_equals(""))
+    iteration_flops: float | None = Field(
+        None, gt=0.0, le=1e30, exclude_if=_equals(None)
+    )  # of one iteration on one GPU
     # What a fault does: the whole job is tried again, or the others of its ring go on (docs/failover.md)
-    failover: Literal["restart", "switch"] = Field("restart", exclude_if=lambda it: it == "restart")
-    spares: int = Field(0, ge=0, le=1000, exclude_if=lambda it: it == 0)  # GPUs beside, whose members wait for a seat
+    failover: Literal["restart", "switch"] = Field("restart", exclude_if=_equals("restart"))
+    spares: int = Field(0, ge=0, le=1000, exclude_if=_equals(0))  # GPUs beside, whose members wait for a seat
     # Slow members of its ring in whose place others may compute, on GPUs beside those
-    backups: int = Field(0, ge=0, le=100, exclude_if=lambda it: it == 0)
+    backups: int = Field(0, ge=0, le=100, exclude_if=_equals(0))
     # GPUs that a rank sees: those of all ranks on its node, as under torchrun, or its own alone
-    visible_gpus: VisibleGpus = Field("node", exclude_if=lambda it: it == "node")
+    visible_gpus: VisibleGpus = Field("node", exclude_if=_equals("node"))
     # Whether its GPUs are checked before it starts; by default as in the scheduler's settings (docs/preflight.md)
-    preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_is_none)
-    dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
+    preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_equals(None))
+    dtype: Dtype = Field("fp32", exclude_if=_equals("fp32"))  # that it computes in, and its GPUs are checked in
     # By which its ranks exchange, and its links are checked
-    collectives: Collectives = Field("gloo", exclude_if=lambda it: it == "gloo")
+    collectives: Collectives = Field("gloo", exclude_if=_equals("gloo"))
     # What its ranks use of their nodes, and is checked: the way through the host, network ports, links between GPUs
     attachments: tuple[Attachment, ...] = Field(
-        ALL_ATTACHMENTS, min_length=1, max_length=3, exclude_if=lambda it: it == ALL_ATTACHMENTS
+        ALL_ATTACHMENTS, min_length=1, max_length=3, exclude_if=_equals(ALL_ATTACHMENTS)
     )
-    sample: SampleSpec | None = Field(None, exclude_if=_is_none)  # of its own steps, in place of ours
-    gpu_settings: GpuSettings | None = Field(None, exclude_if=_is_none)  # that its GPUs are given while it runs
-    plan: PlanFile | None = Field(None, exclude_if=_is_none)  # what each rank does (docs/planner.md)
+    sample: SampleSpec | None = Field(None, exclude_if=_equals(None))  # of its own steps, in place of ours
+    gpu_settings: GpuSettings | None = Field(None, exclude_if=_equals(None))  # that its GPUs are given while it runs
+    plan: PlanFile | None = Field(None, exclude_if=_equals(None))  # what each rank does (docs/planner.md)
     retry: RetrySpec = RetrySpec()
     health: HealthSpec = HealthSpec()
 
@@ -217,9 +219,9 @@ class JobFile(_SpecSection):
     @model_validator(mode="after")
     def _check_spares(self) -> "JobFile":
         if self.spares and self.failover != "switch":
-            raise ValueError("spares wait for seats of a ring; write `failover: switch` too, or leave them out")
+            raise ValueError("spares wait for seats of a ring; write `failover: switch` too, or omit them")
         if self.backups and self.failover != "switch":
-            raise ValueError("backups compute for members of a ring; write `failover: switch` too, or leave them out")
+            raise ValueError("backups compute for members of a ring; write `failover: switch` too, or omit them")
         if self.spares and self.shape is not None:
             raise ValueError("a shape places all GPUs, so there are no others; omit `spares` or `shape`")
         return self
@@ -227,7 +229,7 @@ class JobFile(_SpecSection):
     @model_validator(mode="after")
     def _check_plan_visibility(self) -> "JobFile":
         if self.plan is not None and self.visible_gpus == "rank":
-            raise ValueError("ranks of a plan count those of their node; leave `visible_gpus: rank` out")
+            raise ValueError("ranks of a plan count those of their node; omit `visible_gpus: rank`")
         return self
 
     @field_validator("shape", mode="before")
@@ -241,7 +243,7 @@ class JobFile(_SpecSection):
     @field_validator("attachments")
     @classmethod
     def _sort_attachments(cls, attachments: tuple[Attachment, ...]) -> tuple[Attachment, ...]:
-        return tuple(it for it in ALL_ATTACHMENTS if it in attachments)
+        return tuple(attachment for attachment in ALL_ATTACHMENTS if attachment in attachments)
 
     @field_validator("plan")
     @classmethod
@@ -250,7 +252,7 @@ class JobFile(_SpecSection):
             return None
         gpus = info.data.get("gpus")
         if gpus is not None and gpus != plan.ranks:
-            raise ValueError(f"the plan is for {plan.ranks} GPUs, not for the {gpus} of `gpus`; leave `gpus` out")
+            raise ValueError(f"the plan is for {plan.ranks} GPUs, not for the {gpus} of `gpus`; omit `gpus`")
         if info.data.get("failover") == "switch" and not plan.is_replicated:
             raise ValueError("only ranks of a data-parallel plan can change their seats; use `failover: restart`")
         size = len(plan_text(plan).encode())
@@ -263,7 +265,7 @@ class JobFile(_SpecSection):
     def _check_shape_gpus(cls, shape: Shape | None, info: ValidationInfo) -> Shape | None:
         gpus = info.data.get("gpus")
         if shape is not None and gpus is not None and gpus != shape.gpus:
-            raise ValueError(f"{shape.words}: these are not the {gpus} of `gpus`; leave `gpus` out")
+            raise ValueError(f"{shape.words}: these are not the {gpus} of `gpus`; omit `gpus`")
         return shape
 
 
@@ -284,7 +286,7 @@ class External(_SpecSection):
 class StoredJob(JobFile):
     """A job as the store holds it; it may have come by another way than a job file."""
 
-    external: External | None = Field(None, exclude_if=_is_none)
+    external: External | None = Field(None, exclude_if=_equals(None))
 
 
 # What a job runs, and on what: with another value it would be another job, so no value is substituted.
@@ -309,7 +311,7 @@ def stored_job(spec: object) -> StoredJob:
     Raises:
         UnreadableSpecError: If it lacks the command, folder, environment or image.
     """
-    given = _with_current_names(spec)
+    given = spec
     for _ in range(MAX_REPAIR_ROUNDS):
         try:
             return StoredJob.model_validate(given)
@@ -320,12 +322,12 @@ def stored_job(spec: object) -> StoredJob:
 
 def is_external(spec: object) -> bool:
     """Return whether a stored job came from another queue; much faster than to read all of it."""
-    return isinstance(spec, Mapping) and bool(spec.get("external") or spec.get("sbatch"))
+    return isinstance(spec, Mapping) and bool(spec.get("external"))
 
 
 def is_shaped(spec: object) -> bool:
     """Return whether it matters for a stored job how its GPUs lie on nodes; much faster than to read all of it."""
-    return isinstance(spec, Mapping) and bool(spec.get("shape") or spec.get("sbatch"))
+    return isinstance(spec, Mapping) and bool(spec.get("shape"))
 
 
 def has_needs(spec: object) -> bool:
@@ -336,21 +338,6 @@ def has_needs(spec: object) -> bool:
 def is_ring_job(spec: object) -> bool:
     """Return whether a stored job goes on as a ring when members of it fail; much faster than to read all of it."""
     return isinstance(spec, Mapping) and spec.get("failover") == "switch"
-
-
-def _with_current_names(spec: object) -> object:
-    """Return a stored job file with today's names: jobs of other queues had `sbatch` with `number` and `nodes`."""
-    if not isinstance(spec, Mapping) or not isinstance(old := spec.get("sbatch"), Mapping):
-        return spec
-    nodes, gpus = old.get("nodes"), spec.get("gpus")
-    if not isinstance(nodes, int) or not isinstance(gpus, int) or nodes < 1 or gpus % nodes:
-        raise UnreadableSpecError("its stored job file lacks the number of nodes; submit it again")
-    rest = {name: value for name, value in spec.items() if name != "sbatch"}
-    return {
-        **rest,
-        "external": {"number": old.get("number")},
-        "shape": {"nodes": nodes, "gpus_per_node": gpus // nodes},
-    }
 
 
 def stored_job_or_default(spec: object) -> StoredJob:

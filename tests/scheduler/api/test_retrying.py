@@ -75,7 +75,7 @@ def test_a_retry_counts_against_the_bound_on_queued_jobs(api: httpx.Client, serv
 
 
 def test_a_job_that_came_by_sbatch_is_not_tried_again(api: httpx.Client, service: Service) -> None:
-    spec = {"command": ["sbatch", "train"], "gpus": 99, "sbatch": {"number": "17", "nodes": 1}}
+    spec = {"command": ["sbatch", "train"], "gpus": 99, "external": {"number": "17"}}
     job = "01m81vhm68y4wwjtayxd3pcypw"
     service.store.write(
         lambda tx: insert_job(tx, NewJob(job, "train", "local", spec, 0, 99, 60.0, service.now_s()), writer="backend")
