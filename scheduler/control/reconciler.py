@@ -43,7 +43,6 @@ from .seating import Seating
 from .state_cache import (
     Parts,
     StateCache,
-    goes_first_in_queue,
     job_request_of,
     needs_of,
     queue_key,
@@ -237,7 +236,7 @@ class Reconciler:
         number = self._open_attempt(cache, decision, now_s) if decision.started else None
         if decision.past:
             cache.batch.changes.decisions.append(self._new_decision(decision, number, now_s))
-        elif self._fits_nowhere(cache, decision.job):
+        if decision.passed_over and self._fits_nowhere(cache, decision.job):
             cache.set_aside(decision.job)
 
     def _fits_nowhere(self, cache: StateCache, job: str) -> bool:
@@ -343,13 +342,23 @@ class Reconciler:
             "actions": None if record is None else record.actions, **_probability_fields(record),
             **_behaviour_fields(decision, placer.policy, placer.sample_temperature),
         }  # fmt: skip
+        fallback_gpus = decision.fallback_proposal.gpus
         return NewDecision(
-            decision.job, attempt_number, now_s, placer.decider, decision.version, placer.mode,
-            layout.placement(decision.gpus) if decision.gpus else None,
-            layout.placement(decision.fallback_proposal.gpus) if decision.fallback_proposal.gpus else None, explanation,
-            None if record is None else record.observation, None if record is None else record.mask,
-            None if record is None else record.log_probability, decision.past, decision.took_s,
-        )  # fmt: skip
+            job_id=decision.job,
+            number=attempt_number,
+            at_s=now_s,
+            policy=placer.decider,
+            policy_version=decision.version,
+            mode=placer.mode,
+            placement=layout.placement(decision.gpus) if decision.gpus else None,
+            fallback=layout.placement(fallback_gpus) if fallback_gpus else None,
+            explanation=explanation,
+            observation=None if record is None else record.observation,
+            mask=None if record is None else record.mask,
+            log_probability=None if record is None else record.log_probability,
+            past=decision.past,
+            took_s=decision.took_s,
+        )
 
 
 def _behaviour_fields(decision: Decision, policy: str | None, temperature: float | None) -> dict[str, object]:
@@ -448,8 +457,8 @@ def _enqueue_admitted(cache: StateCache, admitted: list[JobRow], now_s: float) -
     """Put admitted jobs into the queue, each at its place."""
     if admitted:
         cache.advance_mirror(now_s)
-    behind = [row for row in admitted if not goes_first_in_queue(row)]
-    back = [row for row in reversed(admitted) if goes_first_in_queue(row)]  # each goes before all others, or nearly so
+    behind = [row for row in admitted if not row.was_stopped]
+    back = [row for row in reversed(admitted) if row.was_stopped]  # each goes before all others, or nearly so
     last = None
     for row in behind:
         with cache.isolated(row.id, now_s, spoils=True):

@@ -540,7 +540,7 @@ def waiting_progress(row: JobRow) -> JobRecord:
     return JobRecord(
         guess_s, entered_s, saved_s, wait_s=_number_within(row.wait_s, -MAX_TIME_S, MAX_TIME_S, 0.0), stops=row.attempt,
         first_start_s=_number_within(row.submitted_s, 0.0, MAX_TIME_S, 0.0) if row.attempt else -1.0,
-        came_back=goes_first_in_queue(row),
+        came_back=row.was_stopped,
     )  # fmt: skip
 
 
@@ -573,17 +573,9 @@ def queue_key(row: JobRow) -> tuple[int, int, float, int]:
     The others are ordered by when they came into the queue.
     """
     entered_s, not_before_s = (_number_within(at_s, 0.0, MAX_TIME_S, 0.0) for at_s in (row.entered_s, row.not_before_s))
-    if goes_first_in_queue(row):
+    if row.was_stopped:
         return queue_rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
     return queue_rank_of(row), 1, entered_s, row.submit_seq
-
-
-def goes_first_in_queue(row: JobRow) -> bool:
-    """Return whether a waiting job goes before others of its priority, as it was stopped and is tried again.
-
-    A job that its owner held or retried does not: else a user could get to the head of the queue that way.
-    """
-    return row.not_before_s > 0.0
 
 
 def with_held_gpus(

@@ -23,7 +23,7 @@ from ..store.events import append_all, check_fence, last_such_s
 from ..store.nodes import list_nodes, put_records, records_of
 from .job_errors import OF_NO_JOB, SpoiledError
 from .seating import nodes_of_joined_ranks
-from .state_cache import StateCache, goes_first_in_queue
+from .state_cache import StateCache
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def _why_not_moved(
         return "it was out of reach a short while ago"
     queued = (other for other in cache.table.jobs.values() if other.state is JobState.QUEUED)
     waiting = (other for other in queued if other.id not in cache.table.outside)
-    if any((other.priority, goes_first_in_queue(other)) >= (job.priority, True) for other in waiting):
+    if any((other.priority, other.was_stopped) >= (job.priority, True) for other in waiting):
         return "a job that goes before it waits"
     if any(verdict.after is AfterStop.RELOCATE for verdict in verdicts.values()):
         return "another job moves"

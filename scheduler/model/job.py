@@ -42,6 +42,14 @@ class JobRow(NamedTuple):
     estimate_from: str = "given"
     estimate_jobs: int = 0
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was stopped and is tried again, so that it goes before others of its priority.
+
+        False again once its owner has held or retried it: else a user could get to the head of the queue that way.
+        """
+        return self.not_before_s > 0.0
+
 
 IN_COMMON = {
     "user-and-name": "of the same user and name", "user-and-gpus": "of the same user with as many GPUs",

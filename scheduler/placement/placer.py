@@ -74,6 +74,7 @@ class Decision(NamedTuple):
     reason: str = ""  # the same, for people
     record: StoredRecord | None = None  # what the policy saw, if it reports that
     past: bytes = b""  # journal record of the decision, empty if it is not recorded
+    passed_over: bool = False  # no free GPUs suit it, so nothing decided about it
 
 
 class PlacementAdvice(NamedTuple):
@@ -236,21 +237,38 @@ class Placer:
         past = self._journal_record() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(
-            chosen.job, chosen.gpus, started, by, policy_version, fallback_proposal, took_s, chosen.rests, expected,
-            fallback_expected, proposal, proposal_expected, None if miss is None else miss.kind,
-            "" if miss is None else str(miss), record, past,
-        )  # fmt: skip
+            job=chosen.job,
+            gpus=chosen.gpus,
+            started=started,
+            by=by,
+            version=policy_version,
+            fallback_proposal=fallback_proposal,
+            took_s=took_s,
+            rests=chosen.rests,
+            expected=expected,
+            fallback_expected=fallback_expected,
+            proposal=proposal,
+            proposal_expected=proposal_expected,
+            kind=None if miss is None else miss.kind,
+            reason="" if miss is None else str(miss),
+            record=record,
+            past=past,
+        )
 
     def _pass_over(self, mirror: ClusterMirror, job: str, began: float) -> Decision:
         """Pass over a job that cannot have what it needs."""
         self._unstored += self._forward_new_calls(mirror)
         mirror.pass_over()
-        nothing = Proposal(job, (), rests=False)
-        took_s = time.perf_counter() - began
         return Decision(
-            job, (), started=False, by=self.fallback.name, version=self.version, fallback_proposal=nothing,
-            took_s=took_s,
-        )  # fmt: skip
+            job=job,
+            gpus=(),
+            started=False,
+            by=self.fallback.name,
+            version=self.version,
+            fallback_proposal=Proposal(job, (), rests=False),
+            took_s=time.perf_counter() - began,
+            passed_over=True,
+        )
 
     def _journal_record(self) -> bytes:
         """Return the journal record of this decision: the calls of the mirror since the last recorded one."""

@@ -154,6 +154,11 @@ class WaitingJob(NamedTuple):
     guess_s: float
     saved_s: float
 
+    @property
+    def was_stopped(self) -> bool:
+        """As `JobRow.was_stopped`."""
+        return self.not_before_s > 0.0
+
 
 class LastTurn(NamedTuple):
     """When a user last had their turn to lead, and the number of that turn; 0 for none."""
@@ -183,12 +188,12 @@ def in_queue_order(
     line = sorted(waiting, key=_queue_key)
     ages = order.passes  # else the first one is the oldest that counts
     aged = [job for job in line if ages and now_s >= _waiting_since_s(job) + ageing_s and job.gpus <= in_service]
-    aged.sort(key=lambda it: (_waiting_since_s(it), _queue_key(it)))
-    old = {it.id for it in aged}
+    aged.sort(key=lambda job: (_waiting_since_s(job), _queue_key(job)))
+    old = {job.id for job in aged}
     if turns is not None:
         line = [job for job in line if job.id not in old]
         turns = _turns_after(aged, turns, order, now_s)
-        groups = [list(jobs) for _, jobs in groupby(line, lambda it: it.priority)]
+        groups = [list(jobs) for _, jobs in groupby(line, lambda job: job.priority)]
         line = [job for place, jobs in enumerate(groups) for job in _in_rounds(jobs, order, turns, leads=place == 0)]
     elif order.by_work:
         first = 0 if order.shortest_leads else 1
@@ -199,8 +204,8 @@ def in_queue_order(
 def _turns_after(started: Iterable[WaitingJob], turns: Turns, order: OrderRegime, now_s: float) -> Turns:
     """Return the turns that users have had once some jobs, which have aged, have started."""
     last = max((turn.number for turn in turns.values()), default=0)
-    taking = (it for it in started if order.shortest_leads or it.not_before_s == 0.0)
-    return {**turns, **{(it.owner, it.priority): LastTurn(now_s, last + at) for at, it in enumerate(taking, 1)}}
+    taking = (job for job in started if order.shortest_leads or not job.was_stopped)
+    return {**turns, **{(job.owner, job.priority): LastTurn(now_s, last + at) for at, job in enumerate(taking, 1)}}
 
 
 def _by_remaining_work(jobs: Iterable[WaitingJob], order: OrderRegime) -> list[WaitingJob]:
@@ -216,14 +221,14 @@ def _in_rounds(jobs: Sequence[WaitingJob], order: OrderRegime, turns: Turns, *, 
         turns: That users have had.
         leads: Whether one of these jobs leads: there are none of a higher priority.
     """
-    back = [job for job in jobs if job.not_before_s > 0.0]
+    back = [job for job in jobs if job.was_stopped]
     if order.by_work:
         back = back[:1] if leads and not order.shortest_leads else []
     ahead = {job.id for job in back}
     lines: dict[str, list[WaitingJob]] = {}
-    for it in jobs:
-        if it.id not in ahead:
-            lines.setdefault(it.owner, []).append(it)
+    for job in jobs:
+        if job.id not in ahead:
+            lines.setdefault(job.owner, []).append(job)
     if not lines:
         return back
     users = users_in_turn((job for job in jobs if job.id not in ahead), turns)
@@ -237,15 +242,15 @@ def _in_rounds(jobs: Sequence[WaitingJob], order: OrderRegime, turns: Turns, *, 
 def users_in_turn(jobs: Iterable[WaitingJob], turns: Turns) -> list[str]:
     """Return the users of waiting jobs of one priority, the one first whose turn it is to lead."""
     oldest: dict[str, WaitingJob] = {}
-    for it in sorted(jobs, key=lambda it: (it.not_before_s > 0.0, it.entered_s, it.submit_seq)):
-        oldest.setdefault(it.owner, it)
+    for job in sorted(jobs, key=lambda job: (job.was_stopped, job.entered_s, job.submit_seq)):
+        oldest.setdefault(job.owner, job)
 
-    def since(it: WaitingJob) -> tuple[float, int, int]:
-        led = turns.get((it.owner, it.priority), LastTurn(0.0, 0))
-        at_s, number = max((it.entered_s, 0), (led.at_s, led.number)) if led.number else (it.entered_s, 0)
-        return at_s, number, it.submit_seq
+    def since(job: WaitingJob) -> tuple[float, int, int]:
+        led = turns.get((job.owner, job.priority), LastTurn(0.0, 0))
+        at_s, number = max((job.entered_s, 0), (led.at_s, led.number)) if led.number else (job.entered_s, 0)
+        return at_s, number, job.submit_seq
 
-    return [it.owner for it in sorted(oldest.values(), key=since)]
+    return [job.owner for job in sorted(oldest.values(), key=since)]
 
 
 def queue_places(line: Sequence[WaitingJob]) -> dict[str, int]:
@@ -255,7 +260,7 @@ def queue_places(line: Sequence[WaitingJob]) -> dict[str, int]:
 
 def _queue_key(job: WaitingJob) -> tuple[int, int, float, int]:
     """Return what puts jobs into the order of the queue: as `state_cache.queue_key`."""
-    if job.not_before_s > 0.0:
+    if job.was_stopped:
         return -job.priority, 0, -max(job.entered_s, job.not_before_s), -job.submit_seq
     return -job.priority, 1, job.entered_s, job.submit_seq
 
