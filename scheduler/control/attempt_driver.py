@@ -138,24 +138,27 @@ def _try_step(
     """Take one step with an attempt; if the backend fails, it is tried again in the next cycle."""
     with cache.isolated(row.job_id, now_s, action="polling", step=row.state):
         try:
-            is_failing = cache.errors.is_failing(row.job_id) and row.job_id in cache.table.jobs
-            if is_failing and _is_ending(cache, row, status):
+            if cache.errors.is_failing(row.job_id) and _is_ending(cache, row, status):
                 return _end_failing_attempt(cache, row, status, now_s)
-            view = _attempt_view(cache, row, status)._replace(
-                has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict
-            )
+            view = _attempt_view(cache, row, status)
+            view = view._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
             before = cache.change_mark()
-            goes_on = _take_step(cache, row, view, now_s)
-            if cache.change_mark() != before:
-                cache.errors.note_step(row.job_id, "polling", row.state, now_s)
-            # One that is being stopped has not got past its error before it is released: until then it is cancelled
-            # again whenever the state was read anew.
-            if status.run is not Run.UNREACHABLE and row.state is not AttemptState.DRAINING:
-                cache.errors.note_success(row.job_id)
-            return goes_on
+            may_step_again = _take_step(cache, row, view, now_s)
+            _note_step(cache, row, status, now_s, has_changed=cache.change_mark() != before)
+            return may_step_again
         except BackendError as error:
             log.warning("attempt %s: %s", row.name, error)
     return False
+
+
+def _note_step(cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_changed: bool) -> None:
+    """Note a step that no error ended, as evidence of whose fault the errors of jobs are."""
+    if has_changed:
+        cache.errors.note_step(row.job_id, "polling", row.state, now_s)
+    # One that is being stopped has not got past its error before it is released: until then it is cancelled again
+    # whenever the state was read anew.
+    if status.run is not Run.UNREACHABLE and row.state is not AttemptState.DRAINING:
+        cache.errors.note_success(row.job_id)
 
 
 def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -> MayStepAgain:
@@ -468,9 +471,11 @@ def _hold_job(cache: StateCache, job: JobRow, cause: str, now_s: float) -> None:
 
 
 def _is_ending(cache: StateCache, row: AttemptRow, status: Status) -> bool:
-    """Return whether an attempt does not run, or is not to: one that runs is left alone whatever fails."""
-    is_over_or_unwanted = status.run in ENDED_RUNS or cache.table.jobs[row.job_id].desired is not Desired.RUN
-    return row.state is not AttemptState.RUNNING or is_over_or_unwanted
+    """Return whether an attempt of an open job does not run, or is not to: one that runs goes on whatever fails."""
+    job = cache.table.jobs.get(row.job_id)
+    if job is None:
+        return False
+    return row.state is not AttemptState.RUNNING or status.run in ENDED_RUNS or job.desired is not Desired.RUN
 
 
 def _end_failing_attempt(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> MayStepAgain:

@@ -164,9 +164,8 @@ class JobFile(_SpecSection):
     parameter_bytes: float = Field(0.0, ge=0.0, le=MAX_PARAMETER_BYTES)  # volume of one all-reduce
     # Its name, for people
     model: str = Field("", max_length=200, pattern=r"^[ -~]*$", description=MODEL_WORDS, exclude_if=_equals(""))
-    iteration_flops: float | None = Field(
-        None, gt=0.0, le=1e30, exclude_if=_equals(None)
-    )  # of one iteration on one GPU
+    # Of one iteration on one GPU
+    iteration_flops: float | None = Field(None, gt=0.0, le=1e30, exclude_if=_equals(None))
     # What a fault does: the whole job is tried again, or the others of its ring go on (docs/failover.md)
     failover: Literal["restart", "switch"] = Field("restart", exclude_if=_equals("restart"))
     spares: int = Field(0, ge=0, le=1000, exclude_if=_equals(0))  # GPUs beside, whose members wait for a seat
