@@ -18,7 +18,6 @@ from sqlalchemy import Connection
 from ...cluster.model.orders import ORDER_REGIMES
 from ...cluster.model.topology import ANYTHING, NodeNeeds
 from ..control.job_errors import JobErrors
-from ..control.reconciler import RunningScheduler
 from ..control.state_cache import needs_of
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
@@ -30,6 +29,7 @@ from ..store.attempts import DecisionRow, held_gpus, last_decisions_of
 from ..store.events import last_seq
 from ..store.jobs import owners_of, waiting_jobs
 from ..store.nodes import gpus_in_service, user_turns
+from .running_scheduler import RunningScheduler
 
 FRESH_QUEUE_S = 1.0  # back-offs end, and jobs age, without an event
 

@@ -30,7 +30,7 @@ from ..access.tokens import Role, agents_without_node, first_token, has_valid_to
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
 from ..control.node_checks import NodeChecks
-from ..control.reconciler import Reconciler, RunningScheduler
+from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
 from ..health.evidence import Usage, use_sample_of
 from ..health.monitor import Leases, Monitor
@@ -47,6 +47,7 @@ from ..store.jobs import forget_before
 from ..store.nodes import boot_ids, open_entries
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
+from .running_scheduler import RunningScheduler
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.control.reconciler import Reconciler, RunningScheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.health.monitor import Leases, Monitor
 from longshore.scheduler.model.states import JobState, Run, Status
+from longshore.scheduler.service.running_scheduler import RunningScheduler
 from longshore.scheduler.store.nodes import list_nodes
 from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.obedient import Obedient

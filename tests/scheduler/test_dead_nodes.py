@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.control.reconciler import RunningScheduler
 from longshore.scheduler.health.evidence import AgentPort, NodeReport, probe_ports
 from longshore.scheduler.health.monitor import FENCED
 from longshore.scheduler.model.states import AttemptState, Contact, ProbeVerdict
+from longshore.scheduler.service.running_scheduler import RunningScheduler
 from longshore.scheduler.store.nodes import NodeRow, list_nodes
 from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.fenced import Fenced

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control import attempt_driver
-from longshore.scheduler.control.reconciler import RunningScheduler
 from longshore.scheduler.health.evidence import NodeReport
 from longshore.scheduler.health.monitor import FENCED
 from longshore.scheduler.model.states import AttemptState, JobState, Run, Status
+from longshore.scheduler.service.running_scheduler import RunningScheduler
 from longshore.scheduler.store.nodes import ALARM
 from longshore.scheduler.store.schema import Liveness
 from tests.scheduler.breaking import Place, breaks

@@ -16,7 +16,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
-from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler, RunningScheduler
+from longshore.scheduler.control.reconciler import DEFAULT_TIMING, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.metrics import StoreCollector
@@ -26,6 +26,7 @@ from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, JobState, Status
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.queue_now import QueueNow, why_jobs_wait
+from longshore.scheduler.service.running_scheduler import RunningScheduler
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of, held_gpus
