@@ -3,14 +3,17 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
 from sqlalchemy import Connection
 
 from ..access.tokens import Caller, Role
@@ -21,9 +24,10 @@ from ..service.service import Service
 from ..settings import UserLimits
 from ..store.jobs import GIVEN, UNKNOWN, NewJob, StoredAnswer, estimated, insert_job, queued_of, recall, remember
 from .auth import ServiceDep, Writer
-from .problems import ProblemError, problems
+from .problems import BODY, ProblemError, problems
 
 API_WRITER = "api"
+CREATED = 201
 RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
 
 router = APIRouter()
@@ -56,7 +60,7 @@ class JobPage(BaseModel):
     cause_class: str
 
 
-class PlanPage(BaseModel):
+class DryRunPage(BaseModel):
     """What a submission would do (`dry_run`)."""
 
     spec: dict[str, Any]
@@ -78,6 +82,36 @@ def shown_spec(spec: JobFile) -> dict[str, Any]:
 def fields_of(row: JobRow) -> dict[str, Any]:
     """Return the fields of `JobPage`."""
     return {name: getattr(row, name) for name in JobPage.model_fields}
+
+
+class SentJob:
+    """The body of a submission. Whether it is a valid job file matters only if its key is new."""
+
+    def __init__(self, body: object, read: JobFile | ValidationError) -> None:
+        self.body, self._read = body, read
+
+    def job_file(self) -> JobFile:
+        """Return the body as a job file.
+
+        Raises:
+            RequestValidationError: If it is none.
+        """
+        if isinstance(self._read, ValidationError):
+            errors = [{**error, "loc": (BODY, *error["loc"])} for error in self._read.errors(include_url=False)]
+            raise RequestValidationError(errors, body=self.body)
+        return self._read
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: object, schema_of: GetCoreSchemaHandler) -> CoreSchema:
+        """Let OpenAPI describe a job file, and FastAPI accept any JSON."""
+        return no_info_wrap_validator_function(cls._validate, schema_of(JobFile))
+
+    @classmethod
+    def _validate(cls, body: object, validate: ValidatorFunctionWrapHandler) -> "SentJob":
+        try:
+            return cls(body, validate(body))
+        except ValidationError as error:
+            return cls(body, error)
 
 
 class InFlight:
@@ -117,36 +151,44 @@ async def in_flight_of(request: Request) -> InFlight:
 
 @router.post(
     "/v1/jobs",
-    status_code=201,
+    status_code=CREATED,
     response_model=JobPage,
     responses={
-        200: {"model": PlanPage, "description": "What a submission would do (`dry_run`)."},
+        200: {"model": DryRunPage, "description": "What a submission would do (`dry_run`)."},
         **problems(
             "too-large", "too-high", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"
         ),
     },
 )
 def submit(
-    spec: JobFile,
-    response: Response,
+    sent: Annotated[SentJob, Body()],
     service: ServiceDep,
     caller: Writer,
     in_flight: Annotated[InFlight, Depends(in_flight_of)],
     key: Key = None,
     dry_run: Annotated[bool, Query(description="Only validate it.")] = False,  # noqa: FBT002
-) -> object:
+) -> Response:
     """Put a job into the queue. With an `Idempotency-Key`, a repeat gets the first answer again."""
-    check_gpus(spec.all_gpus, service, spec.spares)
-    check_failover(spec, service)
-    check_needs(spec, service)
-    check_shape(spec, service)
-    check_priority(spec.priority, caller, service)
-    if dry_run:
-        return JSONResponse(_plan(service, spec, caller.owner).model_dump())
-    with in_flight.hold(caller.owner, key):
-        answer = _submitted(service, spec, caller.owner, key)
-    response.headers["Location"] = f"/v1/jobs/{answer['id']}"
-    return answer
+    owner, key = caller.owner, None if dry_run else key
+    with in_flight.hold(owner, key):
+        # 1. Answer a known key, whatever has changed since its first request.
+        if (first := _first_answer(service, owner, key, sent)) is not None:
+            return _created(first)
+        # 2. Check the job file, the limits and the cluster.
+        spec = sent.job_file()
+        check_gpus(spec.all_gpus, service, spec.spares)
+        check_failover(spec, service)
+        check_needs(spec, service)
+        check_shape(spec, service)
+        check_priority(spec.priority, caller, service)
+        # 3. A dry run ends here.
+        if dry_run:
+            return JSONResponse(_dry_run(service, spec, owner).model_dump())
+        # 4. In one transaction: estimate the run time, insert the job, remember the answer.
+        check_disk(service)
+        answer = _submit_once(service, spec, owner, key, sent)
+    service.wake()
+    return _created(answer)
 
 
 def check_gpus(gpus: int, service: Service, spares: int = 0) -> None:
@@ -241,42 +283,7 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
         raise ProblemError("too-high", f"only operators give priority {priority}; others give {most} at most")
 
 
-def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
-    with service.store.read() as tx:
-        spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
-        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.node_needs))
-        ahead = service.queue.ahead_of_new(tx, owner, spec.priority, service.now_s())
-    fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
-    return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
-
-
-def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> Mapping[str, object]:
-    """Put a job into the queue, or return what was answered when its key was first used."""
-    new = _new(spec, owner, service.now_s())
-    request = hashlib.sha256(json.dumps(new.spec, sort_keys=True).encode()).hexdigest()
-    try:
-        _check_disk(service)
-        page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
-    except ProblemError:
-        # Repeats are rare, so they are detected by the error, which has rolled everything back.
-        first = _first_answer(service, owner, key)
-        if first is None:
-            raise
-        if first.request != request:
-            raise ProblemError("key-reused", f"the key {key!r} was used for another job") from None
-        return first.response
-    service.wake()
-    return page
-
-
-def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
-    return NewJob(
-        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus,
-        spec.estimate_s, now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
-    )  # fmt: skip
-
-
-def _check_disk(service: Service) -> None:
+def check_disk(service: Service) -> None:
     """Refuse a job while there is too little room for what jobs write.
 
     Raises:
@@ -287,17 +294,66 @@ def _check_disk(service: Service) -> None:
         raise ProblemError("no-room", text, Retry_After=RETRY_ROOM_S)
 
 
-def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: UserLimits) -> Mapping[str, object]:
-    """Put a job into the queue with the answer to its key, both or none."""
-    check_queued(tx, new.owner, limits)
-    page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
-    if key is not None and not remember(tx, new.owner, key, StoredAnswer(request, 201, page, new.submitted_s)):
-        raise ProblemError("key-reused", f"the key {key!r} was used for another job")
-    return page
+def _first_answer(service: Service, owner: str, key: str | None, sent: SentJob) -> StoredAnswer | None:
+    """Return the answer to the first request with a key, None if there was none.
 
-
-def _first_answer(service: Service, owner: str, key: str | None) -> StoredAnswer | None:
+    Raises:
+        ProblemError: If that was for another job.
+    """
     if key is None:
         return None
     with service.store.read() as tx:
-        return recall(tx, owner, key)
+        first = recall(tx, owner, key)
+    # What was sent is compared first: what was a valid job file then may be none today, or have other defaults.
+    if first is None or first.body == _digest(sent.body):
+        return first
+    if first.request != _digest(sent.job_file().model_dump(mode="json")):
+        raise ProblemError("key-reused", f"the key {key!r} was used for another job")
+    return first
+
+
+def _digest(content: object) -> str:
+    """Return the SHA-256 of content in JSON, whatever the order of its keys; of a body that is not JSON as well."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _created(answer: StoredAnswer) -> Response:
+    return JSONResponse(answer.response, answer.status, {"Location": f"/v1/jobs/{answer.response['id']}"})
+
+
+def _dry_run(service: Service, spec: JobFile, owner: str) -> DryRunPage:
+    with service.store.read() as tx:
+        spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
+        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.node_needs))
+        ahead = service.queue.ahead_of_new(tx, owner, spec.priority, service.now_s())
+    fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
+    return DryRunPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
+
+
+def _submit_once(service: Service, spec: JobFile, owner: str, key: str | None, sent: SentJob) -> StoredAnswer:
+    """Insert a job, unless another scheduler of this store has meanwhile answered a request with its key."""
+    new, limits = _new(spec, owner, service.now_s()), service.settings.limits
+    try:
+        return service.store.write(partial(_insert_with_answer, new=new, key=key, body=sent.body, limits=limits))
+    except ProblemError:
+        first = _first_answer(service, owner, key, sent)
+        if first is None:
+            raise
+        return first
+
+
+def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
+    return NewJob(
+        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus,
+        spec.estimate_s, now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
+    )  # fmt: skip
+
+
+def _insert_with_answer(tx: Connection, new: NewJob, key: str | None, body: object, limits: UserLimits) -> StoredAnswer:
+    """Put a job into the queue with the answer to its key, both or none."""
+    check_queued(tx, new.owner, limits)
+    page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
+    answer = StoredAnswer(_digest(new.spec), _digest(body), CREATED, page, new.submitted_s)
+    if key is not None and not remember(tx, new.owner, key, answer):
+        raise ProblemError("key-reused", f"the key {key!r} was used for another job")
+    return answer

@@ -300,7 +300,8 @@ def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
 class StoredAnswer(NamedTuple):
     """What was answered to a request."""
 
-    request: str  # SHA-256 of the canonical request in hexadecimal
+    request: str  # SHA-256 of the job file with its defaults, in hexadecimal
+    body: str  # the same of what was sent
     status: int
     response: Mapping[str, object]
     at_s: float  # Unix time

@@ -389,7 +389,8 @@ idempotency = Table(
     METADATA,
     Column("owner", Text, primary_key=True),
     Column("key", Text, primary_key=True),
-    Column("request", Text, nullable=False),  # SHA-256 of the canonical request in hexadecimal
+    Column("request", Text, nullable=False),  # SHA-256 of the job file with its defaults, in hexadecimal
+    Column("body", Text, nullable=False),  # the same of what was sent
     Column("status", Integer, nullable=False),  # of the answer
     Column("response", JSON, nullable=False),
     Column("at_s", Double, nullable=False),

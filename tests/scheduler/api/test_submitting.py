@@ -1,11 +1,23 @@
 """POST /v1/jobs."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+
+from longshore.scheduler.access.tokens import Role, add_token, new_token
+from longshore.scheduler.model import job_spec
+from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.service.service import Service
+from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
+
+from .conftest import client_of
 
 SPEC = {"command": ["true"], "environment": {"A": "1"}}
 
@@ -91,6 +103,75 @@ def test_beyond_the_queued_jobs_of_a_user_a_submission_is_refused_but_a_repeat_a
     assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (429, "too-many-queued", "60")
     assert keyed(api, "k7") == first[7]
     assert len(jobs(api)) == 20
+
+
+CLUSTER = """\
+name: small
+node_types:
+  slots: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}
+racks:
+  - nodes:
+      - {type: slots, count: 1}
+run_time: {model: simple, node_penalty: 0.05}
+"""
+
+# Settings, or a limit of job files, that no longer allow the job.
+CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
+    "lower-priority": lambda _folder, _patch: {"limits": UserLimits(priority=0)},
+    "fewer-gpus-of-a-user": lambda _folder, _patch: {"limits": UserLimits(gpus=2)},
+    "quota-reached": lambda _folder, _patch: {"limits": UserLimits(queued_jobs=1)},
+    "smaller-cluster": lambda folder, _patch: {"cluster": cluster_file(folder)},
+    "full-disk": lambda _folder, _patch: {"least_free_bytes": 1 << 60},
+    "job-file-refused": lambda _folder, patch: patch.setattr(job_spec, "MAX_SUBMITTED_GPUS", 3) or {},  # type: ignore[func-returns-value]
+}
+
+
+def cluster_file(folder: Path) -> Path:
+    file = folder / "small.yaml"
+    file.write_text(CLUSTER)
+    return file
+
+
+def submissions(folder: Path, *keys: str, **changes: Any) -> list[tuple[int, object]]:
+    """Submit one job with each of some keys to a scheduler with these settings, as a user."""
+    service = Service(ServeOptions(SchedulerSettings(folder=folder, **changes)))
+    token = new_token("-".join(keys), "ada", Role.USER, service.now_s(), None)
+    service.store.write(lambda tx: add_token(tx, token.row))
+    headers = {"Authorization": f"Bearer {token.secret}"}
+    spec = {**SPEC, "shape": {"nodes": 2, "gpus_per_node": 2}, "priority": 5}
+    with closing(service), client_of(create_app(service)) as api:
+        answers = [api.post("/v1/jobs", json=spec, headers={**headers, "Idempotency-Key": key}) for key in keys]
+        service.ends.set()
+    return [(answer.status_code, answer.json()) for answer in answers]
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_repeat_gets_the_first_answer_whatever_has_changed_meanwhile(
+    change: Callable[[Path, pytest.MonkeyPatch], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = submissions(tmp_path / "served", "k")
+
+    repeat, other = submissions(tmp_path / "served", "k", "new", **change(tmp_path, monkeypatch))
+
+    assert first[0] == 201
+    assert repeat == first
+    assert other[0] in {403, 422, 429, 507}  # A first request is refused now.
+
+
+def test_a_dry_run_has_no_key(api: httpx.Client) -> None:
+    keyed(api, "k")
+
+    answer = api.post("/v1/jobs", json=SPEC, params={"dry_run": True}, headers={"Idempotency-Key": "k"})
+
+    assert (answer.status_code, answer.json()["jobs_ahead"]) == (200, 1)
+
+
+def test_a_used_key_does_not_hide_that_another_body_is_no_job(api: httpx.Client) -> None:
+    keyed(api, "k")
+
+    status, problem = keyed(api, "k", gpus=0)
+
+    assert (status, problem["code"]) == (422, "invalid")
 
 
 @pytest.mark.parametrize(

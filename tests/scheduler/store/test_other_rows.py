@@ -134,7 +134,7 @@ def test_a_name_is_free_again_once_its_token_has_expired(store: Store) -> None:
 
 
 def test_the_first_answer_to_a_key_stays_until_it_is_forgotten(store: Store) -> None:
-    first, second = (StoredAnswer("hash", 201, {"id": name}, 1.0) for name in ("a", "b"))
+    first, second = (StoredAnswer("hash", "hash", 201, {"id": name}, 1.0) for name in ("a", "b"))
     kept = [store.write(partial(remember, owner="ada", key="k", answer=answer)) for answer in (first, second)]
     assert kept == [True, False]
     with store.read() as tx:

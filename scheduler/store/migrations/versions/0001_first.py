@@ -86,6 +86,7 @@ def _idempotency() -> None:
         sa.Column("owner", sa.Text, nullable=False),
         sa.Column("key", sa.Text, nullable=False),
         sa.Column("request", sa.Text, nullable=False),
+        sa.Column("body", sa.Text, nullable=False),
         sa.Column("status", sa.Integer, nullable=False),
         sa.Column("response", sa.JSON, nullable=False),
         sa.Column("at_s", sa.Double, nullable=False),
