@@ -17,9 +17,9 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import NewAttempt, get_attempt
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, JobStart, write_changes
 
 from .harness import Row, main
 
@@ -40,7 +40,9 @@ def full_service(folder: Path) -> Service:
     """Return a service that does not run, in whose store each of its GPUs has a running job."""
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
     service = Service(ServeOptions(SchedulerSettings(folder=folder, open=True)))
-    fence = service.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "benchmark", now_s=time.time(), ttl_s=3600.0))
+    fence = service.store.write(
+        lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "benchmark", now_s=time.time(), ttl_s=3600.0)
+    )
     assert fence is not None
     for place in (service.layout.node_and_index(gpu) for gpu in range(NODES * GPUS_PER_NODE)):
         service.store.write(partial(_run_one, fence, place))
@@ -60,7 +62,7 @@ def _run_one(fence: int, place: tuple[str, int], tx: Connection) -> None:
     assert job is not None
     node, gpu = place
     write = partial(write_changes, tx, fence, at_s=time.time(), writer="benchmark")
-    write(Changes(opened=[Opened(job, NewAttempt("local", (Share(node, (gpu,)),), 1.0, 0.0), "placed")]))
+    write(Changes(opened=[JobStart(job, NewAttempt("local", (Share(node, (gpu,)),), 1.0, 0.0), "placed")]))
     for now in (AttemptState.LAUNCHED, AttemptState.RUNNING):
         row = get_attempt(tx, job.id, 1)
         assert row is not None

@@ -13,17 +13,17 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.service.retention import Horizon, prune
 from longshore.scheduler.store import schema
-from longshore.scheduler.store.attempts import count_unknown, drains, unclosed_attempts
+from longshore.scheduler.store.attempts import count_unknown, draining_attempts, unclosed_attempts
 from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.events import events_after, last_events, last_seq, owners_events_after
 from longshore.scheduler.store.jobs import (
     count_jobs,
+    count_queued,
     list_jobs,
+    longest_wait_since,
     open_jobs,
-    queued_of,
     sum_of_estimates,
     waiting_jobs,
-    waits_since,
 )
 
 from .harness import Row, main, progress
@@ -93,15 +93,15 @@ def reads() -> dict[str, Callable[[Connection], object]]:
         "running jobs of an owner": lambda tx: list_jobs(tx, limit=100, owner=OWNER, states=running),
         "ended jobs": lambda tx: list_jobs(tx, limit=100, states=sorted(FINAL)),
         "jobs by state": count_jobs,
-        "the longest wait": waits_since,
+        "the longest wait": longest_wait_since,
         "attempts that cannot be reached": count_unknown,
-        "attempts on their way out": drains,
+        "attempts on their way out": draining_attempts,
         "the last events": lambda tx: last_events(tx, 50),
         "events of a job": lambda tx: events_after(tx, 0, 200, f"{JOBS // 2:026}"),
         "a follower with nothing new": lambda tx: owners_events_after(tx, last_seq(tx) - 5, 500, "bob", 20_000),
         "a follower of another": lambda tx: owners_events_after(tx, 0, 500, "bob", 20_000),
         "the waiting jobs, in whose order a place is": lambda tx: waiting_jobs(tx, 1e12),
-        "queued jobs of an owner": lambda tx: queued_of(tx, OWNER),
+        "queued jobs of an owner": lambda tx: count_queued(tx, OWNER),
     }
 
 

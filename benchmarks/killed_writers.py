@@ -21,7 +21,7 @@ from longshore.cluster.files.errors import LongshoreError
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import FINAL, JobState
 from longshore.scheduler.store.database import FencedError, StaleWriteError, Store, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, clock, events_after, renew
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease, database_now_s, events_after, renew_lease
 from longshore.scheduler.store.jobs import NewJob, insert_job, list_jobs
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 from tests.scheduler.store.postgresql_server import NoServerError, Server
@@ -77,7 +77,9 @@ class Writer:
     def run(self) -> None:
         """Write until this process is killed."""
         while True:
-            fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, self.name, clock(tx), LEASE_S))
+            fence = self.store.write(
+                lambda tx: acquire_lease(tx, SCHEDULER_LEASE, self.name, database_now_s(tx), LEASE_S)
+            )
             if fence is None:
                 self.submit()
                 time.sleep(0.02)
@@ -105,7 +107,9 @@ class Writer:
                 self.push(row, fence)
                 if time.monotonic() > renew_s:
                     renew_s = time.monotonic() + RENEW_S
-                    if not self.store.write(lambda tx: renew(tx, SCHEDULER_LEASE, fence, clock(tx), LEASE_S)):
+                    if not self.store.write(
+                        lambda tx: renew_lease(tx, SCHEDULER_LEASE, fence, database_now_s(tx), LEASE_S)
+                    ):
                         return
             if not rows:
                 self.submit()

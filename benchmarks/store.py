@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select
 
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.store.database import Store, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.schema import job
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
@@ -40,7 +40,7 @@ def submitted(store: Store, jobs: int) -> int:
         for number in range(jobs):
             new = NewJob(f"{number:026}", "measured", "somebody", {"gpus": 1}, 0, 1, 3600.0, float(number))
             insert_job(tx, new, writer="benchmark")
-        return acquire(tx, SCHEDULER_LEASE, "benchmark", 0.0, TTL_S) or 0
+        return acquire_lease(tx, SCHEDULER_LEASE, "benchmark", 0.0, TTL_S) or 0
 
     return store.write(fill)
 

@@ -52,10 +52,10 @@ class Client:
         is_plain = url.lower().startswith("http:")
         # To load the certificates takes 20 ms; a file that is named and cannot be used is an error with any URL.
         tls = client_tls_context(ca) if ca is not None or not is_plain else False
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._shows_token, verify=tls)
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._add_token, verify=tls)
         self._url, self._token, self._had_token, self._is_secured = url, token, False, not is_plain
 
-    def _shows_token(self, request: httpx.Request) -> httpx.Request:
+    def _add_token(self, request: httpx.Request) -> httpx.Request:
         """Add the token to a request; none is sent without one once there was one.
 
         Raises:
@@ -74,24 +74,24 @@ class Client:
             try:
                 answer = self._http.request(method, path, **arguments)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-                raise self._absent(error) from error
+                raise self._unreachable_error(error) from error
             except httpx.TransportError as error:
                 if pause_s is None:
-                    raise self._absent(error) from error
+                    raise self._unreachable_error(error) from error
             else:
                 if pause_s is None or answer.status_code not in RETRIED_STATUSES or "Retry-After" not in answer.headers:
-                    return self._checked(answer)
+                    return self._checked_answer(answer)
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    def _absent(self, error: Exception) -> BackendError:
+    def _unreachable_error(self, error: Exception) -> BackendError:
         if (problem := tls_problem(error, self._url)) is not None:
             return problem
         listens = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError)) and not self._is_secured
         fix = "write https:// if a proxy with TLS stands there" if listens else "start one with `longshore serve`"
         return BackendError(f"no scheduler answers at {self._url} ({error}); {fix}")
 
-    def _checked(self, answer: httpx.Response) -> httpx.Response:
+    def _checked_answer(self, answer: httpx.Response) -> httpx.Response:
         if answer.is_success:
             return answer
         try:
@@ -102,7 +102,7 @@ class Client:
             raise InputError(detail, REFUSED if "Authorization" in answer.request.headers else TOKENLESS)
         raise InputError(detail) if answer.is_client_error else BackendError(f"the scheduler at {self._url}: {detail}")
 
-    def _list(self, path: str, **parameters: object) -> list[dict[str, Any]]:
+    def _get_list(self, path: str, **parameters: object) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._call("GET", path, params=parameters).json()
         return found
 
@@ -117,7 +117,7 @@ class Client:
         found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, headers=headers).json()
         return found
 
-    def plan(self, spec: Mapping[str, object]) -> dict[str, Any]:
+    def dry_run(self, spec: Mapping[str, object]) -> dict[str, Any]:
         """Return what would become of a job."""
         found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, params={"dry_run": True}).json()
         return found
@@ -159,17 +159,17 @@ class Client:
 
     def job(self, job: str) -> dict[str, Any]:
         """Return a job with all that is known of it."""
-        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}").json()
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_quoted_part(job)}").json()
         return found
 
     def training(self, job: str) -> dict[str, Any]:
         """Return what is known of a job's iterations."""
-        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}/training").json()
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_quoted_part(job)}/training").json()
         return found
 
     def sub_tasks(self, job: str) -> dict[str, Any] | None:
         """Return what each rank of a job does, None for one without a plan."""
-        found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_part(job)}/sub-tasks").json()
+        found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_quoted_part(job)}/sub-tasks").json()
         return found
 
     def cluster(self) -> dict[str, Any]:
@@ -179,40 +179,40 @@ class Client:
 
     def ring(self, job: str) -> dict[str, Any] | None:
         """Return how the ring of a job stands, None if it has none that runs."""
-        found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_part(job)}/ring").json()
+        found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_quoted_part(job)}/ring").json()
         return found
 
     def want(self, job: str, desired: str) -> dict[str, Any]:
         """Let a job run or hold it, whatever has become of it meanwhile."""
-        return self._change(job, {"desired": desired})
+        return self._patch_job(job, {"desired": desired})
 
     def prioritise(self, job: str, priority: int) -> dict[str, Any]:
         """Give a job another priority."""
-        return self._change(job, {"priority": priority})
+        return self._patch_job(job, {"priority": priority})
 
-    def _change(self, job: str, change: dict[str, object]) -> dict[str, Any]:
+    def _patch_job(self, job: str, change: dict[str, object]) -> dict[str, Any]:
         found: dict[str, Any] = self._call(
-            "PATCH", f"/v1/jobs/{_part(job)}", json=change, headers={"If-Match": "*"}
+            "PATCH", f"/v1/jobs/{_quoted_part(job)}", json=change, headers={"If-Match": "*"}
         ).json()
         return found
 
     def retry(self, job: str) -> dict[str, Any]:
         """Let a job be tried again that failed or is held."""
-        found: dict[str, Any] = self._call("POST", f"/v1/jobs/{_part(job)}/retry").json()
+        found: dict[str, Any] = self._call("POST", f"/v1/jobs/{_quoted_part(job)}/retry").json()
         return found
 
     def cancel(self, job: str) -> dict[str, Any]:
         """Cancel a job."""
-        found: dict[str, Any] = self._call("DELETE", f"/v1/jobs/{_part(job)}").json()
+        found: dict[str, Any] = self._call("DELETE", f"/v1/jobs/{_quoted_part(job)}").json()
         return found
 
     def decisions(self, job: str) -> list[dict[str, Any]]:
         """Return the decisions on a job."""
-        return self._list(f"/v1/jobs/{_part(job)}/decisions")
+        return self._get_list(f"/v1/jobs/{_quoted_part(job)}/decisions")
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return all nodes."""
-        return self._list("/v1/nodes")
+        return self._get_list("/v1/nodes")
 
     def logs(
         self, job: str, rank: str, offset: int, attempt: int | None = None, tail: int | None = None
@@ -226,8 +226,8 @@ class Client:
             attempt: Which one; by default the last.
             tail: Number of last lines to return.
         """
-        asked = {"rank": rank, "offset": offset, **_given(attempt=attempt, tail=tail)}
-        answer = self._call("GET", f"/v1/jobs/{_part(job)}/logs", params=asked)
+        asked = {"rank": rank, "offset": offset, **_without_none(attempt=attempt, tail=tail)}
+        answer = self._call("GET", f"/v1/jobs/{_quoted_part(job)}/logs", params=asked)
         after = answer.headers.get("Next-Offset")
         return answer.content, None if after is None else int(after)
 
@@ -235,8 +235,8 @@ class Client:
         self, job: str, rank: str, attempt: int | None = None, tail: int | None = None
     ) -> Iterator[str]:  # fmt: skip
         """Yield what a rank writes, or all of them, until the job has ended; of an attempt, until that has."""
-        asked = {"rank": rank, "follow": True, **_given(attempt=attempt, tail=tail)}
-        for event in self._follow(f"/v1/jobs/{_part(job)}/logs", asked):
+        asked = {"rank": rank, "follow": True, **_without_none(attempt=attempt, tail=tail)}
+        for event in self._follow(f"/v1/jobs/{_quoted_part(job)}/logs", asked):
             yield str(event.data["text"])
 
     def follow_events(self, after: int | None) -> Iterator[dict[str, Any]]:
@@ -254,16 +254,16 @@ class Client:
                 with self._http.stream("GET", path, params=parameters, headers=last) as answer:
                     if not answer.is_success:
                         answer.read()
-                        self._checked(answer)
+                        self._checked_answer(answer)
                     answers = True
-                    for event in events_of(answer.iter_lines()):
+                    for event in parse_events(answer.iter_lines()):
                         if event.event == END:
                             return
                         last = {"Last-Event-ID": event.id}
                         yield event
             except httpx.TransportError as error:
                 if not answers and tries >= len(PAUSES_S) and time.monotonic() - away_s > OUTAGE_S:
-                    raise self._absent(error) from error
+                    raise self._unreachable_error(error) from error
             if answers:
                 tries, away_s = 0, time.monotonic()
             time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
@@ -271,25 +271,25 @@ class Client:
 
     def drain(self, node: str, reason: str) -> None:
         """Take a node out of service."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/drain", json={"reason": reason})
+        self._call("POST", f"/v1/nodes/{_quoted_part(node)}/drain", json={"reason": reason})
 
     def resume(self, node: str) -> None:
         """Put a node into service again."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/resume")
+        self._call("POST", f"/v1/nodes/{_quoted_part(node)}/resume")
 
     def report(self, node: str, event: Mapping[str, object]) -> dict[str, Any]:
         """Tell what an agent sees of its node, and return for how long its jobs may live there."""
-        found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event).json()
+        found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_quoted_part(node)}/report", json=event).json()
         return found
 
     def report_check_outcome(self, node: str, order: str, *, passed: bool, evidence: str) -> None:
         """Tell what checks found that the scheduler had asked an agent for."""
         content = {"passed": passed, "evidence": evidence}
-        self._call("POST", f"/v1/nodes/{_part(node)}/checks/{_part(order)}", json=content)
+        self._call("POST", f"/v1/nodes/{_quoted_part(node)}/checks/{_quoted_part(order)}", json=content)
 
     def report_port_probes(self, node: str, results: Mapping[str, str]) -> None:
         """Report what an agent found when it probed other agents, as the scheduler had ordered."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/port-probes", json={"results": results})
+        self._call("POST", f"/v1/nodes/{_quoted_part(node)}/port-probes", json={"results": results})
 
     def faults(self) -> dict[str, Any]:
         """Return the history of faults of nodes."""
@@ -298,7 +298,7 @@ class Client:
 
     def quarantines(self, filters: Mapping[str, object]) -> list[dict[str, Any]]:
         """Return what stands in quarantine; with `cleared` what stood there lately, too."""
-        return self._list("/v1/quarantine", **filters)
+        return self._get_list("/v1/quarantine", **filters)
 
     def put_into_quarantine(self, finding: Mapping[str, object]) -> str:
         """Put what was found to be broken into quarantine, and return what came of it."""
@@ -311,15 +311,15 @@ class Client:
 
     def unknown(self) -> list[dict[str, Any]]:
         """Return the attempts that run and are not in the store."""
-        return self._list("/v1/unknown-attempts")
+        return self._get_list("/v1/unknown-attempts")
 
     def resolve_unknown(self, attempt: str, action: str) -> None:
         """End or disregard an attempt that is not in the store."""
-        self._call("POST", f"/v1/unknown-attempts/{_part(attempt)}/{action}")
+        self._call("POST", f"/v1/unknown-attempts/{_quoted_part(attempt)}/{action}")
 
     def tokens(self, owner: str | None) -> list[dict[str, Any]]:
         """Return the tokens of the user, or of another one."""
-        return self._list("/v1/users/me/tokens", **({} if owner is None else {"owner": owner}))
+        return self._get_list("/v1/users/me/tokens", **({} if owner is None else {"owner": owner}))
 
     def create_token(self, request: Mapping[str, object]) -> str:
         """Make a token and return it."""
@@ -332,10 +332,10 @@ class Client:
     def revoke_token(self, name: str, owner: str | None) -> None:
         """Let a token expire at once."""
         asked = {} if owner is None else {"owner": owner}
-        self._call("DELETE", f"/v1/users/me/tokens/{_part(name)}", params=asked)
+        self._call("DELETE", f"/v1/users/me/tokens/{_quoted_part(name)}", params=asked)
 
 
-def events_of(lines: Iterator[str]) -> Iterator[ReceivedEvent]:
+def parse_events(lines: Iterator[str]) -> Iterator[ReceivedEvent]:
     """Yield the events that the lines of a stream hold; one that was cut off is not among them."""
     fields: dict[str, str] = {}
     for line in lines:
@@ -349,12 +349,12 @@ def events_of(lines: Iterator[str]) -> Iterator[ReceivedEvent]:
             fields = {}
 
 
-def _given(**parameters: object) -> dict[str, Any]:
+def _without_none(**parameters: object) -> dict[str, Any]:
     """Return the parameters that are given."""
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def _part(text: str) -> str:
+def _quoted_part(text: str) -> str:
     """Return a text as one part of a path, whatever is in it."""
     if not text:
         raise InputError("an id or name is empty", "`longshore queue` shows the ids of jobs")

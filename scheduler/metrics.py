@@ -29,16 +29,16 @@ from .store.attempts import (
     GpuState,
     count_unknown,
     decision_rows_after,
-    drains,
+    draining_attempts,
     get_attempt,
     last_decision_seq,
     occupied_gpus,
 )
 from .store.database import Store, StoreUnreachableError
-from .store.events import EventRow, events_after, last_seq, lease_tokens, opened_before, queued_at
+from .store.events import EventRow, attempt_opened_before, events_after, last_seq, lease_tokens, queued_at
 from .store.jobs import CHANGE as JOB_CHANGE
-from .store.jobs import count_jobs, waits_since
-from .store.nodes import ALARM, closed_nodes, faulty_gpus, list_nodes, quarantined
+from .store.jobs import count_jobs, longest_wait_since
+from .store.nodes import ALARM, closed_nodes, faulty_gpus, list_nodes, quarantined_gpus
 from .store.nodes import CHANGE as NODE_CHANGE
 from .store.schema import Liveness
 
@@ -132,7 +132,7 @@ class Following:
 
     def _count_end(self, tx: Connection, event: EventRow, job: str) -> None:
         """Count an attempt by what became of its job, which is written in the transaction that releases it."""
-        number = opened_before(tx, job, event.seq)
+        number = attempt_opened_before(tx, job, event.seq)
         attempt = None if number is None else get_attempt(tx, job, number)
         if attempt is not None:
             self._attempts.labels(event.now, attempt.outcome).inc()
@@ -202,7 +202,7 @@ class StoreCollector(Collector):
         counts = collections.Counter({(state, kind): 0 for state in GpuState for kind in set(self._types.values())})
         states = {(gpu.node, gpu.gpu): gpu.state for gpu in occupied_gpus(tx)}
         states.update(dict.fromkeys(faulty_gpus(tx), GpuState.OUT))
-        closed, broken = closed_nodes(tx), quarantined(tx, self._layout.nodes)
+        closed, broken = closed_nodes(tx), quarantined_gpus(tx, self._layout.nodes)
         for node, gpus in self._layout.nodes.items():
             for gpu in range(gpus):
                 is_out = node in closed or (node, gpu) in broken
@@ -227,7 +227,7 @@ class StoreCollector(Collector):
         now_s = self._now_s()
         leaking = sum(
             drain.gpus
-            for drain in drains(tx)
+            for drain in draining_attempts(tx)
             if now_s - drain.since_s > stored_job_or_default(drain.spec).grace_s + LEAKS_AFTER_S
         )
         text = "GPUs of attempts that were to be gone, by their grace and a minute more."
@@ -236,7 +236,7 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily("longshore_contact_unknown", text, value=count_unknown(tx))
 
     def _oldest_wait_gauge(self, tx: Connection) -> Metric:
-        since_s = waits_since(tx)
+        since_s = longest_wait_since(tx)
         oldest_s = 0.0 if since_s is None else max(0.0, self._now_s() - since_s)
         text = "Time that the job has waited that came into the queue first; 0 if none waits."
         return GaugeMetricFamily("longshore_queue_oldest_seconds", text, value=oldest_s)

@@ -64,7 +64,7 @@ def read_token(path: Path) -> str | None:
     return secret
 
 
-def close_to_others(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Take the rights of others at a token of this user away, which a volume of Kubernetes gives to its group."""
     try:
         found = path.lstat()
@@ -76,7 +76,7 @@ def close_to_others(path: Path) -> None:
 
 def link_token(path: Path, port: int) -> None:
     """Let the command line find the token of the scheduler at a port, wherever it is called; best effort."""
-    link = _link(port)
+    link = _link_path(port)
     if link is None:
         return
     part = link.with_name(f"{link.name}.{os.getpid()}")
@@ -102,17 +102,17 @@ def read_token_file(url: str) -> str | None:
         return None
     if not is_loopback(host):
         return None
-    users = listeners(port)
+    users = listening_users(port)
     if not users or not users <= {ROOT, os.geteuid()}:
         return None
-    places, link = [Path(".longshore") / FILE], _link(port)
+    places, link = [Path(".longshore") / FILE], _link_path(port)
     if link is not None:
         with suppress(OSError):
             places.insert(0, link.readlink())
     return next((secret for secret in map(read_token, places) if secret is not None), None)
 
 
-def _link(port: int) -> Path | None:
+def _link_path(port: int) -> Path | None:
     """Return the place of the link for a port, in a folder of this user; None of one who has no home."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111  # without a home too
     return Path(home) / "longshore" / f"token-{port}" if Path(home).is_absolute() else None
@@ -126,7 +126,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listeners(port: int) -> set[int]:
+def listening_users(port: int) -> set[int]:
     """Return the numbers of the users whose processes listen at a port of this machine, at any address."""
     found: set[int] = set()
     for table in TABLES:

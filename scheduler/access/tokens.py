@@ -19,7 +19,7 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select,
 from ...cluster.files.errors import InputError
 from ..store.database import Store, TakenNameError, TooManyTokensError
 from ..store.schema import user_token
-from .token_file import FILE, close_to_others, read_token, write_token
+from .token_file import FILE, read_token, restrict_to_owner, write_token
 
 MAX_VALID_TOKENS = 100  # tokens that an owner makes for himself
 MAX_EXPIRED_TOKENS = 100  # tokens of an owner, the last that expired
@@ -107,13 +107,13 @@ def has_valid_tokens(tx: Connection, now_s: float) -> bool:
     return tx.execute(_ANY_VALID, {"now_s": now_s}).first() is not None
 
 
-def agents_without_node(tx: Connection, role: str, now_s: float) -> list[TokenRow]:
+def agent_tokens_without_node(tx: Connection, role: str, now_s: float) -> list[TokenRow]:
     """Return the valid tokens of a role that are for no node, by owner."""
     rows = tx.execute(_WITHOUT_NODE, {"of_role": role, "now_s": now_s})
     return [TokenRow._make(row) for row in rows]
 
 
-def use_token(tx: Connection, digest: str, at_s: float) -> None:
+def record_token_use(tx: Connection, digest: str, at_s: float) -> None:
     """Write down when a token was used."""
     tx.execute(_USE, {"of_digest": digest, "at_s": at_s})
 
@@ -203,7 +203,7 @@ def caller_of(row: TokenRow | None, secret: str, now_s: float) -> Caller | None:
 FIRST_NAME, OWNER = "first", "local"  # of the token, and whose jobs are those from before it
 
 
-def first_token(store: Store, folder: Path, now_s: float) -> str | None:
+def first_operator_token(store: Store, folder: Path, now_s: float) -> str | None:
     """Return the operator's token in a scheduler's folder; make it if the store has never had any token.
 
     A start that was killed between the file and the store is made up for by the next. Where the store has tokens, none
@@ -221,7 +221,7 @@ def first_token(store: Store, folder: Path, now_s: float) -> str | None:
         InputError: If the file cannot be used or written.
     """
     path = folder / FILE
-    close_to_others(path)
+    restrict_to_owner(path)
     secret = read_token(path)
     with store.read() as tx:
         is_first = not has_tokens(tx)

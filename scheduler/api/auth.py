@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from ..access.token_file import is_loopback
-from ..access.tokens import Caller, Role, TokenRow, caller_of, digest_of, find_token, has_tokens, use_token
+from ..access.tokens import Caller, Role, TokenRow, caller_of, digest_of, find_token, has_tokens, record_token_use
 from ..service.service import Service
 from ..store.database import StoreUnreachableError
 from .problems import ProblemError
@@ -44,7 +44,7 @@ class TokenCache:
         if is_valid and (row.used_s is None or now_s - row.used_s > TOKEN_USE_STEP_S):
             # A request succeeds although its use cannot be recorded, such as on a full disk.
             with suppress(StoreUnreachableError):
-                service.store.write(lambda tx: use_token(tx, digest, now_s))
+                service.store.write(lambda tx: record_token_use(tx, digest, now_s))
         if len(self._rows) >= MAX_CACHED_TOKENS:
             self._rows.clear()
         self._rows[digest] = row, time.monotonic()
@@ -96,7 +96,7 @@ async def caller_of_request(request: Request, service: ServiceDep, known: TokenC
     """
     header = request.headers.get("authorization")
     if header is None:
-        await _without_token(request, service, known)
+        await _check_without_token(request, service, known)
         return LOCAL_OPERATOR
     scheme, _, secret = header.partition(" ")
     if scheme.lower() != "bearer" or not secret:
@@ -107,7 +107,7 @@ async def caller_of_request(request: Request, service: ServiceDep, known: TokenC
         if not service.is_open or await _has_tokens(service, known):
             raise
     # The token is of another scheduler, such as an earlier one at this port: treated like no token.
-    await _without_token(request, service, known)
+    await _check_without_token(request, service, known)
     return LOCAL_OPERATOR
 
 
@@ -127,7 +127,7 @@ async def caller_with(secret: str, service: Service, known: TokenCache) -> Calle
     return caller
 
 
-async def _without_token(request: Request, service: Service, known: TokenCache) -> None:
+async def _check_without_token(request: Request, service: Service, known: TokenCache) -> None:
     """Accept requests without a token from this machine alone, to an open scheduler without tokens.
 
     A website must not submit jobs through the browser of a visitor: neither under a host name that it points to this
@@ -135,7 +135,7 @@ async def _without_token(request: Request, service: Service, known: TokenCache) 
     """
     if not service.is_open or await _has_tokens(service, known):
         raise ProblemError("unauthorized", "this scheduler needs a token: send `Authorization: Bearer TOKEN`")
-    if not is_loopback(_host_of(request)) or not has_own_origin(request):
+    if not is_loopback(_host_of(request)) or not is_same_origin(request):
         raise ProblemError("wrong-host", "without tokens, only pages and programs of this address are served")
 
 
@@ -152,7 +152,7 @@ def _host_of(request: Request) -> str:
         return ""
 
 
-def has_own_origin(request: Request) -> bool:
+def is_same_origin(request: Request) -> bool:
     """Return whether a request is of a program, or of the scheduler's own pages: the same host and port."""
     origin, host = request.headers.get("origin"), request.headers.get("host")
     return origin in (None, f"http://{host}", f"https://{host}")
@@ -189,7 +189,7 @@ async def writer_of_request(caller: Reader) -> Caller:
 Writer = Annotated[Caller, Depends(writer_of_request)]
 
 
-def _one_of(*roles: Role) -> Callable[[Caller], Awaitable[Caller]]:
+def _caller_with_role(*roles: Role) -> Callable[[Caller], Awaitable[Caller]]:
     async def checked(caller: AnyCaller) -> Caller:
         if caller.role not in roles:
             raise ProblemError("forbidden", f"this needs a token with the role {' or '.join(roles)}")
@@ -198,6 +198,8 @@ def _one_of(*roles: Role) -> Callable[[Caller], Awaitable[Caller]]:
     return checked
 
 
-Operator = Annotated[Caller, Depends(_one_of(Role.OPERATOR))]
-Reporter = Annotated[Caller, Depends(_one_of(Role.AGENT, Role.OPERATOR))]  # on nodes; an agent only on its own
-Scraper = Annotated[Caller, Depends(_one_of(Role.SCRAPE, Role.OPERATOR))]  # metrics cover all jobs
+Operator = Annotated[Caller, Depends(_caller_with_role(Role.OPERATOR))]
+Reporter = Annotated[
+    Caller, Depends(_caller_with_role(Role.AGENT, Role.OPERATOR))
+]  # on nodes; an agent only on its own
+Scraper = Annotated[Caller, Depends(_caller_with_role(Role.SCRAPE, Role.OPERATOR))]  # metrics cover all jobs

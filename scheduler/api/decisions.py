@@ -10,7 +10,7 @@ from ..policy_host.process import MISS_WORDS, Miss
 from ..store.attempts import DecisionRow, decisions_of
 from ..store.jobs import owners_of
 from .auth import Reader, ServiceDep
-from .jobs import HIDDEN_JOB, JOB_PROBLEMS, FoundJob, SharePage, seen_owner, share_pages
+from .jobs import HIDDEN_JOB, JOB_PROBLEMS, FoundJob, SharePage, share_pages, visible_owner
 
 router = APIRouter()
 
@@ -105,7 +105,7 @@ def decisions(row: FoundJob, service: ServiceDep, caller: Reader) -> list[Decisi
     with service.store.read() as tx:
         rows = decisions_of(tx, row.id)
         pages = [decision_page(each) for each in rows]
-        mine = seen_owner(caller)
+        mine = visible_owner(caller)
         if mine is None:
             return pages
         proposals = (each.proposal for each in pages)

@@ -30,18 +30,27 @@ from ..store.attempts import (
     attempts_of,
     checkpoints_of,
     last_attempts,
-    register,
+    store_checkpoint,
 )
 from ..store.database import OlderAttemptError, StaleWriteError
 from ..store.events import EventRow, events_after
-from ..store.jobs import get_job, get_jobs, list_jobs, listed_jobs, set_desired, set_priority, try_again
-from ..store.rings import held_by_rings
+from ..store.jobs import filtered_job_ids, get_job, get_jobs, list_jobs, retry_job, set_desired, set_priority
+from ..store.rings import gpus_held_by_rings
 from .auth import Operator, Reader, ServiceDep, Writer
-from .problems import ProblemError, problems
-from .submitting import API_WRITER, JobPage, check_gpus, check_priority, check_queued, fields_of, job_page, shown_spec
+from .problems import ProblemError, openapi_problems
+from .submitting import (
+    API_WRITER,
+    JobPage,
+    check_gpus,
+    check_priority,
+    check_queued,
+    job_page,
+    job_page_fields,
+    spec_without_secrets,
+)
 
 HIDDEN_JOB = "-"  # in place of the id of another user's job
-JOB_PROBLEMS = problems("no-such-job")
+JOB_PROBLEMS = openapi_problems("no-such-job")
 
 
 class SharePage(BaseModel):
@@ -181,14 +190,14 @@ def attempt_page(row: AttemptRow, held: Mapping[int, Placement]) -> AttemptPage:
 
 
 def _crash_page(row: AttemptRow) -> CrashPage | None:
-    end, places = failed_rank_end(row.ends, row.outcome), places_of(row)
+    end, places = failed_rank_end(row.ends, row.outcome), rank_places(row)
     if end is None or end.rank >= len(places):  # a job can forge how it ended
         return None
     node, gpu = places[end.rank]
     return CrashPage(rank=end.rank, node=node, gpu=gpu, code=end.code, signal=end.signal)
 
 
-def places_of(row: AttemptRow) -> list[tuple[str, int]]:
+def rank_places(row: AttemptRow) -> list[tuple[str, int]]:
     """Return the node and the GPU of each rank of an attempt."""
     return [(share.node, gpu) for share in row.placement for gpu in share.gpus]
 
@@ -198,18 +207,18 @@ def job_detail_page(
 ) -> JobDetailPage:
     """Return a job with all details; `held` has the GPUs of its attempts with rings, by number."""
     return JobDetailPage(
-        **fields_of(row), waiting=waiting, attempts=tuple(attempt_page(attempt, held) for attempt in attempts),
+        **job_page_fields(row), waiting=waiting, attempts=tuple(attempt_page(attempt, held) for attempt in attempts),
         estimate_s=row.estimate_s, estimate_from=row.estimate_from, estimate_jobs=row.estimate_jobs,
-        spec=shown_stored(row.spec),
+        spec=stored_spec_without_secrets(row.spec),
     )  # fmt: skip
 
 
-def shown_stored(spec: object) -> dict[str, Any]:
+def stored_spec_without_secrets(spec: object) -> dict[str, Any]:
     """Return a stored job file in the same way; one that cannot be read is empty."""
     try:
-        return shown_spec(stored_job(spec))
+        return spec_without_secrets(stored_job(spec))
     except UnreadableSpecError:
-        return shown_spec(StoredJob.model_construct(command=()))
+        return spec_without_secrets(StoredJob.model_construct(command=()))
 
 
 def checkpoint_page(row: CheckpointRow) -> CheckpointPage:
@@ -225,7 +234,7 @@ def event_page(row: EventRow) -> EventPage:
     )  # fmt: skip
 
 
-def seen_owner(caller: Caller) -> str | None:
+def visible_owner(caller: Caller) -> str | None:
     """Return the owner whose jobs a caller sees, None for all owners."""
     return None if caller.role is Role.OPERATOR else caller.owner
 
@@ -240,16 +249,16 @@ def find_job(service: Service, caller: Caller, job: str) -> JobRow:
     if is_job_id(job):
         with service.store.read() as tx:
             row = get_job(tx, job)
-    if row is None or seen_owner(caller) not in (None, row.owner):
+    if row is None or visible_owner(caller) not in (None, row.owner):
         raise ProblemError("no-such-job", f"there is no job {job!r}")
     return row
 
 
-def _found(job: Annotated[str, Path(max_length=100)], service: ServiceDep, caller: Reader) -> JobRow:
+def _job_of_path(job: Annotated[str, Path(max_length=100)], service: ServiceDep, caller: Reader) -> JobRow:
     return find_job(service, caller, job)
 
 
-FoundJob = Annotated[JobRow, Depends(_found)]
+FoundJob = Annotated[JobRow, Depends(_job_of_path)]
 
 
 def find_attempt(service: Service, row: JobRow, number: int | None) -> AttemptRow:
@@ -293,28 +302,28 @@ def queue(
     offset: Annotated[int, Query(ge=0, le=10**9, description="Number of jobs to skip.")] = 0,
 ) -> QueuePage:
     """List the jobs that have not ended: those that hold GPUs, the queue in its order, and those outside of it."""
-    mine = seen_owner(caller)
+    mine = visible_owner(caller)
     if mine is not None and user not in (None, mine):
         return QueuePage(jobs=(), total=0)
     states = [each for each in OPEN_STATES if state is None or each in state]
     with service.store.read() as tx:
         places = service.queue.read(tx, service.now_s())
-        ids = _in_order(tx, states, mine or user, name, places)
+        ids = _ids_in_queue_order(tx, states, mine or user, name, places)
         rows = {row.id: row for row in get_jobs(tx, ids[offset : offset + limit])}
         found = [rows[job] for job in ids[offset : offset + limit] if job in rows]
-        return QueuePage(jobs=listed(tx, found, service, places), total=len(ids))
+        return QueuePage(jobs=listed_job_pages(tx, found, service, places), total=len(ids))
 
 
-def _in_order(
+def _ids_in_queue_order(
     tx: Connection, states: Sequence[JobState], owner: str | None, name: str | None, queue: Queue
 ) -> list[str]:
-    holding = listed_jobs(tx, [each for each in states if each in HOLDING_STATES], owner, name)
-    waiting = listed_jobs(tx, [each for each in states if each not in HOLDING_STATES], owner, name)
+    holding = filtered_job_ids(tx, [each for each in states if each in HOLDING_STATES], owner, name)
+    waiting = filtered_job_ids(tx, [each for each in states if each not in HOLDING_STATES], owner, name)
     last = len(queue.places) + 1
     return [*holding, *sorted(waiting, key=lambda job: queue.places.get(job, last))]
 
 
-def listed(
+def listed_job_pages(
     tx: Connection, rows: Sequence[JobRow], service: Service, places: Queue | None = None
 ) -> tuple[ListedJobPage, ...]:
     """Return jobs as a list shows them; without `places` the queue is read if one of the jobs waits."""
@@ -322,12 +331,12 @@ def listed(
     if places is None and any(row.state in PENDING_STATES for row in rows):
         places = service.queue.read(tx, service.now_s())
     waiting = {} if places is None else why_jobs_wait(tx, rows, places)
-    return tuple(_listed(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)
+    return tuple(_listed_job_page(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)
 
 
-def _listed(row: JobRow, last: AttemptRow | None, waiting: Waiting | None) -> ListedJobPage:
+def _listed_job_page(row: JobRow, last: AttemptRow | None, waiting: Waiting | None) -> ListedJobPage:
     return ListedJobPage(
-        **fields_of(row), started_s=last and last.started_s, released_s=last and last.ended_s,
+        **job_page_fields(row), started_s=last and last.started_s, released_s=last and last.ended_s,
         placement=(share_pages(last.placement) or ()) if last else (), waiting=waiting,
     )  # fmt: skip
 
@@ -344,7 +353,7 @@ class JobPatch(ExactTypes):
     priority: Priority | None = None
 
 
-@router.get("/v1/jobs", responses=problems("bad-cursor"))
+@router.get("/v1/jobs", responses=openapi_problems("bad-cursor"))
 def jobs(
     service: ServiceDep,
     caller: Reader,
@@ -355,14 +364,14 @@ def jobs(
     cursor: Annotated[str | None, Query(max_length=40, description="From the previous page.")] = None,
 ) -> JobsPage:
     """List jobs, the last submitted first."""
-    mine = seen_owner(caller)
+    mine = visible_owner(caller)
     if mine is not None and user not in (None, mine):
         return JobsPage(jobs=(), cursor=None)
-    before = None if cursor is None else _seq_of(cursor)
+    before = None if cursor is None else _seq_of_cursor(cursor)
     with service.store.read() as tx:
         states = None if state is None else sorted(set(state))  # each is a query of its own
         rows = list_jobs(tx, limit=limit, states=states, owner=mine or user, name=name, before_seq=before)
-        pages = listed(tx, rows, service)
+        pages = listed_job_pages(tx, rows, service)
     if len(rows) < limit:
         return JobsPage(jobs=pages, cursor=None)
     more = base64.urlsafe_b64encode(f"jobs:{rows[-1].submit_seq}".encode()).decode().rstrip("=")
@@ -378,7 +387,7 @@ def job(
     row: FoundJob, service: ServiceDep, if_none_match: Annotated[str | None, Header(max_length=1000)] = None
 ) -> Response:
     """Show a job with its attempts, its place in the queue, and why it waits."""
-    return _shown(service, row, if_none_match)
+    return _job_response(service, row, if_none_match)
 
 
 @router.patch(
@@ -386,10 +395,10 @@ def job(
     response_model=JobDetailPage,
     responses={
         **JOB_PROBLEMS,
-        **problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much", "too-high"),
+        **openapi_problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much", "too-high"),
     },
 )
-def change(
+def change_job(
     patch: JobPatch,
     row: FoundJob,
     service: ServiceDep,
@@ -407,18 +416,18 @@ def change(
         undone = "which only a retry undoes" if row.state is JobState.FAILED else "which nothing undoes"
         raise ProblemError("ended", f"job {row.id} is {what}, {undone}")
     try:
-        return _shown(service, _change(service, row, patch, version))
+        return _job_response(service, _apply_patch(service, row, patch, version))
     except StaleWriteError as error:
         raise ProblemError("stale", str(error)) from error
 
 
 @router.delete("/v1/jobs/{job}", status_code=202, responses=JOB_PROBLEMS)
-def cancel(row: FoundJob, service: ServiceDep, _: Writer) -> JobPage:
+def cancel_job(row: FoundJob, service: ServiceDep, _: Writer) -> JobPage:
     """Cancel a job; safe to repeat, and without effect once it has ended."""
-    return job_page(_change(service, row, JobPatch(desired=Desired.CANCEL), None))
+    return job_page(_apply_patch(service, row, JobPatch(desired=Desired.CANCEL), None))
 
 
-def _change(service: Service, row: JobRow, patch: JobPatch, version: int | None) -> JobRow:
+def _apply_patch(service: Service, row: JobRow, patch: JobPatch, version: int | None) -> JobRow:
     at_s = service.now_s()
 
     def write(tx: Connection) -> None:
@@ -430,16 +439,16 @@ def _change(service: Service, row: JobRow, patch: JobPatch, version: int | None)
 
     service.store.write(write)
     service.wake()
-    return _now(service, row)
+    return _read_again(service, row)
 
 
-def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
+def _job_response(service: Service, row: JobRow, known: str | None = None) -> Response:
     """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
     with service.store.read() as tx:
         waits = row.state in PENDING_STATES
         waiting = why_jobs_wait(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
         attempts = attempts_of(tx, row.id)
-        held = held_by_rings(tx, row.id, attempts) if is_ring_job(row.spec) else {}
+        held = gpus_held_by_rings(tx, row.id, attempts) if is_ring_job(row.spec) else {}
         page = job_detail_page(row, attempts, waiting.get(row.id), held)
     body = page.model_dump_json().encode()
     etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'
@@ -462,7 +471,7 @@ def _version_of(if_match: str | None) -> int | None:
     return int(found[1])
 
 
-def _seq_of(cursor: str) -> int:
+def _seq_of_cursor(cursor: str) -> int:
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
     except (binascii.Error, ValueError):
@@ -481,17 +490,17 @@ def attempts(row: FoundJob, service: ServiceDep) -> list[AttemptPage]:
     """List all attempts of a job."""
     with service.store.read() as tx:
         found = attempts_of(tx, row.id)
-        held = held_by_rings(tx, row.id, found) if is_ring_job(row.spec) else {}
+        held = gpus_held_by_rings(tx, row.id, found) if is_ring_job(row.spec) else {}
         return [attempt_page(attempt, held) for attempt in found]
 
 
-@router.get("/v1/jobs/{job}/tasks", responses=problems("no-such-job", "no-such-attempt"))
+@router.get("/v1/jobs/{job}/tasks", responses=openapi_problems("no-such-job", "no-such-attempt"))
 def tasks(row: FoundJob, service: ServiceDep, attempt: AttemptNumber = None) -> list[TaskPage]:
     """List the ranks of an attempt, and how they ended."""
     found = find_attempt(service, row, attempt)
     ends = {end.rank: end for end in found.ends}
     pages = []
-    for rank, (node, gpu) in enumerate(places_of(found)):
+    for rank, (node, gpu) in enumerate(rank_places(found)):
         end = ends.get(rank)
         code, signal, ended_s = (None, None, None) if end is None else (end.code, end.signal, end.ended_s)
         pages.append(
@@ -543,14 +552,14 @@ def checkpoints(
 @router.post(
     "/v1/jobs/{job}/checkpoints",
     status_code=201,
-    responses={**problems("no-such-job", "no-such-attempt", "older-attempt", "bad-request", "too-much")},
+    responses={**openapi_problems("no-such-job", "no-such-attempt", "older-attempt", "bad-request", "too-much")},
 )
 def register_checkpoint(new: NewCheckpoint, row: FoundJob, service: ServiceDep, _: Writer) -> CheckpointPage:
     """Register a checkpoint; those of an attempt that a later one has replaced are refused."""
     find_attempt(service, row, new.attempt)
     made = CheckpointRow(row.id, new.attempt, new.step, new.path, new.digest, service.now_s())
     try:
-        service.store.write(partial(register, row=made, writer=API_WRITER))
+        service.store.write(partial(store_checkpoint, row=made, writer=API_WRITER))
     except OlderAttemptError as error:
         raise ProblemError("older-attempt", str(error)) from error
     return checkpoint_page(made)
@@ -559,28 +568,28 @@ def register_checkpoint(new: NewCheckpoint, row: FoundJob, service: ServiceDep, 
 @router.post(
     "/v1/jobs/{job}/retry",
     status_code=202,
-    responses={**JOB_PROBLEMS, **problems("ended", "too-large", "too-many-queued")},
+    responses={**JOB_PROBLEMS, **openapi_problems("ended", "too-large", "too-many-queued")},
 )
-def retry(row: FoundJob, service: ServiceDep, _: Writer) -> JobPage:
+def retry_failed_job(row: FoundJob, service: ServiceDep, _: Writer) -> JobPage:
     """Put a failed job back into the queue, or release a held one, with its full number of retries.
 
     Safe to repeat: a job that is to run does not change.
     """
-    _refuse_what_stays_ended(row)
+    _check_may_retry(row)
     check_gpus(row.gpus, service)
     at_s = service.now_s()
 
     def write(tx: Connection) -> None:
         if row.state is JobState.FAILED:
             check_queued(tx, row.owner, service.settings.limits)
-        try_again(tx, row.id, at_s=at_s, writer=API_WRITER)
+        retry_job(tx, row.id, at_s=at_s, writer=API_WRITER)
 
     service.store.write(write)
     service.wake()
-    return job_page(_now(service, row))
+    return job_page(_read_again(service, row))
 
 
-def _refuse_what_stays_ended(row: JobRow) -> None:
+def _check_may_retry(row: JobRow) -> None:
     if retry_step(row) is RetryStep.REFUSED:
         what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
         raise ProblemError("ended", f"job {row.id} is {what}; only a failed or held job can be retried")
@@ -590,34 +599,34 @@ def _refuse_what_stays_ended(row: JobRow) -> None:
         )
 
 
-def _now(service: Service, row: JobRow) -> JobRow:
+def _read_again(service: Service, row: JobRow) -> JobRow:
     with service.store.read() as tx:
         return get_job(tx, row.id) or row
 
 
 UnknownName = Annotated[str, Path(max_length=100, description="Name of the attempt, from the list.")]
-NO_SUCH = problems("no-such-attempt")
+NO_SUCH = openapi_problems("no-such-attempt")
 
 
 @router.get("/v1/unknown-attempts")
-def unknown(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
+def unknown_attempts(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
     """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
     return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.unresolved]
 
 
 @router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
-def end(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
+def end_unknown_attempt(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
     """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
-    return _done(service, attempt, known=service.control.unknown_attempts.request_end(attempt))
+    return _answer_for_unknown(service, attempt, known=service.control.unknown_attempts.request_end(attempt))
 
 
 @router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
-def disregard(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
+def disregard_unknown_attempt(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
     """Let jobs start on the GPUs of an attempt that is not proven dead."""
-    return _done(service, attempt, known=service.control.unknown_attempts.request_disregard(attempt))
+    return _answer_for_unknown(service, attempt, known=service.control.unknown_attempts.request_disregard(attempt))
 
 
-def _done(service: Service, attempt: str, *, known: bool) -> Response:
+def _answer_for_unknown(service: Service, attempt: str, *, known: bool) -> Response:
     if not known:
         raise ProblemError("no-such-attempt", f"there is no unknown attempt {attempt!r} here")
     service.wake()

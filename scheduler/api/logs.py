@@ -16,7 +16,7 @@ from ..store.attempts import AttemptRow, attempts_of, get_attempt
 from ..store.jobs import get_job
 from .auth import ServiceDep
 from .jobs import AttemptNumber, FoundJob, find_attempt
-from .problems import ProblemError, problems
+from .problems import ProblemError, openapi_problems
 from .streaming import OpenStream, Poll, SentEvent
 
 ALL_RANKS = "all"
@@ -26,7 +26,7 @@ MAX_FOLLOWED_RANKS = 256  # that are followed at once: their offsets have to fit
 EVERY_LINE = 1 << 62
 
 
-class OneRank:
+class RankOutput:
     """The output of one rank.
 
     Args:
@@ -51,9 +51,9 @@ class OneRank:
             BackendError: If it cannot be read now.
         """
         if self._lines is not None:
-            self._offset = begin_of(self._service, attempt, self._rank, self._lines)
+            self._offset = tail_begin(self._service, attempt, self._rank, self._lines)
             self._lines = None
-        data, self._offset = read_or_nothing(self._service, attempt, self._rank, self._offset, MAX_FOLLOWED_BYTES)
+        data, self._offset = read_log_if_any(self._service, attempt, self._rank, self._offset, MAX_FOLLOWED_BYTES)
         return self._decoder.decode(data, final=is_over and not data)
 
     def restart(self) -> None:
@@ -67,7 +67,7 @@ class OneRank:
         return SentEvent(json.dumps({"text": text}), f"{number}:{self._rank}:{offset}", "log")
 
 
-class AllRanks:
+class AllOutput:
     """The output of all ranks, in whole lines as they come.
 
     Args:
@@ -83,19 +83,19 @@ class AllRanks:
         self._service, self._offsets, self._lines, self._most_bytes = service, offsets, lines, most_bytes
 
     def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
-        """Return new output of an attempt, as `OneRank.text`."""
-        ranks = range(ranks_of(attempt))
+        """Return new output of an attempt, as `RankOutput.text`."""
+        ranks = range(count_ranks(attempt))
         share = self._most_bytes // len(ranks)
         if self._lines is not None:
-            self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
+            self._offsets = [tail_begin(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None
         self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
         parts, most = [], min(MAX_FOLLOWED_BYTES, share)
         for rank in ranks:
-            data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], most)
+            data, end = read_log_if_any(self._service, attempt, rank, self._offsets[rank], most)
             whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
             self._offsets[rank] = end - (len(data) - len(whole))
-            parts.append(prefixed(rank, whole))
+            parts.append(with_rank_prefix(rank, whole))
         return "".join(parts)
 
     def restart(self) -> None:
@@ -108,10 +108,10 @@ class AllRanks:
         return SentEvent(json.dumps({"text": text}), f"{number}:{ALL_RANKS}:{offsets}", "log")
 
 
-Source = OneRank | AllRanks  # output that is followed through the attempts of a job
+Source = RankOutput | AllOutput  # output that is followed through the attempts of a job
 
 
-def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str:
+def last_lines_of_ranks(service: Service, attempt: AttemptRow, lines: int | None) -> str:
     """Return the last output of all ranks, rank by rank, as lines have no times.
 
     Args:
@@ -122,30 +122,30 @@ def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str
     Raises:
         BackendError: If it cannot be read.
     """
-    ranks = ranks_of(attempt)
+    ranks = count_ranks(attempt)
     most = MAX_LOG_BYTES // ranks
     parts = []
     for rank in range(ranks):
-        offset = begin_of(service, attempt, rank, EVERY_LINE if lines is None else lines, most)
-        parts.append(prefixed(rank, read_or_nothing(service, attempt, rank, offset, most)[0]))
+        offset = tail_begin(service, attempt, rank, EVERY_LINE if lines is None else lines, most)
+        parts.append(with_rank_prefix(rank, read_log_if_any(service, attempt, rank, offset, most)[0]))
     return "".join(parts)
 
 
-def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MAX_LOG_BYTES) -> int:
+def tail_begin(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MAX_LOG_BYTES) -> int:
     """Return the offset at which the last lines of a rank begin.
 
     Raises:
         BackendError: If its output cannot be read.
     """
-    return tail_offset(lambda offset, size: read_or_nothing(service, attempt, rank, offset, size), lines, most)
+    return tail_offset(lambda offset, size: read_log_if_any(service, attempt, rank, offset, size), lines, most)
 
 
-def ranks_of(attempt: AttemptRow) -> int:
+def count_ranks(attempt: AttemptRow) -> int:
     """Return the number of ranks of an attempt."""
     return sum(len(share.gpus) for share in attempt.placement)
 
 
-def prefixed(rank: int, data: bytes) -> str:
+def with_rank_prefix(rank: int, data: bytes) -> str:
     """Return output with the number of its rank before each line, and an end of line after the last."""
     text = data.decode("utf-8", "replace").removesuffix("\n")
     return f"[{rank}] " + text.replace("\n", f"\n[{rank}] ") + "\n" if data else ""
@@ -157,7 +157,7 @@ def _whole_lines(data: bytes, *, is_full: bool, is_over: bool) -> bytes:
     return data if (is_over and not is_full) or (is_full and not cut) else data[:cut]
 
 
-def read_or_nothing(service: Service, attempt: AttemptRow, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+def read_log_if_any(service: Service, attempt: AttemptRow, rank: int, offset: int, most: int) -> tuple[bytes, int]:
     """Return output of a rank and the offset after it; nothing of one that has no log.
 
     Raises:
@@ -182,7 +182,7 @@ router = APIRouter()
     response_class=Response,
     responses={
         200: {"description": "Its output.", "content": {"text/plain": {}, "text/event-stream": {}}},
-        **problems(
+        **openapi_problems(
             "no-such-job",
             "no-such-attempt",
             "no-such-log",
@@ -211,53 +211,53 @@ def logs(
         if rank == ALL_RANKS and row.gpus > MAX_FOLLOWED_RANKS:
             detail = f"at most {MAX_FOLLOWED_RANKS} ranks can be followed at once, and the job has {row.gpus}; name one"
             raise ProblemError("invalid", detail)
-        number, source = _begin(service, rank, offset, tail, last_event_id)
+        number, source = _where_to_follow(service, rank, offset, tail, last_event_id)
         if number or attempt:
             find_attempt(service, row, number or attempt)
-        return open_stream(_following(service, row.id, number or attempt or 0, source, attempt))
+        return open_stream(_output_poll(service, row.id, number or attempt or 0, source, attempt))
     found = find_attempt(service, row, attempt)
     try:
         if rank == ALL_RANKS:
-            return _answer(last_of_all(service, found, tail).encode(), None)
-        return _of_one(service, found, int(rank), offset, tail)
+            return _text_response(last_lines_of_ranks(service, found, tail).encode(), None)
+        return _rank_response(service, found, int(rank), offset, tail)
     except NoLogError as error:
         raise ProblemError("no-such-log", str(error)) from error
     except BackendError as error:
         raise ProblemError("unavailable", str(error)) from error
 
 
-def _of_one(service: Service, attempt: AttemptRow, rank: int, offset: int, tail: int | None) -> Response:
+def _rank_response(service: Service, attempt: AttemptRow, rank: int, offset: int, tail: int | None) -> Response:
     def read(begin: int, most: int) -> tuple[bytes, int]:
         return service.backend.logs(attempt.name, rank, begin, most)
 
     if tail is not None:
-        offset = begin_of(service, attempt, rank, tail)
+        offset = tail_begin(service, attempt, rank, tail)
     data, after = read(offset, MAX_LOG_BYTES)
     if not data and offset and not read(offset - 1, 1)[0]:
         raise ProblemError("beyond-the-end", f"the log of rank {rank} does not reach to offset {offset}")
-    return _answer(data, after)
+    return _text_response(data, after)
 
 
-def _answer(data: bytes, after: int | None) -> Response:
+def _text_response(data: bytes, after: int | None) -> Response:
     headers = {"X-Content-Type-Options": "nosniff"} | ({} if after is None else {"Next-Offset": str(after)})
     return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-def _begin(
+def _where_to_follow(
     service: Service, rank: int | str, offset: int, tail: int | None, last_event_id: str | None
 ) -> tuple[int, Source]:
     """Return the first attempt to follow, 0 for the last one, and its output."""
     if last_event_id is None:
-        return 0, AllRanks(service, [], tail) if rank == ALL_RANKS else OneRank(service, int(rank), offset, tail)
+        return 0, AllOutput(service, [], tail) if rank == ALL_RANKS else RankOutput(service, int(rank), offset, tail)
     if rank == ALL_RANKS:
         if (found := ID_OF_ALL.fullmatch(last_event_id)) is not None:
-            return int(found[1]), AllRanks(service, [int(each) for each in found[2].split(",")])
+            return int(found[1]), AllOutput(service, [int(each) for each in found[2].split(",")])
     elif (found := ID.fullmatch(last_event_id)) is not None and int(found[2]) == int(rank):
-        return int(found[1]), OneRank(service, int(rank), int(found[3]))
+        return int(found[1]), RankOutput(service, int(rank), int(found[3]))
     raise ProblemError("bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream")
 
 
-def _following(service: Service, job: str, number: int, source: Source, only: int | None) -> Poll:
+def _output_poll(service: Service, job: str, number: int, source: Source, only: int | None) -> Poll:
     """Return what polls the output of a job, from an attempt on (0: the last one) or of one only."""
 
     def poll() -> list[SentEvent] | None:

@@ -30,18 +30,18 @@ from ..store.attempts import held_gpus
 from ..store.jobs import owners_of
 from ..store.nodes import (
     NodeRow,
-    entries_since,
     faulty_gpus,
     gpus_in_service,
     list_nodes,
-    open_entries,
-    quarantined,
+    open_quarantines,
+    quarantined_gpus,
+    quarantines_since,
     set_out_of_service,
 )
 from ..store.schema import Liveness
 from .auth import Operator, Reader, Reporter, ServiceDep
-from .jobs import HIDDEN_JOB, seen_owner
-from .problems import ProblemError, problems
+from .jobs import HIDDEN_JOB, visible_owner
+from .problems import ProblemError, openapi_problems
 from .submitting import API_WRITER
 
 SCHEDULER = "scheduler"  # among witnesses
@@ -107,7 +107,7 @@ def quarantine_page(entry: QuarantineEntry, running: Collection[HardwarePlace]) 
     )  # fmt: skip
 
 
-def _of(node: str, places: Collection[tuple[str, int]]) -> tuple[int, ...]:
+def _gpus_on(node: str, places: Collection[tuple[str, int]]) -> tuple[int, ...]:
     return tuple(sorted(gpu for name, gpu in places if name == node))
 
 
@@ -127,33 +127,33 @@ class DrainRequest(ExactTypes):
 Node = Annotated[str, Path(max_length=253)]
 OrderId = Annotated[str, Path(max_length=64)]
 LINE = r"^[^\x00-\x1f\x7f]*$"
-NODE_PROBLEMS = problems("no-such-node", "bad-request", "too-much")
+NODE_PROBLEMS = openapi_problems("no-such-node", "bad-request", "too-much")
 
 
 @router.get("/v1/nodes")
 def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
     """List all nodes, and the jobs that hold their GPUs."""
-    mine = seen_owner(caller)
+    mine = visible_owner(caller)
     with service.store.read() as tx:
         held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
         owners = {} if mine is None else owners_of(tx, sorted(set(held.values())))
         rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
-        broken, closed = open_entries(tx), quarantined(tx, service.layout.nodes)
+        broken, closed = open_quarantines(tx), quarantined_gpus(tx, service.layout.nodes)
     if mine is not None:
         held = {gpu: job if owners.get(job) == mine else HIDDEN_JOB for gpu, job in held.items()}
-        rows = {name: _for_users(row) for name, row in rows.items()}
+        rows = {name: _row_for_users(row) for name, row in rows.items()}
     control, now_s = service.control, service.now_s()
     fenced, reports, reached_by = control.fenced_nodes(), control.last_reports(), control.successful_probers()
     running = service.clearing.running
 
     def page(name: str, gpus: int) -> NodePage:
-        row, report = rows.get(name, _unseen(service, name)), reports.get(name)
+        row, report = rows.get(name, _row_of_unseen(service, name)), reports.get(name)
         state = node_state_of(row, broken, is_fenced=name in fenced, now_s=now_s)
         return NodePage(
             name=name, kind=row.kind, gpus=tuple(held.get((name, gpu)) for gpu in range(gpus)), slots=row.slots,
             state=state.state, evidence=state.evidence, liveness=row.liveness, verdict=row.verdict,
-            since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, faulty),
-            quarantined=_of(name, closed),
+            since_s=row.since_s, seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_gpus_on(name, faulty),
+            quarantined=_gpus_on(name, closed),
             quarantine=tuple(
                 quarantine_page(each, running) for each in broken if name in (each.place.node, each.place.other_node)
             ),
@@ -165,7 +165,7 @@ def nodes(service: ServiceDep, caller: Reader) -> list[NodePage]:
     return [page(name, gpus) for name, gpus in service.layout.nodes.items()]
 
 
-def _for_users(row: NodeRow) -> NodeRow:
+def _row_for_users(row: NodeRow) -> NodeRow:
     """Return a node without its address, and without the job that found it slow, which may be another user's."""
     is_slow = row.out_of_service.startswith(SLOW_NODE)
     return row._replace(address="", out_of_service="slow, as a job reported" if is_slow else row.out_of_service)
@@ -174,15 +174,15 @@ def _for_users(row: NodeRow) -> NodeRow:
 @router.post("/v1/nodes/{node}/drain", status_code=204, responses=NODE_PROBLEMS)
 def drain(node: Node, service: ServiceDep, _: Operator, body: DrainRequest | None = None) -> Response:
     """Take a node out of service: its jobs continue, and none starts there."""
-    return _set(service, node, (body or DrainRequest()).reason)
+    return _write_out_of_service(service, node, (body or DrainRequest()).reason)
 
 
 @router.post("/v1/nodes/{node}/resume", status_code=204, responses=NODE_PROBLEMS)
 def resume(node: Node, service: ServiceDep, _: Operator) -> Response:
     """Put a node back into service; without reports of its agent it is not down until the agent reports again."""
-    _check_known(node, service)
+    _check_node_exists(node, service)
     service.control.monitor.reports.dismiss(node)
-    return _set(service, node, "")
+    return _write_out_of_service(service, node, "")
 
 
 class NewCheckOutcome(ExactTypes):
@@ -222,9 +222,9 @@ class LeasePage(BaseModel):
 
 
 @router.post("/v1/nodes/{node}/report", responses=NODE_PROBLEMS)
-def report(node: Node, body: NodeReport, service: ServiceDep, caller: Reporter, request: Request) -> LeasePage:
+def receive_report(node: Node, body: NodeReport, service: ServiceDep, caller: Reporter, request: Request) -> LeasePage:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
-    _check_own(node, service, caller)
+    _check_agent_of(node, service, caller)
     granted = service.control.take_report(node, body, request.client.host if request.client else "")
     orders = service.checks.orders.fetch_orders(node, able=body.checks)
     port_probes = service.control.monitor.witnesses.orders_for(node) if body.agent_port else ()
@@ -235,11 +235,11 @@ def report(node: Node, body: NodeReport, service: ServiceDep, caller: Reporter, 
 
 
 @router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NODE_PROBLEMS)
-def check_outcome(
+def receive_check_outcome(
     node: Node, order: OrderId, outcome: NewCheckOutcome, service: ServiceDep, caller: Reporter
 ) -> Response:
     """Take the outcome of an agent's checks; ignored if it is no longer expected."""
-    _check_own(node, service, caller)
+    _check_agent_of(node, service, caller)
     service.checks.orders.record_outcome(node, order, outcome.evidence, passed=outcome.passed)
     return Response(status_code=204)
 
@@ -247,20 +247,20 @@ def check_outcome(
 @router.post("/v1/nodes/{node}/port-probes", status_code=204, responses=NODE_PROBLEMS)
 def record_port_probes(node: Node, body: NewPortProbes, service: ServiceDep, caller: Reporter) -> Response:
     """Record the results of a node's probes of other agents' ports; unexpected ones are ignored."""
-    _check_own(node, service, caller)
+    _check_agent_of(node, service, caller)
     service.control.record_port_probes(node, body.results)
     return Response(status_code=204)
 
 
-def _check_own(node: str, service: Service, caller: Caller) -> None:
+def _check_agent_of(node: str, service: Service, caller: Caller) -> None:
     """Refuse an agent that reports on another node than that of its token."""
     if caller.role is Role.AGENT and caller.node != node:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
-    _check_known(node, service)
+    _check_node_exists(node, service)
 
 
-def _check_known(node: str, service: Service) -> None:
+def _check_node_exists(node: str, service: Service) -> None:
     """Refuse a node that is not there.
 
     Not a dependency, as the answer names nodes: callers without rights must be refused first.
@@ -269,9 +269,9 @@ def _check_known(node: str, service: Service) -> None:
         raise ProblemError("no-such-node", f"there is no node {node!r}; {name_advice(node, service.layout.nodes)}")
 
 
-def _set(service: Service, node: str, reason: str) -> Response:
-    _check_known(node, service)
-    row = _unseen(service, node)
+def _write_out_of_service(service: Service, node: str, reason: str) -> Response:
+    _check_node_exists(node, service)
+    row = _row_of_unseen(service, node)
     service.store.write(
         partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=API_WRITER)
     )  # fmt: skip
@@ -279,7 +279,7 @@ def _set(service: Service, node: str, reason: str) -> Response:
     return Response(status_code=204)
 
 
-def _unseen(service: Service, node: str) -> NodeRow:
+def _row_of_unseen(service: Service, node: str) -> NodeRow:
     """Return the row of a node without a report or probe."""
     now_s, backend = service.now_s(), service.settings.backend.name
     return NodeRow(node, backend, service.node_types[node], service.slots, Liveness.UP, now_s, 0.0, 0)
@@ -350,13 +350,13 @@ def quarantines(
 ) -> list[QuarantinePage]:
     """List what is in quarantine, the oldest first."""
     with service.store.read() as tx:
-        found = entries_since(tx, service.now_s() - CLEARED_S) if cleared else open_entries(tx)
+        found = quarantines_since(tx, service.now_s() - CLEARED_S) if cleared else open_quarantines(tx)
     running = service.clearing.running
     return [quarantine_page(entry, running) for entry in found]
 
 
-@router.post("/v1/quarantine", responses=problems("no-such-node", "bad-request", "too-much"))
-def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> dict[str, QuarantineOutcome]:
+@router.post("/v1/quarantine", responses=openapi_problems("no-such-node", "bad-request", "too-much"))
+def put_into_quarantine(found: NewFinding, service: ServiceDep, caller: Reporter) -> dict[str, QuarantineOutcome]:
     """Put a broken GPU, link or node into quarantine, unless the rules forbid it; safe to repeat."""
     if caller.role is Role.AGENT and {found.node, found.other_node or found.node} != {caller.node}:
         raise ProblemError("forbidden", f"the token is for node {caller.node}, its GPUs and the links between them")
@@ -379,9 +379,9 @@ def put(found: NewFinding, service: ServiceDep, caller: Reporter) -> dict[str, Q
 
 @router.post(
     "/v1/quarantine/clear",
-    responses=problems("no-such-node", "not-in-quarantine", "no-checks", "bad-request", "too-much"),
+    responses=openapi_problems("no-such-node", "not-in-quarantine", "no-checks", "bad-request", "too-much"),
 )
-def clear(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedPage:
+def clear_quarantine(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedPage:
     """Check what is in quarantine and clear it if the checks pass, or clear it without checks."""
     place = HardwarePlace(body.node, WHOLE_NODE if body.gpu is None else body.gpu)
     if place.node not in service.layout.nodes:

@@ -82,40 +82,42 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
         body: The body, as far as it could be parsed.
     """
     document = request.app.openapi()
-    operation = _operation(request, document)
+    operation = _openapi_operation(request, document)
     details: list[str] = []
     for error in errors[:MAX_REPORTED]:  # each takes a while
         part, *inside = error["loc"]
         if error["type"] == "json_invalid":
             details.append(f"body: not JSON: {error['ctx']['error']}")
             continue
-        data = body if part == BODY else _parameter(inside, error["input"])
-        schema = {**document, **_expected(operation, str(part))}
-        details += [_words(problem) for problem in input_problems([{**error, "loc": tuple(inside)}], schema, data)]
+        data = body if part == BODY else _nested_at(inside, error["input"])
+        schema = {**document, **_schema_of_part(operation, str(part))}
+        details += [
+            _problem_text(problem) for problem in input_problems([{**error, "loc": tuple(inside)}], schema, data)
+        ]
     more = len(details) - 1 + len(errors[MAX_REPORTED:])
     return f"{details[0]} ({more} more)" if more else details[0]
 
 
-def _parameter(place: Sequence[str | int], value: object) -> object:
+def _nested_at(place: Sequence[str | int], value: object) -> object:
     """Return a parameter of a request as nested data, at its place."""
     for part in reversed(place):
         value = [None] * part + [value] if isinstance(part, int) else {part: value}
     return value
 
 
-def _words(problem: InputProblem) -> str:
+def _problem_text(problem: InputProblem) -> str:
     place = ".".join(map(str, problem.place)) or BODY
     return f"{place}: {problem.problem}; {problem.fix}" if problem.fix else f"{place}: {problem.problem}"
 
 
-def _operation(request: Request, document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _openapi_operation(request: Request, document: Mapping[str, Any]) -> Mapping[str, Any]:
     route = request.scope.get("route")
     path = document["paths"].get(route.path_format, {}) if isinstance(route, APIRoute) else {}
     found: Mapping[str, Any] = path.get(request.method.lower(), {})
     return found
 
 
-def _expected(operation: Mapping[str, Any], part: str) -> Schema:
+def _schema_of_part(operation: Mapping[str, Any], part: str) -> Schema:
     """Return the schema in OpenAPI of the body of a request, or of its parameters of one kind."""
     if part == BODY:
         found: Schema = operation.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema", {})
@@ -162,22 +164,22 @@ class ProblemError(Exception):
             self.headers["WWW-Authenticate"] = "Bearer"
 
 
-def _response(description: str) -> dict[str, Any]:
+def _openapi_response(description: str) -> dict[str, Any]:
     return {"description": description, "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": SCHEMA}}}}
 
 
-def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
+def openapi_problems(*codes: str) -> dict[int | str, dict[str, Any]]:
     """Return the errors of an endpoint for OpenAPI, beside those of all endpoints."""
     by_status: dict[int | str, list[str]] = {}
     for code in codes:
         by_status.setdefault(CODES[code].status, []).append(f"`{code}`")
-    return {status: _response(", ".join(names)) for status, names in by_status.items()}
+    return {status: _openapi_response(", ".join(names)) for status, names in by_status.items()}
 
 
-EVERYWHERE = problems("invalid", "unauthorized", "forbidden", "internal", "store-unreachable", "no-room")
+EVERYWHERE = openapi_problems("invalid", "unauthorized", "forbidden", "internal", "store-unreachable", "no-room")
 
 
-def problem_answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def problem_response(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return an error as a response."""
     title = code.replace("-", " ").capitalize()
     problem = ProblemDetails(
@@ -187,7 +189,7 @@ def problem_answer(request: Request, code: str, detail: str, headers: dict[str, 
     return JSONResponse(problem.model_dump(), problem.status, headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
-def _methods_at(app: FastAPI, path: str) -> str:
+def _methods_of_path(app: FastAPI, path: str) -> str:
     """Return all methods of a path; the router knows those of one endpoint."""
     known = [methods for template, methods in app.openapi()["paths"].items() if compile_path(template)[0].match(path)]
     return ", ".join(sorted({method.upper() for methods in known for method in methods}))
@@ -214,7 +216,7 @@ def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> AnswerProbl
 
     def answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> Response:
         page = as_page(request, code, detail, headers)
-        return problem_answer(request, code, detail, headers) if page is None else page
+        return problem_response(request, code, detail, headers) if page is None else page
 
     @app.exception_handler(ProblemError)
     async def _problem(request: Request, error: ProblemError) -> Response:
@@ -228,7 +230,7 @@ def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> AnswerProbl
     async def _of_http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
         if error.status_code == METHOD_NOT_ALLOWED:
-            headers["Allow"] = _methods_at(app, request.url.path) or headers.get("Allow", "")
+            headers["Allow"] = _methods_of_path(app, request.url.path) or headers.get("Allow", "")
         return answer(request, OF_STATUS.get(error.status_code, "bad-request"), str(error.detail), headers)
 
     @app.exception_handler(StoreUnreachableError)

@@ -19,10 +19,10 @@ from ..model.job import JobRow
 from ..model.job_spec import stored_job_or_default
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, held_gpus
-from ..store.nodes import records_of
-from ..store.rings import RING_ENDED, ReplacementRow, replacements_of, ring_ends
+from ..store.nodes import compute_records_of
+from ..store.rings import RING_ENDED, ReplacementRow, last_ring_states, replacements_of
 from .auth import ServiceDep
-from .jobs import JOB_PROBLEMS, FoundJob, places_of
+from .jobs import JOB_PROBLEMS, FoundJob, rank_places
 
 router = APIRouter()
 
@@ -117,16 +117,16 @@ def ring_page(job: str, service: Service) -> RingPage | None:
         last = attempts[-1]
         given = replacements_of(tx, job, last.number)
         held = [(row.node, row.gpu) for row in held_gpus(tx) if row.job_id == job and row.number == last.number]
-        kept = ring_ends(tx, job).get(last.number)
+        kept = last_ring_states(tx, job).get(last.number)
     if kept is not None:
-        return _kept_page(kept, given)
+        return _stored_ring_page(kept, given)
     if not service.backend.capabilities.runs_rings:
         return None
     report = call_backend(service.backend.ring_report, last.name)
     if report is None:
         return None
     places = call_backend(service.backend.ring_places, last.name) or ()
-    return _page(report, places, held, given)
+    return _reported_ring_page(report, places, held, given)
 
 
 class SeatHolder(NamedTuple):
@@ -146,7 +146,7 @@ def seats_of(job: str, service: Service) -> dict[int, SeatHolder]:
     }
 
 
-def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
+def _stored_ring_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> RingPage | None:
     """Return the ring of an ended attempt; None if another version stored it in another form."""
     try:
         report: RingReport = from_json(kept["report"], RingReport)
@@ -154,10 +154,12 @@ def _kept_page(kept: Mapping[str, Any], given: Sequence[ReplacementRow]) -> Ring
         gpus = [(node, gpu) for node, gpu in kept["gpus"]]
     except (KeyError, TypeError, ValueError):
         return None
-    return _page(report if report.phase in RING_OVER else replace(report, phase=RING_ENDED), places, gpus, given)
+    return _reported_ring_page(
+        report if report.phase in RING_OVER else replace(report, phase=RING_ENDED), places, gpus, given
+    )
 
 
-def _page(
+def _reported_ring_page(
     report: RingReport, places: Sequence[MemberPlace], held: Sequence[tuple[str, int]], given: Sequence[ReplacementRow]
 ) -> RingPage:
     of_report = {field.name: getattr(report, field.name) for field in fields(report)}
@@ -175,10 +177,10 @@ def _page(
         for rank, place in enumerate(places)
         if place.member >= 0 and (place.member in seats or not place.is_left)  # at the end some have left before others
     )
-    return RingPage(**of_report, members=members, gpus=gpus, replacements=tuple(map(_replacement, given)))
+    return RingPage(**of_report, members=members, gpus=gpus, replacements=tuple(map(_replacement_page, given)))
 
 
-def _replacement(row: ReplacementRow) -> ReplacementPage:
+def _replacement_page(row: ReplacementRow) -> ReplacementPage:
     why = {name: row.choice[name] for name in ReplacementPage.model_fields if name in row.choice}
     return ReplacementPage(rank=row.rank, node=row.node, gpu=row.gpu, at_s=row.at_s, **why)
 
@@ -209,14 +211,14 @@ def tasks_of(plan: PlanFile) -> list[SubTask]:
     other, and so on one node, as a placement goes through its GPUs node by node.
     """
     return [
-        SubTask(_rank(plan, k, r, t), k, r, t, plan.stages[k], tuple(_edges(plan, k, r, t)))
+        SubTask(_rank(plan, k, r, t), k, r, t, plan.stages[k], tuple(_edges_of_rank(plan, k, r, t)))
         for k in range(plan.pipeline)
         for r in range(plan.data)
         for t in range(plan.tensor)
     ]
 
 
-def waited_for(tasks: list[SubTask]) -> list[tuple[int, ...]]:
+def senders_of_ranks(tasks: list[SubTask]) -> list[tuple[int, ...]]:
     """Return for each rank those that send to it, ascending."""
     found: list[set[int]] = [set() for _ in tasks]
     for task in tasks:
@@ -229,7 +231,7 @@ def _rank(plan: PlanFile, stage: int, replica: int, member: int) -> int:
     return (stage * plan.data + replica) * plan.tensor + member
 
 
-def _edges(plan: PlanFile, k: int, r: int, t: int) -> Iterator[Edge]:
+def _edges_of_rank(plan: PlanFile, k: int, r: int, t: int) -> Iterator[Edge]:
     """Find what a rank sends; groups that sum are rings, as libraries make them."""
     work = plan.stages[k]
     if plan.tensor > 1:
@@ -318,7 +320,7 @@ def sub_tasks_page(
         now_s: The present.
         seats: Holders of the seats of the job's ring, each of which has a sub-task; empty for other jobs.
     """
-    tasks, places = tasks_of(plan), places_of(attempts[-1]) if attempts else []
+    tasks, places = tasks_of(plan), rank_places(attempts[-1]) if attempts else []
     holders = seats or {rank: SeatHolder(*place, rank) for rank, place in enumerate(places)}
     average = None if figures is None else figures.average
     step_s, total_s = None if average is None else average.iteration_s, plan.step_s * plan.iterations
@@ -330,8 +332,8 @@ def sub_tasks_page(
         deadline_s=plan.deadline_s or None,
         ends_s=None if figures is None else _ends_s(plan, figures.step, step_s or plan.step_s, now_s),
         tasks=tuple(
-            _task_page(task, waits, holders.get(task.rank), figures)
-            for task, waits in zip(tasks, waited_for(tasks), strict=True)
+            _sub_task_page(task, waits, holders.get(task.rank), figures)
+            for task, waits in zip(tasks, senders_of_ranks(tasks), strict=True)
         ),
     )  # fmt: skip
 
@@ -341,7 +343,7 @@ def _ends_s(plan: PlanFile, step: int, step_s: float, now_s: float) -> float | N
     return now_s + max(0, plan.iterations - step) * step_s if plan.iterations and step_s else None
 
 
-def _task_page(
+def _sub_task_page(
     task: SubTask, waits_for: tuple[int, ...], holder: SeatHolder | None, figures: StepFigures | None
 ) -> SubTaskPage:
     work, layers = task.work, task.work.layers
@@ -397,10 +399,10 @@ class TrainingPage(BaseModel):
 def training(row: FoundJob, service: ServiceDep) -> TrainingPage:
     """Show what is known of a job's iterations; of the steps of one that runs the leading scheduler knows."""
     with service.store.read() as tx:
-        records, attempts = records_of(tx, row.id), attempts_of(tx, row.id)
+        records, attempts = compute_records_of(tx, row.id), attempts_of(tx, row.id)
     spec, figures = stored_job_or_default(row.spec), service.control.step_figures().get(row.id)
     average = None if figures is None else figures.average
-    ring = places_of(attempts[-1]) if attempts else []
+    ring = rank_places(attempts[-1]) if attempts else []
     return TrainingPage(
         model=spec.model, iteration_flops=spec.iteration_flops, parameter_bytes=spec.parameter_bytes,
         ring=tuple(
@@ -408,7 +410,7 @@ def training(row: FoundJob, service: ServiceDep) -> TrainingPage:
             for rank, (node, gpu) in enumerate(ring)
         ),
         step=None if figures is None else figures.step,
-        loss=None if figures is None else in_json(figures.loss),
+        loss=None if figures is None else loss_in_json(figures.loss),
         average_iteration_s=None if average is None else average.iteration_s,
         steps=0 if average is None else average.steps,
         slowest=None if figures is None or average is None else figures.slowest,
@@ -419,7 +421,7 @@ def training(row: FoundJob, service: ServiceDep) -> TrainingPage:
     )  # fmt: skip
 
 
-def in_json(loss: float | None) -> float | Literal["nan", "inf", "-inf"] | None:
+def loss_in_json(loss: float | None) -> float | Literal["nan", "inf", "-inf"] | None:
     """Return a loss for JSON: one that is not finite as a word."""
     if loss is None or math.isfinite(loss):
         return loss

@@ -20,8 +20,8 @@ from ..access.tokens import Caller
 from ..service.service import Service
 from ..store.events import EventRow, events_after, last_complete_seq, owners_events_after
 from .auth import Reader, ServiceDep, TokenCacheDep, caller_of_request
-from .jobs import event_page, seen_owner
-from .problems import ProblemError, problems
+from .jobs import event_page, visible_owner
+from .problems import ProblemError, openapi_problems
 
 MAX_STREAMS = 100  # streams at once, of all owners
 
@@ -54,7 +54,7 @@ class StreamSlots:
 
         return give_back
 
-    def open_of(self, owner: str | None = None) -> int:
+    def count_open(self, owner: str | None = None) -> int:
         """Return how many streams are open, of an owner or of all."""
         with self._lock:
             return self._open.total() if owner is None else self._open[owner]
@@ -104,7 +104,7 @@ def open_stream(
     """
     give_back = slots.take(caller.owner)
     if give_back is None:
-        detail = f"{slots.open_of()} streams are open, {slots.open_of(caller.owner)} of them yours"
+        detail = f"{slots.count_open()} streams are open, {slots.count_open(caller.owner)} of them yours"
         raise ProblemError("too-many-followers", detail, Retry_After="10")
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -132,10 +132,10 @@ def open_stream(
                 continue
             sent_s = time.monotonic()
 
-    return _Stream(chunks(), give_back)
+    return _SlotStream(chunks(), give_back)
 
 
-class _Stream(StreamingResponse):
+class _SlotStream(StreamingResponse):
     """A stream that gives its place back when it ends, however it does, and when it never begins."""
 
     def __init__(self, chunks: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
@@ -179,7 +179,7 @@ router = APIRouter()
     response_class=StreamingResponse,
     responses={
         200: {"description": "Events, until the client closes the connection.", "content": {STREAM_MEDIA_TYPE: {}}},
-        **problems("bad-header", "too-many-followers"),
+        **openapi_problems("bad-header", "too-many-followers"),
     },
 )
 def events(
@@ -196,10 +196,10 @@ def events(
                 "bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream"
             )
         after = int(last_event_id)
-    return open_stream(_following(service, seen_owner(caller), after))
+    return open_stream(_event_poll(service, visible_owner(caller), after))
 
 
-def _following(service: Service, owner: str | None, after: int | None) -> Poll:
+def _event_poll(service: Service, owner: str | None, after: int | None) -> Poll:
     """Return what polls for the events after one, of an owner's jobs or of all; None: from now on."""
     if after is None:
         with service.store.read() as tx:
@@ -214,16 +214,16 @@ def _following(service: Service, owner: str | None, after: int | None) -> Poll:
             if owner is None:
                 rows = events_after(tx, seq, MAX_EVENTS_AT_ONCE)
                 seq = rows[-1].seq if rows else seq
-                return [_event(row) for row in rows]
+                return [_sent_event(row) for row in rows]
             for _ in range(MAX_STEPS):
                 before = seq
                 rows, seq = owners_events_after(tx, before, MAX_EVENTS_AT_ONCE, owner, STEP)
                 if rows or seq - before < STEP:
                     break
-        return [_event(row) for row in rows]
+        return [_sent_event(row) for row in rows]
 
     return poll
 
 
-def _event(row: EventRow) -> SentEvent:
+def _sent_event(row: EventRow) -> SentEvent:
     return SentEvent(event_page(row).model_dump_json(), str(row.seq), row.kind)

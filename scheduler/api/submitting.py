@@ -19,12 +19,22 @@ from sqlalchemy import Connection
 from ..access.tokens import Caller, Role
 from ..model.job import JobRow, new_job_id
 from ..model.job_spec import JobFile
-from ..service.queue_now import room_in
+from ..service.queue_now import gpu_counts
 from ..service.service import Service
 from ..settings import UserLimits
-from ..store.jobs import GIVEN, UNKNOWN, NewJob, StoredAnswer, estimated, insert_job, queued_of, recall, remember
+from ..store.jobs import (
+    GIVEN,
+    UNKNOWN,
+    NewJob,
+    StoredAnswer,
+    count_queued,
+    find_answer,
+    insert_job,
+    keep_answer,
+    with_estimate,
+)
 from .auth import ServiceDep, Writer
-from .problems import BODY, ProblemError, problems
+from .problems import BODY, ProblemError, openapi_problems
 
 API_WRITER = "api"
 CREATED = 201
@@ -71,15 +81,15 @@ class DryRunPage(BaseModel):
 
 def job_page(row: JobRow) -> JobPage:
     """Return a job."""
-    return JobPage(**fields_of(row))
+    return JobPage(**job_page_fields(row))
 
 
-def shown_spec(spec: JobFile) -> dict[str, Any]:
+def spec_without_secrets(spec: JobFile) -> dict[str, Any]:
     """Return a job file without the values of its environment."""
     return {**spec.model_dump(mode="json"), "environment": sorted(spec.environment)}
 
 
-def fields_of(row: JobRow) -> dict[str, Any]:
+def job_page_fields(row: JobRow) -> dict[str, Any]:
     """Return the fields of `JobPage`."""
     return {name: getattr(row, name) for name in JobPage.model_fields}
 
@@ -114,7 +124,7 @@ class SentJob:
             return cls(body, error)
 
 
-class InFlight:
+class KeysInFlight:
     """Idempotency keys of requests in progress."""
 
     def __init__(self) -> None:
@@ -143,9 +153,9 @@ class InFlight:
                 self._keys.discard((owner, key))
 
 
-async def in_flight_of(request: Request) -> InFlight:
+async def in_flight_of(request: Request) -> KeysInFlight:
     """Return the keys in progress of an application."""
-    keys: InFlight = request.app.state.in_flight
+    keys: KeysInFlight = request.app.state.in_flight
     return keys
 
 
@@ -155,7 +165,7 @@ async def in_flight_of(request: Request) -> InFlight:
     response_model=JobPage,
     responses={
         200: {"model": DryRunPage, "description": "What a submission would do (`dry_run`)."},
-        **problems(
+        **openapi_problems(
             "too-large", "too-high", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"
         ),
     },
@@ -164,7 +174,7 @@ def submit(
     sent: Annotated[SentJob, Body()],
     service: ServiceDep,
     caller: Writer,
-    in_flight: Annotated[InFlight, Depends(in_flight_of)],
+    in_flight: Annotated[KeysInFlight, Depends(in_flight_of)],
     key: Key = None,
     dry_run: Annotated[bool, Query(description="Only validate it.")] = False,  # noqa: FBT002
 ) -> Response:
@@ -173,7 +183,7 @@ def submit(
     with in_flight.hold(owner, key):
         # 1. Answer a known key, whatever has changed since its first request.
         if (first := _first_answer(service, owner, key, sent)) is not None:
-            return _created(first)
+            return _created_response(first)
         # 2. Check the job file, the limits and the cluster.
         spec = sent.job_file()
         check_gpus(spec.all_gpus, service, spec.spares)
@@ -188,7 +198,7 @@ def submit(
         check_disk(service)
         answer = _submit_once(service, spec, owner, key, sent)
     service.wake()
-    return _created(answer)
+    return _created_response(answer)
 
 
 def check_gpus(gpus: int, service: Service, spares: int = 0) -> None:
@@ -203,14 +213,14 @@ def check_gpus(gpus: int, service: Service, spares: int = 0) -> None:
         ProblemError: With the maximum.
     """
     most, here = service.settings.limits.gpus, service.layout.gpus
-    asks = f"{gpus} GPUs{_parts(gpus, spares)}"
+    asks = f"{gpus} GPUs{_seats_and_spares_text(gpus, spares)}"
     if gpus > here:
         raise ProblemError("too-large", f"the job asks for {asks}, the cluster has {here}")
     if most is not None and gpus > most:
         raise ProblemError("too-large", f"the job asks for {asks}, and one user may have {most}")
 
 
-def _parts(gpus: int, spares: int) -> str:
+def _seats_and_spares_text(gpus: int, spares: int) -> str:
     """Return what GPUs are for, where some are spares."""
     if not spares:
         return ""
@@ -240,7 +250,7 @@ def check_needs(spec: JobFile, service: Service) -> None:
     here = service.layout.gpus_for(spec.node_needs)
     gpus = spec.all_gpus
     if gpus > here:
-        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.node_needs.words}{_parts(gpus, spec.spares)}"
+        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.node_needs.words}{_seats_and_spares_text(gpus, spec.spares)}"
         raise ProblemError("too-large", f"the job asks for {asks}, and the cluster has {here or 'none'} of these")
 
 
@@ -267,7 +277,7 @@ def check_queued(tx: Connection, owner: str, limits: UserLimits) -> None:
     Raises:
         ProblemError: With the maximum.
     """
-    if queued_of(tx, owner) >= limits.queued_jobs:
+    if count_queued(tx, owner) >= limits.queued_jobs:
         text = f"{owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
         raise ProblemError("too-many-queued", text, Retry_After=RETRY_QUEUED_S)
 
@@ -303,7 +313,7 @@ def _first_answer(service: Service, owner: str, key: str | None, sent: SentJob) 
     if key is None:
         return None
     with service.store.read() as tx:
-        first = recall(tx, owner, key)
+        first = find_answer(tx, owner, key)
     # What was sent is compared first: what was a valid job file then may be none today, or have other defaults.
     if first is None or first.body == _digest(sent.body):
         return first
@@ -317,22 +327,24 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
 
 
-def _created(answer: StoredAnswer) -> Response:
+def _created_response(answer: StoredAnswer) -> Response:
     return JSONResponse(answer.response, answer.status, {"Location": f"/v1/jobs/{answer.response['id']}"})
 
 
 def _dry_run(service: Service, spec: JobFile, owner: str) -> DryRunPage:
     with service.store.read() as tx:
-        spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
-        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.node_needs))
+        spec = spec.model_copy(
+            update={"estimate_s": with_estimate(tx, _new_job(spec, owner, service.now_s())).estimate_s}
+        )
+        room = gpu_counts(tx, service.layout).on(service.layout.nodes_for(spec.node_needs))
         ahead = service.queue.ahead_of_new(tx, owner, spec.priority, service.now_s())
     fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
-    return DryRunPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
+    return DryRunPage(spec=spec_without_secrets(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
 
 
 def _submit_once(service: Service, spec: JobFile, owner: str, key: str | None, sent: SentJob) -> StoredAnswer:
     """Insert a job, unless another scheduler of this store has meanwhile answered a request with its key."""
-    new, limits = _new(spec, owner, service.now_s()), service.settings.limits
+    new, limits = _new_job(spec, owner, service.now_s()), service.settings.limits
     try:
         return service.store.write(partial(_insert_with_answer, new=new, key=key, body=sent.body, limits=limits))
     except ProblemError:
@@ -342,7 +354,7 @@ def _submit_once(service: Service, spec: JobFile, owner: str, key: str | None, s
         return first
 
 
-def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
+def _new_job(spec: JobFile, owner: str, now_s: float) -> NewJob:
     return NewJob(
         new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus,
         spec.estimate_s, now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
@@ -352,8 +364,8 @@ def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
 def _insert_with_answer(tx: Connection, new: NewJob, key: str | None, body: object, limits: UserLimits) -> StoredAnswer:
     """Put a job into the queue with the answer to its key, both or none."""
     check_queued(tx, new.owner, limits)
-    page = job_page(insert_job(tx, estimated(tx, new), writer=API_WRITER)).model_dump(mode="json")
+    page = job_page(insert_job(tx, with_estimate(tx, new), writer=API_WRITER)).model_dump(mode="json")
     answer = StoredAnswer(_digest(new.spec), _digest(body), CREATED, page, new.submitted_s)
-    if key is not None and not remember(tx, new.owner, key, answer):
+    if key is not None and not keep_answer(tx, new.owner, key, answer):
         raise ProblemError("key-reused", f"the key {key!r} was used for another job")
     return answer

@@ -29,7 +29,7 @@ from ..access.tokens import (
 from ..service.service import Service
 from ..store.database import TakenNameError, TooManyTokensError
 from .auth import Operator, Reader, ServiceDep, TokenCacheDep, Writer
-from .problems import ProblemError, problems
+from .problems import ProblemError, openapi_problems
 
 DAY_S = 86400.0
 
@@ -79,7 +79,7 @@ def token_page(row: TokenRow) -> TokenPage:
 @router.get("/v1/users/me/tokens")
 def tokens(service: ServiceDep, caller: Reader, owner: Owner = None) -> list[TokenPage]:
     """List the caller's tokens, including expired ones."""
-    of = _owner(caller, owner)
+    of = _owner_of_tokens(caller, owner)
     with service.store.read() as tx:
         return [token_page(row) for row in tokens_of(tx, of)]
 
@@ -87,11 +87,11 @@ def tokens(service: ServiceDep, caller: Reader, owner: Owner = None) -> list[Tok
 @router.post(
     "/v1/users/me/tokens",
     status_code=201,
-    responses=problems("token-exists", "too-many-tokens", "no-such-node", "bad-request", "too-much"),
+    responses=openapi_problems("token-exists", "too-many-tokens", "no-such-node", "bad-request", "too-much"),
 )
-def create(body: TokenRequest, service: ServiceDep, caller: Writer, known: TokenCacheDep) -> NewTokenPage:
+def create_token(body: TokenRequest, service: ServiceDep, caller: Writer, known: TokenCacheDep) -> NewTokenPage:
     """Create a token. Only this answer shows it."""
-    owner = _owner(caller, body.owner)
+    owner = _owner_of_tokens(caller, body.owner)
     if body.role not in (Role.USER, Role.READ_ONLY) and caller.role is not Role.OPERATOR:
         raise ProblemError("forbidden", f"only an operator makes tokens with the role {body.role}")
     _check_node(body, service)
@@ -108,8 +108,8 @@ def create(body: TokenRequest, service: ServiceDep, caller: Writer, known: Token
     return NewTokenPage(**token_page(made.row).model_dump(), token=made.secret)
 
 
-@router.delete("/v1/users/me/tokens/{name}", status_code=204, responses=problems("no-such-token"))
-def revoke(
+@router.delete("/v1/users/me/tokens/{name}", status_code=204, responses=openapi_problems("no-such-token"))
+def revoke_token_of(
     name: Annotated[str, Path(pattern=TOKEN_NAME, description=TOKEN_NAME_WORDS)],
     service: ServiceDep,
     caller: Writer,
@@ -117,7 +117,7 @@ def revoke(
     owner: Owner = None,
 ) -> Response:
     """Revoke a token at once."""
-    of, now_s = _owner(caller, owner), service.now_s()
+    of, now_s = _owner_of_tokens(caller, owner), service.now_s()
     if not service.store.write(lambda tx: revoke_token(tx, of, name, now_s)):
         raise ProblemError("no-such-token", f"{of} has no valid token {name!r}")
     known.forget()
@@ -145,7 +145,7 @@ def _expires_s(caller: Caller, days: float | None, now_s: float) -> float | None
     return wanted_s
 
 
-def _owner(caller: Caller, owner: str | None) -> str:
+def _owner_of_tokens(caller: Caller, owner: str | None) -> str:
     """Return the owner of the tokens."""
     if owner not in (None, caller.owner) and caller.role is not Role.OPERATOR:
         raise ProblemError("forbidden", "only an operator handles the tokens of others")
@@ -218,7 +218,9 @@ BrowsersDep = Annotated[Browsers, Depends(browsers_of)]
 
 
 @router.post("/v1/browser-links", status_code=201)
-async def link(request: Request, service: ServiceDep, _: Operator, browsers: BrowsersDep) -> dict[str, str]:
+async def create_browser_link(
+    request: Request, service: ServiceDep, _: Operator, browsers: BrowsersDep
+) -> dict[str, str]:
     """Create a link that logs one browser in as the caller, once and within an hour; `path` is on this server."""
     secret = request.headers.get("authorization", "").partition(" ")[2]
     if not secret:

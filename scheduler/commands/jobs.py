@@ -23,12 +23,12 @@ from .options import (
     TableColumn,
     UrlOption,
     client_of,
-    clock,
-    moment,
+    minute_text,
     placement_text,
     print_json,
     print_table,
     ran_s,
+    second_text,
 )
 
 if TYPE_CHECKING:
@@ -115,18 +115,18 @@ def print_ring(ring: Mapping[str, Any]) -> None:
         words = f"GPU {each['gpu']} of {each['node']} as rank {each['rank']}, {use}"
         typer.echo(f"{'joined':10s} {in_one_line(words)}")
     typer.echo()
-    print_table(MEMBER_COLUMNS, [_member(each, ring["spares"]) for each in _by_seat(ring)])
+    print_table(MEMBER_COLUMNS, [_member_cells(each, ring["spares"]) for each in _members_by_seat(ring)])
     for each in ring["replacements"][-1:]:
         average = f"{each['average_s']:.3g} s" if each["average_s"] > 0.0 else "not known"
         typer.echo(f"\n{'before':10s} an iteration of the ring took {average}; with each candidate, in seconds:")
-        candidates = [_candidate(candidate, each) for candidate in each["candidates"][:MAX_SHOWN_CANDIDATES]]
+        candidates = [_candidate_cells(candidate, each) for candidate in each["candidates"][:MAX_SHOWN_CANDIDATES]]
         print_table(CANDIDATE_COLUMNS, candidates)
     if len(ring["recoveries"]) > 1:
         typer.echo()
-        print_table(RECOVERY_COLUMNS, [_recovery(each) for each in ring["recoveries"][1:]])
+        print_table(RECOVERY_COLUMNS, [_recovery_cells(each) for each in ring["recoveries"][1:]])
 
 
-def _by_seat(ring: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _members_by_seat(ring: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the members by seat, empty seats among them, then the members without a seat."""
     empty = [{"seat": seat, "member": None} for seat, member in enumerate(ring["order"]) if member < 0]
 
@@ -136,7 +136,7 @@ def _by_seat(ring: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted([*ring["members"], *empty], key=order)
 
 
-def _member(member: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
+def _member_cells(member: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ...]:
     if member["member"] is None:
         return str(member["seat"]), "empty", "-", "-", "-"
     seat = member["seat"] if member["seat"] is not None else "spare" if member["member"] in spares else "-"
@@ -144,13 +144,13 @@ def _member(member: Mapping[str, Any], spares: Collection[int]) -> tuple[str, ..
     return str(seat), str(member["member"]), f"{member['node']}:{member['gpu']}", str(member["rank"]), pid
 
 
-def _candidate(candidate: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
+def _candidate_cells(candidate: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
     seconds = ("-" if candidate[name] is None else f"{candidate[name]:.3g}" for name in ("source_s", "ring_s"))
     is_chosen = (candidate["node"], candidate["gpu"]) == (of["node"], of["gpu"])
     return f"GPU {candidate['gpu']} of {candidate['node']}", *seconds, "chosen" if is_chosen else "", candidate["links"]
 
 
-def _recovery(recovery: Mapping[str, Any]) -> tuple[str, ...]:
+def _recovery_cells(recovery: Mapping[str, Any]) -> tuple[str, ...]:
     seconds = ("-" if recovery[phase] < 0 else f"{recovery[phase]:.3f}" for phase in PHASES)
     return (str(recovery["generation"]), str(recovery["members"]), *seconds, recovery["reason"])
 
@@ -168,15 +168,15 @@ MAX_SHOWN_TASKS = 64  # ranks; --json has all
 def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
     """Return what the plan of a job is, how its steps compare with it, and when it will be done."""
     degrees = f"data {found['data']} x pipeline {found['pipeline']} x tensor {found['tensor']}"
-    predicted = f"predicted {_time(found['predicted_step_s'])}" if found["predicted_step_s"] else "not predicted"
+    predicted = f"predicted {_step_text(found['predicted_step_s'])}" if found["predicted_step_s"] else "not predicted"
     of = f" of {found['iterations']}" if found["iterations"] else ""
     reached = "" if found["step"] is None else f"{found['step']}{of}; "
-    measured = "" if found["step_s"] is None else f", measured {_time(found['step_s'])}"
+    measured = "" if found["step_s"] is None else f", measured {_step_text(found['step_s'])}"
     facts = {
         "plan": f"{degrees}, {found['micro_batches']} micro-batches of {found['micro_batch']}",
         "step": f"{reached}{predicted}{measured}",
         "deadline": "" if found["deadline_s"] is None else f"{duration_text(found['deadline_s'])} of running",
-        "done": "" if found["ends_s"] is None else f"{clock(found['ends_s'])}, as it goes now",
+        "done": "" if found["ends_s"] is None else f"{second_text(found['ends_s'])}, as it goes now",
     }
     if found["iterations"]:
         bound = f"at most {duration_text(found['bound_s'])}"
@@ -187,7 +187,7 @@ def plan_facts(found: Mapping[str, Any]) -> dict[str, str]:
 def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
     """Print what each rank does, where, how long that takes, and for which ranks it waits; `in_ring`: by seats."""
     tasks, columns = found["tasks"][:MAX_SHOWN_TASKS], [*TASK_COLUMNS]
-    rows = [[*_row(task)] for task in tasks]
+    rows = [[*_sub_task_cells(task)] for task in tasks]
     if in_ring:
         columns.insert(0, SEAT_COLUMN)
         for row, task in zip(rows, tasks, strict=True):
@@ -204,15 +204,15 @@ def print_sub_tasks(found: Mapping[str, Any], *, in_ring: bool) -> None:
     print_table(tuple(columns), [tuple(row) for row in rows])
 
 
-def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
+def _sub_task_cells(task: Mapping[str, Any]) -> tuple[str, ...]:
     place = "-" if task["gpu"] is None else f"{task['node']}:{task['gpu']}"
-    measured = "-" if task["computed_s"] is None else _time(task["computed_s"])
+    measured = "-" if task["computed_s"] is None else _step_text(task["computed_s"])
     waits = " ".join(map(str, task["waits_for"])) or "-"
     parts = (task["rank"], task["stage"], task["replica"], place, " ... ".join(task["layers"]))
-    return (*map(str, parts), _time(task["predicted_s"]) if task["predicted_s"] else "-", measured, waits)
+    return (*map(str, parts), _step_text(task["predicted_s"]) if task["predicted_s"] else "-", measured, waits)
 
 
-def _time(seconds: float) -> str:
+def _step_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 
@@ -230,7 +230,7 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
     if json:
         print_json({**found, "training": training, **({} if plan is None else {"sub_tasks": plan})})
         return
-    facts = _facts(found) | _training(training) | ({} if plan is None else plan_facts(plan))
+    facts = _job_facts(found) | _training_facts(training) | ({} if plan is None else plan_facts(plan))
     for title, value in facts.items():
         typer.echo(f"{title:10s} {in_one_line(value)}")
     in_ring = found["spec"].get("failover") == "switch"
@@ -241,19 +241,19 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
         print_sub_tasks(plan, in_ring=in_ring)
     if found["attempts"]:
         typer.echo()
-        print_table(ATTEMPT_COLUMNS, [_attempt(attempt) for attempt in found["attempts"]])
+        print_table(ATTEMPT_COLUMNS, [_attempt_cells(attempt) for attempt in found["attempts"]])
         if crash := crash_line(found["id"], found["attempts"][-1]):
             typer.echo(f"\n{crash}")
 
 
-def _facts(found: dict[str, Any]) -> dict[str, str]:
+def _job_facts(found: dict[str, Any]) -> dict[str, str]:
     spec, waiting = found["spec"], found["waiting"]
     facts = {
         "job": found["id"], "name": found["name"], "user": found["owner"], "state": found["state"],
         "cause": found["cause"], "waiting": "" if waiting is None else waiting["reason"],
         "place": "" if waiting is None or waiting["position"] is None else f"{waiting['position']} in the queue",
-        "GPUs": str(found["gpus"]), "priority": str(found["priority"]), "submitted": clock(found["submitted_s"]),
-        "ended": "" if found["ended_s"] is None else clock(found["ended_s"]),
+        "GPUs": str(found["gpus"]), "priority": str(found["priority"]), "submitted": second_text(found["submitted_s"]),
+        "ended": "" if found["ended_s"] is None else second_text(found["ended_s"]),
         "estimate": estimate_text(found),
         "limit": "" if spec["limit_s"] is None else duration_text(spec["limit_s"]),
         "command": shlex.join(spec["command"]), "folder": spec["folder"],
@@ -261,7 +261,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     return {title: value for title, value in facts.items() if value}
 
 
-def _training(training: dict[str, Any]) -> dict[str, str]:
+def _training_facts(training: dict[str, Any]) -> dict[str, str]:
     """Return how long iterations take, and how long they computed on each type of node; nothing without any."""
     facts = {"model": training["model"]} if training["model"] else {}
     if (loss := training["loss"]) is not None:
@@ -284,12 +284,12 @@ def estimate_text(found: dict[str, Any]) -> str:
     return f"{duration_text(found['estimate_s'])}, {words}"
 
 
-def _attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
+def _attempt_cells(attempt: dict[str, Any]) -> tuple[str, ...]:
     ended_s = time.time() if attempt["ended_s"] is None else attempt["ended_s"]
     ran = "-" if attempt["started_s"] is None else duration_text(ended_s - attempt["started_s"])
     contact = "" if attempt["contact"] == "ok" else ", no answer from it"
     return (
-        str(attempt["number"]), attempt["state"] + contact, moment(attempt["started_s"]), ran,
+        str(attempt["number"]), attempt["state"] + contact, minute_text(attempt["started_s"]), ran,
         placement_text(attempt["held"]), attempt["cause"],
     )  # fmt: skip
 
@@ -318,8 +318,10 @@ def queue(
         return
     place, why = TableColumn("PLACE", right=True), TableColumn("NODES OR REASON", gives=True)
     columns = (place, JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, why)
-    _show_list(
-        columns, [(_place(job), *_cells(job), _where_or_why(job)) for job in found], "no jobs are running or waiting"
+    _print_list(
+        columns,
+        [(_queue_position(job), *_job_cells(job), _where_or_why(job)) for job in found],
+        "no jobs are running or waiting",
     )
 
 
@@ -339,7 +341,9 @@ def jobs(
         return
     ended, why = TableColumn("ENDED"), TableColumn("CAUSE, NODES OR REASON", gives=True)
     columns = (JOB, NAME, USER, STATE, GPUS, SUBMITTED, STARTED, RAN, ended, why)
-    _show_list(columns, [(*_cells(job), moment(job["ended_s"]), _where_or_why(job)) for job in found], "no jobs")
+    _print_list(
+        columns, [(*_job_cells(job), minute_text(job["ended_s"]), _where_or_why(job)) for job in found], "no jobs"
+    )
 
 
 def _filters(state: list[JobState] | None, user: str | None, name: str | None) -> dict[str, object]:
@@ -347,7 +351,7 @@ def _filters(state: list[JobState] | None, user: str | None, name: str | None) -
     return {key: value for key, value in filters.items() if value is not None}
 
 
-def _show_list(columns: tuple[TableColumn, ...], rows: Iterable[tuple[str, ...]], none: str) -> None:
+def _print_list(columns: tuple[TableColumn, ...], rows: Iterable[tuple[str, ...]], none: str) -> None:
     found = list(rows)
     if found:
         print_table(columns, found)
@@ -355,13 +359,17 @@ def _show_list(columns: tuple[TableColumn, ...], rows: Iterable[tuple[str, ...]]
         typer.echo(none)
 
 
-def _cells(job: dict[str, Any]) -> tuple[str, ...]:
+def _job_cells(job: dict[str, Any]) -> tuple[str, ...]:
     run_s = ran_s(job, time.time())
-    times = (moment(job["submitted_s"]), moment(job["started_s"]), "-" if run_s is None else duration_text(run_s))
+    times = (
+        minute_text(job["submitted_s"]),
+        minute_text(job["started_s"]),
+        "-" if run_s is None else duration_text(run_s),
+    )
     return (job["id"], job["name"], job["owner"], job["state"], str(job["gpus"]), *times)
 
 
-def _place(job: dict[str, Any]) -> str:
+def _queue_position(job: dict[str, Any]) -> str:
     position = job["waiting"] and job["waiting"]["position"]
     return "-" if position is None else str(position)
 
@@ -387,18 +395,18 @@ def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT
     detail = client_of(url, ca).job(job)
     typer.echo(f"{'estimate':{len(INDENT)}}{estimate_text(detail)}")
     for decision in found:
-        typer.echo("\n".join(lines_of(decision, job)))
+        typer.echo("\n".join(decision_lines(decision, job)))
     if not found:
         waiting = detail["waiting"]
         why = "it has ended" if waiting is None else waiting["reason"]
         typer.echo(f"no decision yet: {in_one_line(why)}")
     if detail["waiting"] is not None and (before := detail["waiting"]["turn"]) is not None:
-        typer.echo(f"{'turn':{len(INDENT)}}{_turn(before)}")
-    for line in checks_lines(detail):
+        typer.echo(f"{'turn':{len(INDENT)}}{_turn_text(before)}")
+    for line in check_lines(detail):
         typer.echo(line)
 
 
-def _turn(before: int) -> str:
+def _turn_text(before: int) -> str:
     """Return whose turn it is in the queue, by the number of users whose turn is before that of a job's owner."""
     if before == 0:
         return "its owner's turn is next"
@@ -409,7 +417,7 @@ def _turn(before: int) -> str:
     )
 
 
-def checks_lines(job: dict[str, Any]) -> list[str]:
+def check_lines(job: dict[str, Any]) -> list[str]:
     """Return what checks of nodes found for a job that does not run, and why it waits now."""
     unfit = [(attempt["number"], attempt["cause"]) for attempt in job["attempts"] if attempt["cause"].startswith(UNFIT)]
     lines = [f"attempt {number}: {cause}" for number, cause in unfit]
@@ -418,23 +426,23 @@ def checks_lines(job: dict[str, Any]) -> list[str]:
     return lines
 
 
-def lines_of(decision: dict[str, Any], job: str) -> list[str]:
+def decision_lines(decision: dict[str, Any], job: str) -> list[str]:
     """Return a decision on a job in words: what was done, and what the policy and the heuristic would have done."""
     took = f"{1e3 * decision['took_s']:.1f} ms"
-    done = _outlook(decision["placement"], decision["expected"])
-    lines = [f"{_clock(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['decided_by']} in {took}"]
+    done = _outlook_text(decision["placement"], decision["expected"])
+    lines = [f"{_time_text(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['decided_by']} in {took}"]
     is_alone = decision["proposal"] is None and not decision["policy_error"]
     if is_alone:
-        return [*lines, f"{INDENT}policy {_policy(decision)}"]
-    lines.append(f"{INDENT}the policy {_policy(decision)}: {_proposal(decision, job)}")
-    return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {_instead(decision, job)}"]
+        return [*lines, f"{INDENT}policy {_policy_name(decision)}"]
+    lines.append(f"{INDENT}the policy {_policy_name(decision)}: {_proposal_text(decision, job)}")
+    return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {_heuristic_text(decision, job)}"]
 
 
-def _policy(decision: dict[str, Any]) -> str:
-    return f"{decision['policy']} ({decision['mode']} mode, version {_version(decision['version'])})"
+def _policy_name(decision: dict[str, Any]) -> str:
+    return f"{decision['policy']} ({decision['mode']} mode, version {_short_version(decision['version'])})"
 
 
-def _proposal(decision: dict[str, Any], job: str) -> str:
+def _proposal_text(decision: dict[str, Any], job: str) -> str:
     """Return what the policy proposed and how sure it was, or why there is no usable proposal."""
     proposal = decision["proposal"]
     if proposal is None:
@@ -443,15 +451,15 @@ def _proposal(decision: dict[str, Any], job: str) -> str:
     sure = "" if probability is None else f", {probability:.0%} sure among {options} moves"
     if proposal["job"] == "-":
         return f"would have started another user's job{sure}"
-    placement = _outlook(proposal["placement"], proposal["expected"])
+    placement = _outlook_text(proposal["placement"], proposal["expected"])
     if proposal["job"] != job:
         return f"would have started job {proposal['job']} on {placement}{sure}"
     return f"{'what was done' if proposal['placement'] == decision['placement'] else placement}{sure}"
 
 
-def _instead(decision: dict[str, Any], job: str) -> str:
+def _heuristic_text(decision: dict[str, Any], job: str) -> str:
     """Return what the heuristic would have done with the job that was due."""
-    due, other = decision["fallback_job"], _outlook(decision["fallback"], decision["fallback_expected"])
+    due, other = decision["fallback_job"], _outlook_text(decision["fallback"], decision["fallback_expected"])
     if due == "-":
         return "would have decided about another user's job"
     if due not in ("", job):
@@ -459,19 +467,19 @@ def _instead(decision: dict[str, Any], job: str) -> str:
     return "what was done" if decision["placement"] == decision["fallback"] else other
 
 
-def _clock(time_s: float) -> str:
+def _time_text(time_s: float) -> str:
     return datetime.fromtimestamp(time_s).astimezone().strftime("%H:%M:%S")
 
 
-def _outlook(placement: list[dict[str, Any]] | None, expected: dict[str, float] | None) -> str:
+def _outlook_text(placement: list[dict[str, Any]] | None, expected: dict[str, float] | None) -> str:
     """Return GPUs and what is expected of them."""
     if placement is None:
         return "wait"
     gpus = placement_text(placement)
     if expected is None:
         return gpus
-    return f"{gpus}, {expected['slowdown']:.2f} x its estimate, to end at {_clock(expected['end_s'])}"
+    return f"{gpus}, {expected['slowdown']:.2f} x its estimate, to end at {_time_text(expected['end_s'])}"
 
 
-def _version(version: str) -> str:
+def _short_version(version: str) -> str:
     return version[:12] if re.fullmatch("[0-9a-f]{64}", version) else version

@@ -15,12 +15,12 @@ from .options import (
     JsonOption,
     TableColumn,
     UrlOption,
+    check_nonempty,
     client_of,
-    duration_between,
-    nonempty,
+    duration_parser,
     print_json,
     print_table,
-    utc_minute,
+    utc_minute_text,
 )
 
 if TYPE_CHECKING:
@@ -47,20 +47,22 @@ def quarantines(
     if json:
         print_json(found)
     elif found:
-        print_table(QUARANTINE_COLUMNS, [_row(each) for each in found])
+        print_table(QUARANTINE_COLUMNS, [_quarantine_cells(each) for each in found])
     else:
         typer.echo("nothing is in quarantine")
 
 
 def quarantine(
     place: PlaceArgument,
-    reason: Annotated[str, typer.Option(callback=nonempty, help="What is wrong with it.")] = "an operator suspects it",
+    reason: Annotated[
+        str, typer.Option(callback=check_nonempty, help="What is wrong with it.")
+    ] = "an operator suspects it",
     action: Annotated[str, typer.Option(help="What repairs it.")] = "inspect it",
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
     """Let no job start on a node or a GPU until it is cleared; jobs there run on."""
-    acted = client_of(url, ca).put_into_quarantine({**_target(place), "cause": reason, "action": action})
+    acted = client_of(url, ca).put_into_quarantine({**_node_and_gpu(place), "cause": reason, "action": action})
     typer.echo(f"{place} is {'in' if acted == 'quarantined' else 'already in'} quarantine")
 
 
@@ -71,7 +73,7 @@ def clear(
     ca: CaOption = None,
 ) -> None:
     """Check what is in quarantine, and let jobs start there again; exit status 1 if the checks do not pass."""
-    client, target = client_of(url, ca), _target(place)
+    client, target = client_of(url, ca), _node_and_gpu(place)
     if not client.clear_quarantine({**target, "unchecked": unchecked})["checking"]:
         typer.echo(f"{place} is out of quarantine")
         return
@@ -84,7 +86,7 @@ def clear(
     typer.echo(f"{place} is out of quarantine")
 
 
-def _target(place: str) -> dict[str, Any]:
+def _node_and_gpu(place: str) -> dict[str, Any]:
     """Return the node and the GPU of NODE[:GPU]; a name may hold colons itself."""
     node, colon, gpu = place.rpartition(":")
     return {"node": node, "gpu": int(gpu)} if colon and gpu.isascii() and gpu.isdecimal() else {"node": place}
@@ -95,15 +97,15 @@ def _is_about(quarantine: dict[str, Any], target: dict[str, Any]) -> bool:
     return any(node == target["node"] and target.get("gpu", gpu) == gpu for node, gpu in ends)
 
 
-def _row(quarantine: dict[str, Any]) -> tuple[str, ...]:
+def _quarantine_cells(quarantine: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a quarantine; times are UTC."""
     cleared = quarantine["cleared_by"] or ("checks run" if quarantine["checking"] else quarantine["clears"])
     if quarantine["cleared_s"] is not None:
-        cleared += f", {utc_minute(quarantine['cleared_s'])}"
+        cleared += f", {utc_minute_text(quarantine['cleared_s'])}"
     evidence = "; ".join(words for words in (quarantine["evidence"], quarantine["checked"]) if words)
     return (
         place_of(quarantine),
-        utc_minute(quarantine["since_s"]),
+        utc_minute_text(quarantine["since_s"]),
         quarantine["cause"],
         quarantine["check"],
         quarantine["action"],
@@ -130,38 +132,38 @@ def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption =
         print_json(found)
         return
     for node in found:
-        grid = " ".join(_cell(node, gpu) for gpu in range(len(node["gpus"])))
+        grid = " ".join(_gpu_cell(node, gpu) for gpu in range(len(node["gpus"])))
         kind = "slots" if node["slots"] else "GPUs"
-        free = 0 if _words(node) else grid.split().count(".")
-        typer.echo(f"{node['name']:16s} {free} of {len(node['gpus'])} {kind} free  {grid}{_words(node)}")
+        free = 0 if _node_text(node) else grid.split().count(".")
+        typer.echo(f"{node['name']:16s} {free} of {len(node['gpus'])} {kind} free  {grid}{_node_text(node)}")
         for each in node["quarantine"]:
-            typer.echo(f"{'':16s}   {_words_on(each)}")
+            typer.echo(f"{'':16s}   {_quarantine_text(each)}")
         for each in (node["reported"] or {"gpus": []})["gpus"]:
-            typer.echo(f"{'':16s}   {_values(each)}")
+            typer.echo(f"{'':16s}   {_gpu_values_text(each)}")
 
 
-def _cell(node: dict[str, Any], gpu: int) -> str:
+def _gpu_cell(node: dict[str, Any], gpu: int) -> str:
     job = node["gpus"][gpu]
     if job is None:
         return "x" if gpu in node["faulty"] else "q" if gpu in node["quarantined"] else "."
     return str(job[-4:])
 
 
-def _words_on(quarantine: dict[str, Any]) -> str:
+def _quarantine_text(quarantine: dict[str, Any]) -> str:
     """Return why something is in quarantine, and what ends that."""
     found = ": ".join(filter(None, (quarantine["check"], quarantine["evidence"])))
     cause, action, clears = quarantine["cause"], quarantine["action"], quarantine["clears"]
     return in_one_line(f"{place_of(quarantine)} in quarantine: {cause} ({found}); {action}; cleared by {clears}")
 
 
-def _words(node: dict[str, Any]) -> str:
+def _node_text(node: dict[str, Any]) -> str:
     found = [] if node["state"] == "alive" else [f"{node['state']}: {node['evidence']}"]
     if node["out_of_service"]:
         found.append(f"out of service: {node['out_of_service']}")
     return "".join(f"  {in_one_line(words)}" for words in found)
 
 
-def _values(gpu: dict[str, Any]) -> str:
+def _gpu_values_text(gpu: dict[str, Any]) -> str:
     words = [f"GPU {gpu['index']}", f"{gpu['utilisation']:.0%} busy", f"{gpu['free_bytes'] / 2**30:.1f} GiB free"]
     if gpu["temperature_c"] is not None:
         words.append(f"{gpu['temperature_c']:.0f} °C")
@@ -171,7 +173,7 @@ def _values(gpu: dict[str, Any]) -> str:
 
 def drain(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option(callback=nonempty, help="Why.")] = "drained",
+    reason: Annotated[str, typer.Option(callback=check_nonempty, help="Why.")] = "drained",
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
 ) -> None:
@@ -191,7 +193,7 @@ def agent(
     url: UrlOption = DEFAULT_URL,
     ca: CaOption = None,
     every: Annotated[
-        float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Time between two reports.")
+        float, typer.Option(parser=duration_parser("100ms", "60s"), metavar=DURATION, help="Time between two reports.")
     ] = 5.0,
     fence: Annotated[
         bool, typer.Option("--fence", help="Kill this node's jobs once the scheduler has not answered for 10 s.")
@@ -217,12 +219,12 @@ def agent(
     client = client_of(url, ca)
     # A lease must outlast several lost reports.
     fencing = Fencing(lease_path(node)) if fence else None
-    checking = _checking(client, node) if checks else None
+    checking = _agent_checking(client, node) if checks else None
     agent_port, prober = None if port < 0 else open_agent_port(node, port), open_prober(probe) if probe else None
     report_forever(client, node, min(every, 1.0) if fence else every, fencing, checking, agent_port, prober)
 
 
-def _checking(client: "Client", node: str) -> "Checking":
+def _agent_checking(client: "Client", node: str) -> "Checking":
     from ...preflight.context import NodeSetup
     from ..health.agent import Checking, gpu_reports
 
@@ -251,18 +253,24 @@ def health(json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption 
     else:
         typer.echo(f"faults of the last {duration_text(max(time.time() - found['since_s'], 1.0))}")
         typer.echo()
-        print_table(TYPE_FAULT_COLUMNS, [_type(each) for each in found["types"]])
+        print_table(TYPE_FAULT_COLUMNS, [_node_type_cells(each) for each in found["types"]])
         typer.echo()
-        print_table(NODE_FAULT_COLUMNS, [_node(each) for each in found["nodes"]])
+        print_table(NODE_FAULT_COLUMNS, [_node_cells(each) for each in found["nodes"]])
     if any(each["is_lemon"] for each in found["nodes"]):
         raise typer.Exit(1)
 
 
-def _type(figures: dict[str, Any]) -> tuple[str, ...]:
-    return figures["type"], str(figures["nodes"]), str(figures["faults"]), f"{figures['per_day']:.3g}", _repair(figures)
+def _node_type_cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        figures["type"],
+        str(figures["nodes"]),
+        str(figures["faults"]),
+        f"{figures['per_day']:.3g}",
+        _repair_text(figures),
+    )
 
 
-def _node(figures: dict[str, Any]) -> tuple[str, ...]:
+def _node_cells(figures: dict[str, Any]) -> tuple[str, ...]:
     hazard = "-" if figures["hazard_per_s"] is None else f"{figures['hazard_per_s'] * DAY_S:.3g}"
     words = "lemon" if figures["is_lemon"] else ""
     return (
@@ -270,11 +278,11 @@ def _node(figures: dict[str, Any]) -> tuple[str, ...]:
         figures["type"],
         str(figures["faults"]),
         f"{figures['per_day']:.3g}",
-        _repair(figures),
+        _repair_text(figures),
         hazard,
         words,
     )
 
 
-def _repair(figures: dict[str, Any]) -> str:
+def _repair_text(figures: dict[str, Any]) -> str:
     return "-" if figures["repair_s"] is None else duration_text(figures["repair_s"])

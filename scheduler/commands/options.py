@@ -55,7 +55,7 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(content, indent=1))
 
 
-def nonempty(text: str) -> str:
+def check_nonempty(text: str) -> str:
     """Return the text of an option.
 
     Raises:
@@ -69,7 +69,7 @@ def nonempty(text: str) -> str:
 DURATION = "DURATION"  # in place of a value in the help
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Return the seconds of an option such as 30s, 15m, 2h or 3d.
 
     Raises:
@@ -81,12 +81,12 @@ def duration(text: str) -> float:
         raise typer.BadParameter(str(error)) from error
 
 
-def duration_between(least: str, most: str) -> Callable[[str | float], float]:
+def duration_parser(least: str, most: str) -> Callable[[str | float], float]:
     """Return the parser of a duration from `least` to `most`, as typed; a default is in seconds already."""
     least_s, most_s = seconds_of(least), seconds_of(most)
 
     def read(text: str | float) -> float:
-        duration_s = duration(text) if isinstance(text, str) else text
+        duration_s = parse_duration(text) if isinstance(text, str) else text
         if not least_s <= duration_s <= most_s:
             raise typer.BadParameter(f"{text!r} is too short or too long; write {least} to {most}")
         return duration_s
@@ -94,10 +94,10 @@ def duration_between(least: str, most: str) -> Callable[[str | float], float]:
     return read
 
 
-run_time = duration_between("1ms", "366d")  # of a job
+run_time = duration_parser("1ms", "366d")  # of a job
 
 
-def moment(at_s: float | None) -> str:
+def minute_text(at_s: float | None) -> str:
     """Return a moment to the minute, `-` for none; the year stands in place of the time if it is another one."""
     if at_s is None:
         return "-"
@@ -105,12 +105,12 @@ def moment(at_s: float | None) -> str:
     return at.strftime("%b %d %H:%M" if at.year == datetime.now().astimezone().year else "%b %d  %Y")
 
 
-def utc_minute(at_s: float) -> str:
+def utc_minute_text(at_s: float) -> str:
     """Return a moment in UTC, to the minute."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def clock(at_s: float) -> str:
+def second_text(at_s: float) -> str:
     """Return a moment to the second."""
     return datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
@@ -152,11 +152,11 @@ def table_lines(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], w
     cells = [[column.title for column in columns], *([in_one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     if width is not None:
-        _narrow(columns, widths, width)
-    return [_line(columns, row, widths) for row in cells]
+        _narrow_columns(columns, widths, width)
+    return [_table_line(columns, row, widths) for row in cells]
 
 
-def _narrow(columns: Sequence[TableColumn], widths: list[int], width: int) -> None:
+def _narrow_columns(columns: Sequence[TableColumn], widths: list[int], width: int) -> None:
     """Narrow the columns that may be cut to the width of the terminal, the widest first."""
     too_much = sum(widths) + len(GAP) * (len(widths) - 1) - width
     while too_much > 0:
@@ -167,7 +167,7 @@ def _narrow(columns: Sequence[TableColumn], widths: list[int], width: int) -> No
         too_much -= 1
 
 
-def _line(columns: Sequence[TableColumn], row: Sequence[str], widths: Sequence[int]) -> str:
+def _table_line(columns: Sequence[TableColumn], row: Sequence[str], widths: Sequence[int]) -> str:
     cut = [cell if len(cell) <= width else cell[: width - 1] + CUT for cell, width in zip(row, widths, strict=True)]
     padded = [
         cell.rjust(width) if column.right else cell.ljust(width)

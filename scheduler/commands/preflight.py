@@ -61,44 +61,51 @@ def preflight(
 
     check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
     folder = folder or Path(".longshore")
-    home, gpus = folder / "preflight", _gpus()
+    home, gpus = folder / "preflight", _count_driver_gpus()
     if wiring is not None:
         read_blueprint(wiring)
     read_port_facts(port_facts)  # before nodes do
     known_wiring = Blueprint()
     if learn_wiring is not None and learn_wiring.exists():
         known_wiring = read_blueprint(learn_wiring)
-    program = _words(sample) if sample else ()
-    placement = _placement(nodes, cluster, folder, gpus)
+    program = _split_command(sample) if sample else ()
+    placement = _placement_on(nodes, cluster, folder, gpus)
     make_folder(home, "--folder")
     slots = not real and not gpus
     if slots:
         typer.echo("no GPU found: checks of GPUs are skipped; with --real they fail", err=True)
     places = [
-        NodeSetup(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
+        NodeSetup(
+            share.node,
+            home.absolute(),
+            slots,
+            dtype,
+            wiring=_absolute_or_none(wiring),
+            port_facts=_absolute_or_none(port_facts),
+        )
         for share in placement
     ]
     workload = CheckedJob(
         dtype=dtype, link_bytes_per_s=link_bytes_per_s, sample_limit_s=sample_limit,
         sample=program, sample_folder=str(Path.cwd()) if sample else "",
     )  # fmt: skip
-    with _warm(places) as warm:
+    with _node_processes(places) as warm:
         if learn_wiring is not None:
-            _learn(learn_wiring, known_wiring, placement, workload, warm)
+            _write_wiring(learn_wiring, known_wiring, placement, workload, warm)
             return
         report = check_all(placement, workload, warm, level=level, progress=None if json else _print_outcome)
-    print_json(report.as_json()) if json else _show(report)
+    print_json(report.as_json()) if json else _print_report(report)
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _words(command: str) -> tuple[str, ...]:
+def _split_command(command: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
         raise InputError(f"it cannot be split into words: {error}", "close its quotes", field="--sample") from error
 
 
-def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int) -> "Placement":
+def _placement_on(nodes: str | None, cluster: Path | None, folder: Path, gpus: int) -> "Placement":
     """Return all GPUs of the named nodes; without a cluster file, those of this machine if it has any.
 
     Raises:
@@ -128,7 +135,7 @@ def _placement(nodes: str | None, cluster: Path | None, folder: Path, gpus: int)
     return tuple(Share(name, tuple(range(known[name]))) for name in chosen)
 
 
-def _gpus() -> int:
+def _count_driver_gpus() -> int:
     """Return the number of GPUs that the driver of this machine reports."""
     from ...cluster.files.errors import BackendError
     from ...preflight.readers import GpuLostError, open_nvml
@@ -139,12 +146,12 @@ def _gpus() -> int:
         return 0
 
 
-def _whole(path: Path | None) -> Path | None:
+def _absolute_or_none(path: Path | None) -> Path | None:
     return None if path is None else path.absolute()
 
 
 @contextmanager
-def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, LocalNode]]":
+def _node_processes(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, LocalNode]]":
     """Yield a process for each node; end them all."""
     from ...preflight.warm import LocalNode
 
@@ -158,7 +165,7 @@ def _warm(places: "Sequence[NodeSetup]") -> "Iterator[dict[str, LocalNode]]":
             node.close()
 
 
-def _learn(
+def _write_wiring(
     path: Path, before: "Blueprint", placement: "Placement", workload: "CheckedJob", nodes: "dict[str, LocalNode]"
 ) -> None:
     """Write the wiring found, and print what differs from before."""
@@ -184,7 +191,7 @@ def _print_outcome(node: str, check: str, outcome: "CheckOutcome") -> None:
         typer.echo(f"{node}: {check}: {outcome}", err=True)
 
 
-def _show(report: "RoundReport") -> None:
+def _print_report(report: "RoundReport") -> None:
     rows = [*report.bad_results, *report.warnings]
     if rows:
         print_table(

@@ -19,7 +19,7 @@ from .options import (
     JsonOption,
     UrlOption,
     client_of,
-    duration,
+    parse_duration,
     print_json,
 )
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 
-def do_to_each(jobs: list[str], change: Callable[[str], Answer], words: Callable[[Answer], str], *, json: bool) -> None:
+def change_each(
+    jobs: list[str], change: Callable[[str], Answer], words: Callable[[Answer], str], *, json: bool
+) -> None:
     """Change jobs and print the state of each; a failure of one does not stop the others.
 
     Args:
@@ -60,7 +62,7 @@ def retry(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
 
     They keep their ids, their history and their checkpoints.
     """
-    do_to_each(job, client_of(url, ca).retry, lambda found: f"{found['state']}, to be run", json=json)
+    change_each(job, client_of(url, ca).retry, lambda found: f"{found['state']}, to be run", json=json)
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two polls of the same jobs
@@ -70,7 +72,8 @@ FAILED, LATE = 1, 124  # exit statuses; 124 is that of timeout(1)
 def wait(
     job: JobsArgument,
     timeout: Annotated[
-        float | None, typer.Option(parser=duration, metavar=DURATION, help="Give up after this time; default: never.")
+        float | None,
+        typer.Option(parser=parse_duration, metavar=DURATION, help="Give up after this time; default: never."),
     ] = None,
     json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
@@ -89,7 +92,7 @@ def wait(
     reported = set[str]()  # held jobs
     while True:
         for each in list(left):
-            found = _poll(client, each, give_up_s)
+            found = _poll_job(client, each, give_up_s)
             give_up_s = min(time.monotonic() + OUTAGE_S, until_s)
             if found["ended_s"] is not None:
                 del left[each]
@@ -113,7 +116,7 @@ def wait(
         raise typer.Exit(FAILED)
 
 
-def _poll(client: "Client", job: str, give_up_s: float) -> dict[str, Any]:
+def _poll_job(client: "Client", job: str, give_up_s: float) -> dict[str, Any]:
     """Return a job; wait for a scheduler that does not answer, until a moment of the monotonic clock.
 
     Raises:
@@ -131,10 +134,10 @@ def _poll(client: "Client", job: str, give_up_s: float) -> dict[str, Any]:
 
 def cancel(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Cancel jobs; a running one gets SIGTERM, and is killed after its grace."""
-    do_to_each(job, client_of(url, ca).cancel, _cancelled, json=json)
+    change_each(job, client_of(url, ca).cancel, _cancel_text, json=json)
 
 
-def _cancelled(found: dict[str, Any]) -> str:
+def _cancel_text(found: dict[str, Any]) -> str:
     over = found["ended_s"] is not None
     return f"{found['state']}, already ended" if over else f"{found['state']}, to be cancelled"
 
@@ -142,13 +145,13 @@ def _cancelled(found: dict[str, Any]) -> str:
 def hold(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Hold jobs: a running one is stopped, and none starts until it is released."""
     client = client_of(url, ca)
-    do_to_each(job, lambda each: client.want(each, "hold"), lambda found: f"{found['state']}, to be held", json=json)
+    change_each(job, lambda each: client.want(each, "hold"), lambda found: f"{found['state']}, to be held", json=json)
 
 
 def release(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:
     """Release held jobs."""
     client = client_of(url, ca)
-    do_to_each(job, lambda each: client.want(each, "run"), lambda found: f"{found['state']}, to be run", json=json)
+    change_each(job, lambda each: client.want(each, "run"), lambda found: f"{found['state']}, to be run", json=json)
 
 
 def priority(

@@ -19,7 +19,7 @@ from ...cluster.files.output_file import in_one_line
 from ...cluster.files.paths import check_present_folder
 from ..access.token_file import FILE, link_token
 from ..logs import LogFormat, add_repeat_filters, log_as_json
-from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between
+from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_parser
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -52,7 +52,7 @@ def progress_lines(text: str) -> Iterator[Callable[[str], None]]:
         thread.join()
 
 
-def compile_first(*policies: str | None) -> None:
+def compile_for_policies(*policies: str | None) -> None:
     """Compile what decisions by these policies need, unless that is done: a live decision has no time for it.
 
     Policies of other packages compile in their own process, before their first decision.
@@ -107,7 +107,7 @@ _FROM_KERNEL = 0x80  # SI_KERNEL: of a terminal, which has sent it to the child,
 _OWN = {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP, signal.SIGKILL, signal.SIGSTOP}
 
 
-def leave_first_place() -> None:
+def fork_if_first_process() -> None:
     """Go on in a child if this process is the first of its PID namespace; it passes on signals, and ends as that does.
 
     Supervisors of attempts outlive the scheduler, so their parent is the first process, which has to reap them.
@@ -127,12 +127,12 @@ def leave_first_place() -> None:
         return
     status = 1
     try:
-        status = _watch(child, signals)
+        status = _reap_until_exit(child, signals)
     finally:
         os._exit(status)  # What this process has loaded is the child's to end.
 
 
-def _watch(child: int, signals: Set[int]) -> int:
+def _reap_until_exit(child: int, signals: Set[int]) -> int:
     """Pass signals on and reap all children, until the main child has ended; return its status as a shell does."""
     while True:
         received = signal.sigwaitinfo({*signals, signal.SIGCHLD})
@@ -159,7 +159,7 @@ def run_service(chosen: "ServeOptions") -> None:
         LongshoreError: If a setting cannot be used.
     """
     check_present_folder()
-    leave_first_place()
+    fork_if_first_process()
     from ..serve.app import create_app
     from ..service.service import Service
 
@@ -169,11 +169,11 @@ def run_service(chosen: "ServeOptions") -> None:
             "serve would run as root, and so would every job that it starts on this machine",
             "start it as another user, or with --as-root",
         )
-    with _listening(settings.host, settings.port) as listener:
+    with _listening_socket(settings.host, settings.port) as listener:
         service = Service(chosen)
         try:
             policy, fallback = settings.policy.name, settings.policy.fallback
-            compile_first(fallback, policy)
+            compile_for_policies(fallback, policy)
             with progress_lines(f"loading {policy or fallback}"):
                 service.lead()
         except LongshoreError:
@@ -182,11 +182,11 @@ def run_service(chosen: "ServeOptions") -> None:
         if service.first_token is not None:
             link_token(settings.folder / FILE, settings.port)
         app = create_app(service)
-        _welcome(service, app.state.browsers)
+        _print_addresses(service, app.state.browsers)
         _answer_requests(service, app, listener)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
@@ -198,7 +198,7 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _welcome(service: "Service", browsers: "Browsers") -> None:
+def _print_addresses(service: "Service", browsers: "Browsers") -> None:
     from ..api.tokens import link_path
 
     settings, kind = service.settings, "slots" if service.slots else "GPUs"
@@ -215,12 +215,12 @@ def _welcome(service: "Service", browsers: "Browsers") -> None:
 
 
 def _answer_requests(service: "Service", app: "FastAPI", listener: socket.socket) -> None:
-    from ..serve.server import ApiServer, raise_files
+    from ..serve.server import ApiServer, raise_file_limit
 
     # Objects loaded by now stay: a garbage collection over them would take 100 ms during an answer.
     gc.collect()
     gc.freeze()
-    ApiServer(app, service, raise_files(), log_level="warning").run(sockets=[listener])
+    ApiServer(app, service, raise_file_limit(), log_level="warning").run(sockets=[listener])
 
 
 DEFAULT_PORT = 8888
@@ -239,7 +239,7 @@ def extender(
         typer.Option(help="Kubernetes API to watch pods and nodes: in-cluster, or the URL of `kubectl proxy`."),
     ] = None,
     deadline: Annotated[
-        float, typer.Option(parser=duration_between("1ms", "60s"), metavar=DURATION, help="Time for one answer.")
+        float, typer.Option(parser=duration_parser("1ms", "60s"), metavar=DURATION, help="Time for one answer.")
     ] = 1.0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = DEFAULT_PORT,
 ) -> None:
@@ -254,11 +254,11 @@ def extender(
     from ..extender.watching import ObjectWatch
     from ..placement.placer import Placer
 
-    address = None if api is None else _address(api)
+    address = None if api is None else _kubernetes_address(api)
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
     deadline_s = deadline
     ranker = Ranker(inventory, Placer(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
-    compile_first(fallback, policy)
+    compile_for_policies(fallback, policy)
     with progress_lines(f"loading {policy or fallback}"):
         ranker.warm_up(LOADED_S)
     # Objects loaded by now stay: a garbage collection over them would take 100 ms during an answer.
@@ -269,7 +269,7 @@ def extender(
     uvicorn.run(create_app(ranker, watch), host="127.0.0.1", port=port, log_level="warning")
 
 
-def _address(api: str) -> "KubernetesAddress":
+def _kubernetes_address(api: str) -> "KubernetesAddress":
     from ..extender.watching import ACCOUNT, KubernetesAddress
 
     if api.startswith(("http://", "https://")):

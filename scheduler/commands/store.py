@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...cluster.files.errors import InputError
-from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_between, placement_text
-from .serving import compile_first, progress_lines
+from .options import DEFAULT_URL, DURATION, CaOption, UrlOption, client_of, duration_parser, placement_text
+from .serving import compile_for_policies, progress_lines
 
 if TYPE_CHECKING:
     from ..placement.replay import Compared
@@ -43,7 +43,7 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
 
 
 @contextmanager
-def existing_store(url: str) -> Iterator["Store"]:
+def open_existing_store(url: str) -> Iterator["Store"]:
     """Open an existing store: a mistyped folder or file creates none.
 
     Raises:
@@ -52,7 +52,7 @@ def existing_store(url: str) -> Iterator["Store"]:
     from ..store.database import file_of, open_store
 
     if (file := file_of(url)) is not None:
-        _check_store(file)
+        _check_is_file(file)
     opened = open_store(url)
     try:
         yield opened
@@ -60,7 +60,7 @@ def existing_store(url: str) -> Iterator["Store"]:
         opened.close()
 
 
-def _check_store(file: Path) -> None:
+def _check_is_file(file: Path) -> None:
     from ...cluster.files.paths import is_file
 
     if not is_file(file):
@@ -77,8 +77,8 @@ def backup(
     """Copy the store to a file, also while the scheduler runs. The file holds secrets: only its owner can read it."""
     from ..store.copying import back_up
 
-    source = _file(config, folder, store, "pg_dump -Fc -f FILE DATABASE")
-    _check_store(source)
+    source = _store_file(config, folder, store, "pg_dump -Fc -f FILE DATABASE")
+    _check_is_file(source)
     size_bytes = back_up(source, file)
     typer.echo(f"{source} is copied to {file}: {size_bytes} bytes")
 
@@ -91,18 +91,18 @@ def restore(
 ) -> None:
     """Replace the store of a stopped scheduler by a backup; the replaced store stays beside it."""
     from ...cluster.files.paths import exists
-    from ..store.copying import put_in_place
+    from ..store.copying import swap_in_backup
 
-    target = _file(config, folder, store, "createdb and pg_restore -d DATABASE FILE")
+    target = _store_file(config, folder, store, "createdb and pg_restore -d DATABASE FILE")
     if not exists(file):
         raise InputError(f"{file} is not there", "give the path of a copy")
     _refuse_while_used(target)
-    aside = put_in_place(file, target, datetime.now(UTC).strftime("replaced-%Y%m%dT%H%M%SZ"))
+    aside = swap_in_backup(file, target, datetime.now(UTC).strftime("replaced-%Y%m%dT%H%M%SZ"))
     typer.echo(f"{file} is in the place of {target}" + ("" if aside is None else f", which is {aside} now"))
     typer.echo("At its start the scheduler finds running attempts that are not in it: `longshore store unknown`")
 
 
-def _file(config: Path | None, folder: Path | None, store: str | None, instead: str) -> Path:
+def _store_file(config: Path | None, folder: Path | None, store: str | None, instead: str) -> Path:
     from ..store.database import file_of
 
     found = file_of(settings_of(config, folder, store).store_url)
@@ -114,12 +114,12 @@ def _file(config: Path | None, folder: Path | None, store: str | None, instead: 
 def _refuse_while_used(target: Path) -> None:
     """Refuse if a scheduler leads with a store, or a process of this machine has it open."""
     from ...cluster.files.processes import is_proven_dead
-    from ..store.copying import lease_in, open_in
+    from ..store.copying import lease_in_file, processes_with_open
 
-    lease = lease_in(target)
+    lease = lease_in_file(target)
     if lease is not None and lease.expires_s > time.time() and not is_proven_dead(lease.owner):
         raise InputError(f"a scheduler leads with {target}: {lease.owner}", "stop all schedulers of it first")
-    if processes := open_in(target):
+    if processes := processes_with_open(target):
         named = ", ".join(map(str, processes[:5]))
         raise InputError(f"{target} is open in process {named}", "stop all schedulers of it first")
 
@@ -131,7 +131,7 @@ def prune(
     older_than: Annotated[
         float | None,
         typer.Option(
-            parser=duration_between("1d", "36500d"),
+            parser=duration_parser("1d", "36500d"),
             metavar=DURATION,
             help="Such as 36h, 30d or 8w; default: that of the configuration.",
         ),
@@ -149,9 +149,11 @@ def prune(
     if older_than is not None:
         days = older_than / DAY_S
         choice = choice.model_copy(update={"jobs_days": days, "events_days": days, "decisions_days": days})
-    with existing_store(settings.store_url) as opened:
+    with open_existing_store(settings.store_url) as opened:
         horizon = retention.horizon_of(choice, time.time())
-        found = retention.count(opened, horizon) if dry_run else retention.prune(opened, settings.folder, horizon)
+        found = (
+            retention.count_prunable(opened, horizon) if dry_run else retention.prune(opened, settings.folder, horizon)
+        )
     word = "would be deleted" if dry_run else "deleted"
     typer.echo(f"{found.jobs} jobs, {found.events} events and {found.decisions} decisions {word}")
 
@@ -166,7 +168,7 @@ def decisions(
     every: Annotated[
         float | None,
         typer.Option(
-            parser=duration_between("1s", "30d"), metavar=DURATION,
+            parser=duration_parser("1s", "30d"), metavar=DURATION,
             help="Replace the file at this interval, such as 10m, until Ctrl-C; default: once.",
         ),
     ] = None,
@@ -177,17 +179,17 @@ def decisions(
     from ..settings import default_store_url
 
     check_outputs({"--out": out}, {})
-    with existing_store(store or default_store_url(folder)) as opened:
+    with open_existing_store(store or default_store_url(folder)) as opened:
         if every is None:
-            typer.echo(f"{_write(out, export_decisions(opened))} decisions in {out}")
+            typer.echo(f"{_write_lines(out, export_decisions(opened))} decisions in {out}")
         while every is not None:
             with replacing_file(out) as part:  # a reader finds either file whole
-                count = _write(part, export_decisions(opened))
+                count = _write_lines(part, export_decisions(opened))
             typer.echo(f"{count} decisions in {out}")
             time.sleep(every)
 
 
-def _write(out: Path, lines: Iterable[str]) -> int:
+def _write_lines(out: Path, lines: Iterable[str]) -> int:
     """Write lines to a file, and return their number."""
     count = 0
     with out.open("w", encoding="utf-8") as written:
@@ -210,37 +212,36 @@ def replay(
 
     check_outputs({"--out": out}, {"FILE": file})
     omitted, other = Counter[str](), find_policy(policy)
-    decisions = replayed(file, other, omitted, lambda: compile_first(policy))
+    decisions = replayed(file, other, omitted, lambda: compile_for_policies(policy))
     compared = list(islice(decisions, 1))  # a file of another kind is refused before anything is compiled
     with progress_lines(f"deciding by {policy}"):
         compared += decisions
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
             written.writelines(comparison_line(each) + "\n" for each in compared)
-    for line in _table(compared, policy):
+    for line in _comparison_table(compared, policy):
         typer.echo(line)
     if omitted:
         reasons = "; ".join(f"{count}, as {why}" for why, count in omitted.items())
         typer.echo(f"omitted decisions: {reasons}")
 
 
-def _table(compared: Sequence["Compared"], policy: str) -> list[str]:
+def _comparison_table(compared: Sequence["Compared"], policy: str) -> list[str]:
     """Return the differences and their summary."""
     differing = [each for each in compared if not each.agrees]
     lines = [f"{'decision':>9}  {'was':44}  {policy}"] if differing else []
     for each in differing[:MAX_SHOWN_DIFFERENCES]:
-        lines.append(
-            f"{each.seq:9d}  {_move(each.job, each.gpus):44}  {each.error or _move(each.other_job, each.other_gpus)}"
-        )
+        instead = each.error or _placement_cell(each.other_job, each.other_gpus)
+        lines.append(f"{each.seq:9d}  {_placement_cell(each.job, each.gpus):44}  {instead}")
         was, other = each.expected, each.other_expected
         if was is not None or other is not None:
-            lines.append(f"{'':9}  {_consequence(each, other=False):44}  {_consequence(each, other=True)}")
+            lines.append(f"{'':9}  {_consequence_cell(each, other=False):44}  {_consequence_cell(each, other=True)}")
     if len(differing) > MAX_SHOWN_DIFFERENCES:
         lines.append(f"... and {len(differing) - MAX_SHOWN_DIFFERENCES} more; --out FILE has all of them")
-    return [*lines, *_summary(compared)]
+    return [*lines, *_comparison_summary(compared)]
 
 
-def _summary(compared: Sequence["Compared"]) -> list[str]:
+def _comparison_summary(compared: Sequence["Compared"]) -> list[str]:
     count, agreeing = len(compared), sum(each.agrees for each in compared)
     if not count:
         return ["there is no decision to replay"]
@@ -261,12 +262,12 @@ def _summary(compared: Sequence["Compared"]) -> list[str]:
     return lines
 
 
-def _move(job: str, gpus: Sequence[int]) -> str:
+def _placement_cell(job: str, gpus: Sequence[int]) -> str:
     what = "waits" if not gpus else "GPUs " + ",".join(map(str, gpus[:8])) + (",..." if len(gpus) > 8 else "")
     return f"{job[-8:]} {what}"
 
 
-def _consequence(compared: "Compared", *, other: bool) -> str:
+def _consequence_cell(compared: "Compared", *, other: bool) -> str:
     expected = compared.other_expected if other else compared.expected
     if expected is None:
         return ""

@@ -44,15 +44,15 @@ def file_of(words: Sequence[str]) -> Path | None:
         return None
     first = words[0]
     if len(words) > 1:
-        raise _too_many(words)
+        raise _too_many_files_error(words)
     if first == "-":
         raise InputError("- is no job file", "name /dev/stdin to read one from standard input")
     file = Path(first)
     if not first or is_folder(file):
         what = f"{first!r} is a folder" if first else "the name of the job file is empty"
-        raise InputError(what, f"name a job file{_in_there(file) if first else ''}")
+        raise InputError(what, f"name a job file{_folder_hint(file) if first else ''}")
     if not exists(file):
-        raise _absent(file)
+        raise _absent_file_error(file)
     _refuse_script(file)
     return file
 
@@ -96,7 +96,7 @@ def command_of(words: Sequence[str] | None) -> list[str] | None:
         raise InputError(f"a command begins with a program, not with {program!r}", "write the whole command behind --")
     if ASSIGNMENT.fullmatch(program):
         raise InputError(f"{program!r} is no program", f"write --env {shlex.quote(program)} before --")
-    if len(words) == 1 and re.search(r"\s", program) and not _is_path(exists, program):
+    if len(words) == 1 and re.search(r"\s", program) and not _passes_path_test(exists, program):
         raise InputError(
             f"{program!r} is one word, and no program has this name",
             f"omit the quotes, or let a shell split it: -- sh -c {shlex.quote(program)}",
@@ -123,7 +123,7 @@ def environment_of(settings: Iterable[str], present: Mapping[str, str]) -> dict[
     return found or None
 
 
-def job_with(given: Mapping[str, Any]) -> "JobFile":
+def job_of_options(given: Mapping[str, Any]) -> "JobFile":
     """Return the job that options alone describe.
 
     Raises:
@@ -138,19 +138,19 @@ def job_with(given: Mapping[str, Any]) -> "JobFile":
         return JobFile.model_validate(given)
     except ValidationError as error:
         found = input_problems(error.errors(include_url=False), JobFile.model_json_schema(), given)
-        raise_all(InputError(problem.problem, problem.fix, field=_option(problem.place)) for problem in found)
+        raise_all(InputError(problem.problem, problem.fix, field=_option_of_field(problem.place)) for problem in found)
         raise AssertionError("an error has a cause") from error
 
 
-def _option(place: Sequence[str | int]) -> str:
+def _option_of_field(place: Sequence[str | int]) -> str:
     # Of needs each part has an option of its own; names of variables may be those of options.
     parts = (*reversed(place[:2]), place[0]) if place[0] == "needs" else place[:1]
     option = next(JOB_OPTIONS[str(part)] for part in parts if part in JOB_OPTIONS)
     return f"{option} {place[1]}" if option == "--env" and len(place) > 1 else option
 
 
-def _too_many(words: Sequence[str]) -> InputError:
-    files = [word for word in words if _is_path(is_file, word) and not _runs(Path(word))]
+def _too_many_files_error(words: Sequence[str]) -> InputError:
+    files = [word for word in words if _passes_path_test(is_file, word) and not _run_command(Path(word))]
     if len(files) == len(words):
         return InputError(f"{len(words)} job files are named", "submit one after the other")
     if files[:1] == list(words[:1]):
@@ -161,7 +161,7 @@ def _too_many(words: Sequence[str]) -> InputError:
     )
 
 
-def _is_path(test: Callable[[Path], bool], word: str) -> bool:
+def _passes_path_test(test: Callable[[Path], bool], word: str) -> bool:
     """Test a word as a path; one that is too long for a name is none."""
     try:
         return test(Path(word))
@@ -169,9 +169,9 @@ def _is_path(test: Callable[[Path], bool], word: str) -> bool:
         return False
 
 
-def _absent(file: Path) -> InputError:
+def _absent_file_error(file: Path) -> InputError:
     text = str(file)
-    close = difflib.get_close_matches(file.name, [sibling.name for sibling in _siblings(file)], n=1)
+    close = difflib.get_close_matches(file.name, [sibling.name for sibling in _similar_files(file)], n=1)
     if close:
         return InputError(f"there is no file {text!r}", f"did you mean {str(file.with_name(close[0]))!r}?")
     if shutil.which(text):
@@ -180,15 +180,15 @@ def _absent(file: Path) -> InputError:
     return InputError(f"there is no file {text!r}", fix)
 
 
-def _siblings(file: Path) -> list[Path]:
+def _similar_files(file: Path) -> list[Path]:
     try:
         return [path for path in file.parent.iterdir() if path.is_file()]
     except OSError:
         return []
 
 
-def _in_there(folder: Path) -> str:
-    found = sorted(path.name for path in _siblings(folder / "x") if path.suffix in (".yaml", ".yml", ".json"))
+def _folder_hint(folder: Path) -> str:
+    found = sorted(path.name for path in _similar_files(folder / "x") if path.suffix in (".yaml", ".yml", ".json"))
     return f", such as {folder / found[0]}" if found else ""
 
 
@@ -198,21 +198,21 @@ def _refuse_script(file: Path) -> None:
     Raises:
         InputError: With the command that runs it.
     """
-    runs = _runs(file)
+    runs = _run_command(file)
     if runs:
-        how = f"; {BATCH}" if b"#SBATCH" in _head(file) else ""
+        how = f"; {BATCH}" if b"#SBATCH" in _first_bytes(file) else ""
         raise InputError(f"{str(file)!r} is a program, no job file", f"to run it: longshore submit -- {runs}{how}")
 
 
-def _runs(file: Path) -> str:
+def _run_command(file: Path) -> str:
     """Return the command that runs a script or a program, nothing for other files."""
     if file.suffix in SCRIPTS:
         return f"{SCRIPTS[file.suffix]} {shlex.quote(str(file))}"
-    head = _head(file)
+    head = _first_bytes(file)
     return shlex.quote(str(file.absolute())) if head.startswith((b"#!", b"\x7fELF")) else ""
 
 
-def _head(file: Path) -> bytes:
+def _first_bytes(file: Path) -> bytes:
     if not file.is_file():  # reading a pipe would consume it
         return b""
     try:
@@ -316,12 +316,14 @@ def submit(
         )  # fmt: skip
         return found
 
-    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None}, planned)
+    spec = _spec_to_send(
+        file_of(file or []), {key: value for key, value in given.items() if value is not None}, planned
+    )
     if not dry_run:
         job = client_of(url, ca).submit(spec)
         print_json(job) if json else typer.echo(job["id"])
         return
-    plan = client_of(url, ca).plan(spec)
+    plan = client_of(url, ca).dry_run(spec)
     if json:
         print_json(plan)
         return
@@ -329,13 +331,13 @@ def submit(
     typer.echo(f"it can be submitted: {plan['jobs_ahead']} jobs before it, {plan['free_gpus']} GPUs free ({fits})")
 
 
-def _spec(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> dict[str, object]:
+def _spec_to_send(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> dict[str, object]:
     if file is None and "command" not in given:
         raise InputError(
             "there is no job", "write `longshore submit job.yaml`, or a command behind --: "
             "longshore submit -- python train.py",
         )  # fmt: skip
-    job = _job(file, given, planned)
+    job = _described_job(file, given, planned)
     home = Path.cwd() if file is None else file.absolute().parent
     # Relative folders and programs are found as by the user's own shell.
     folder = str(home / job.folder)
@@ -346,15 +348,15 @@ def _spec(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> di
     )
 
 
-def _job(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> "JobFile":
+def _described_job(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> "JobFile":
     if file is None:
-        return job_with(given)
+        return job_of_options(given)
     from ...cluster.files.yaml_file import read_yaml, validated
     from ..model.job_spec import JobFile
 
     content = read_yaml(file, JOB_FILES_PAGE)
     data = dict(content.data) if isinstance(content.data, dict) else {}
-    job_with({"command": ["x"], **given})  # errors of options name the option, not a line of the file
+    job_of_options({"command": ["x"], **given})  # errors of options name the option, not a line of the file
     for section in ("environment", "needs"):
         if section in given and isinstance(data.get(section, {}), dict):
             given = {**given, section: {**data.get(section, {}), **given[section]}}

@@ -16,12 +16,12 @@ from .options import (
     TableColumn,
     UrlOption,
     client_of,
-    duration_between,
+    duration_parser,
     print_json,
     print_table,
-    utc_minute,
+    utc_minute_text,
 )
-from .store import existing_store
+from .store import open_existing_store
 
 if TYPE_CHECKING:
     from ..store.database import Store
@@ -49,7 +49,7 @@ def create(
     lifetime: Annotated[
         float | None,
         typer.Option(
-            parser=duration_between("1m", "36500d"),
+            parser=duration_parser("1m", "36500d"),
             metavar=DURATION,
             help="Time until it expires; default: that of your token.",
         ),
@@ -71,7 +71,7 @@ def create(
     expires_s = None if lifetime is None else now_s + lifetime
     check_node(Role(role), node)
     made = new_token(check_name(name), check_name(owner or OWNER), Role(role), now_s, expires_s, node)
-    with _store(folder, store) as opened:
+    with _open_local_store(folder, store) as opened:
         opened.write(lambda tx: add_token(tx, made.row))
     typer.echo(made.secret)
 
@@ -85,11 +85,13 @@ def show(
     ca: CaOption = None,
 ) -> None:
     """List tokens, including expired ones; with --folder those of all owners."""
-    found = client_of(url, ca).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
+    found = (
+        client_of(url, ca).tokens(owner) if folder is None and store is None else _stored_tokens(folder, store, owner)
+    )
     if json:
         print_json(found)
     elif found:
-        print_table(TOKEN_COLUMNS, [_row(token) for token in found])
+        print_table(TOKEN_COLUMNS, [_token_cells(token) for token in found])
     else:
         typer.echo("no tokens")
 
@@ -108,29 +110,31 @@ def revoke(
     else:
         from ..access.tokens import revoke_token
 
-        with _store(folder, store) as opened:
+        with _open_local_store(folder, store) as opened:
             if not opened.write(lambda tx: revoke_token(tx, owner or OWNER, name, time.time())):
                 raise InputError(f"{owner or OWNER} has no valid token {name!r}", "`longshore token list` shows them")
     typer.echo("revoked")
 
 
-def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[dict[str, Any]]:
+def _stored_tokens(folder: Path | None, store: str | None, owner: str | None) -> list[dict[str, Any]]:
     from ..access.tokens import tokens_of
 
-    with _store(folder, store) as opened, opened.read() as tx:
+    with _open_local_store(folder, store) as opened, opened.read() as tx:
         rows = [row._asdict() for row in tokens_of(tx, owner)]
     return [{name: value for name, value in row.items() if name != "digest"} for row in rows]  # as in the API
 
 
-def _store(folder: Path | None, url: str | None) -> AbstractContextManager["Store"]:
+def _open_local_store(folder: Path | None, url: str | None) -> AbstractContextManager["Store"]:
     from ..settings import default_store_url
 
-    return existing_store(url or default_store_url(folder or Path(".longshore")))
+    return open_existing_store(url or default_store_url(folder or Path(".longshore")))
 
 
-def _row(token: dict[str, Any]) -> tuple[str, ...]:
+def _token_cells(token: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a token; times are UTC."""
-    expires, used = ("never" if at_s is None else utc_minute(at_s) for at_s in (token["expires_s"], token["used_s"]))
+    expires, used = (
+        "never" if at_s is None else utc_minute_text(at_s) for at_s in (token["expires_s"], token["used_s"])
+    )
     if token["expires_s"] is not None and token["expires_s"] <= time.time():
         expires += ", expired"
     return token["owner"], token["name"], token["role"], token["node"] or "-", expires, used

@@ -26,8 +26,8 @@ from ..model.states import FINAL, AttemptState, Desired, JobState
 from ..store.attempts import NewAttempt, get_attempt
 from ..store.database import StaleWriteError, TakenError
 from ..store.events import append, check_fence
-from ..store.jobs import GIVEN, MANY, UNKNOWN, NewJob, estimated, get_job, get_jobs, insert_job, set_desired
-from ..store.transitions import UNREADABLE_ERRORS, Changes, Opened, write_changes
+from ..store.jobs import GIVEN, MANY, UNKNOWN, NewJob, get_job, get_jobs, insert_job, set_desired, with_estimate
+from ..store.transitions import UNREADABLE_ERRORS, Changes, JobStart, write_changes
 from .job_errors import OF_NO_JOB
 from .state_cache import Parts, StateCache
 
@@ -199,7 +199,7 @@ class UnknownAttempts:
             return False
         cause = f"{name} was found at the backend"
         opening = NewAttempt(self._parts.backend_name, placement, slowdown=1.0, overhead_s=0.0)
-        changes = Changes(opened=[Opened(job, opening, cause)])
+        changes = Changes(opened=[JobStart(job, opening, cause)])
         try:
             self._parts.layout.numbers(placement)  # of a cluster file that has them
             refused = self._parts.store.write(
@@ -302,7 +302,7 @@ class ExternalJobs:
         def write(tx: Connection) -> None:
             check_fence(tx, cache.fence)
             for job in new:
-                insert_job(tx, estimated(tx, job), writer=BACKEND_WRITER)
+                insert_job(tx, with_estimate(tx, job), writer=BACKEND_WRITER)
             for name in cancelled:
                 set_desired(tx, name, Desired.CANCEL, at_s=now_s, writer=BACKEND_WRITER)
 

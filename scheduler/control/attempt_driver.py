@@ -42,7 +42,7 @@ from ..rules.attempts import (
     poll_turn_of,
 )
 from ..rules.jobs import state_after_release, state_to_hold
-from ..store.attempts import LAUNCH, AttemptRow, get_attempt, latest_before
+from ..store.attempts import LAUNCH, AttemptRow, get_attempt, starting_checkpoint
 from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
 from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
@@ -305,7 +305,7 @@ def _checkpoint_environment(cache: StateCache, row: AttemptRow) -> dict[str, str
     if row.number == 1:
         return {}
     with cache.parts.store.read() as tx:
-        last = latest_before(tx, row.job_id, row.number)
+        last = starting_checkpoint(tx, row.job_id, row.number)
     return {} if last is None else {"LONGSHORE_CHECKPOINT": last.path}
 
 

@@ -43,7 +43,7 @@ from ..rules.quarantine import Fleet, closed_gpus
 from ..store.attempts import AttemptRow
 from ..store.database import Store
 from ..store.events import append_all, check_fence
-from ..store.jobs import bring_forward
+from ..store.jobs import bring_start_forward
 
 MAX_STORED_RESULTS, MAX_TEXT_CHARACTERS = 20, 300  # results of a round in an event, and characters of one
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", counts against the node
@@ -349,7 +349,7 @@ class NodeChecks:
 
         def write(tx: Connection) -> None:
             check_fence(tx, fence)
-            bring_forward(tx, sorted(rows), now_s)
+            bring_start_forward(tx, sorted(rows), now_s)
 
         if rows:
             store.write(write)

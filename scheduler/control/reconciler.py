@@ -25,7 +25,16 @@ from ..rules.attempts import ExitClass
 from ..rules.jobs import JobDo, JobStep, Quota, next_job_step
 from ..store.attempts import NewAttempt, NewDecision, held_gpus
 from ..store.database import FencedError, StaleWriteError, TakenError
-from ..store.events import NO_LEASE_ROW, SCHEDULER_LEASE, LeaseRow, acquire, clock, give_up, lease_row, renew
+from ..store.events import (
+    NO_LEASE_ROW,
+    SCHEDULER_LEASE,
+    LeaseRow,
+    acquire_lease,
+    database_now_s,
+    lease_row,
+    release_lease,
+    renew_lease,
+)
 from ..store.jobs import JobColumns
 from .adoption import DISCARD_S, LIST_AGAIN_S, ExternalJobs, UnknownAttempts
 from .attempt_driver import advance_attempts, hold_failing_jobs
@@ -56,7 +65,7 @@ class ReconcilerTiming:
     """Clocks and periods of a scheduler, besides the clock of its jobs."""
 
     passed_s: Callable[[], float] = time.monotonic
-    store_s: Callable[[Connection], float] = clock  # Unix time, by the store's machine
+    store_s: Callable[[Connection], float] = database_now_s  # Unix time, by the store's machine
     place_s: float = PLACE_S
     discard_s: float = DISCARD_S
     list_again_s: float = LIST_AGAIN_S
@@ -256,7 +265,7 @@ class Reconciler:
         self._seating.close()
         try:
             if fence is not None:
-                self.parts.store.write(lambda tx: give_up(tx, SCHEDULER_LEASE, fence))
+                self.parts.store.write(lambda tx: release_lease(tx, SCHEDULER_LEASE, fence))
         finally:
             self.parts.placer.end()
 
@@ -295,7 +304,9 @@ class Reconciler:
         if fence is not None and now_s < self._renew_at_s:
             return True
         if fence is not None:
-            if not parts.store.write(lambda tx: renew(tx, SCHEDULER_LEASE, fence, self._timing.store_s(tx), LEASE_S)):
+            if not parts.store.write(
+                lambda tx: renew_lease(tx, SCHEDULER_LEASE, fence, self._timing.store_s(tx), LEASE_S)
+            ):
                 raise FencedError("the lease was taken over")
         else:
             with parts.store.read() as tx:
@@ -320,7 +331,7 @@ class Reconciler:
         Raises:
             InputError: If jobs hold GPUs that the cluster file does not have; the lease is not taken.
         """
-        fence = acquire(tx, SCHEDULER_LEASE, self.parts.owner, self._timing.store_s(tx), LEASE_S, left=left)
+        fence = acquire_lease(tx, SCHEDULER_LEASE, self.parts.owner, self._timing.store_s(tx), LEASE_S, left=left)
         if fence is not None:
             self.parts.layout.check_held(held_gpus(tx))
         return fence

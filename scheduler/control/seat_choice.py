@@ -36,7 +36,7 @@ from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import StoredJob, stored_job_or_default
 from ..store.attempts import AttemptRow
-from ..store.nodes import ComputeRecord, list_gpus, records_of
+from ..store.nodes import ComputeRecord, compute_records_of, list_gpus
 from ..store.rings import ReplacementRow
 from .state_cache import Parts, StateCache
 
@@ -102,7 +102,7 @@ def choose_gpu_for_seat(
     if why := _why_no_gpu_now(parts, ring, spec.seats, now_s):
         return why
     with parts.store.read() as tx:
-        records, gpus = records_of(tx, job.id), list_gpus(tx)
+        records, gpus = compute_records_of(tx, job.id), list_gpus(tx)
     well_s = {(gpu.node, gpu.gpu): gpu.since_s for gpu in gpus if gpu.healthy}
     left = _suspect_left_gpus(parts.layout, ring, places, well_s)
     free = free_gpus_for(cache.mirror, job.id, [*left, *excluded])

@@ -41,11 +41,11 @@ from ..store.rings import (
     SLOW,
     TAKEN,
     ReplacementRow,
-    give,
-    hold,
-    note,
+    free_ring_gpus,
+    give_ring_gpu,
+    hold_ring_gpu,
+    note_ring_event,
     replacements_of,
-    take_back,
 )
 from .seat_choice import (
     BANDWIDTHS,
@@ -161,7 +161,7 @@ class Seating:
         for words in ring.connection.hints():
             event = self._seat_event(cache, ring, HINT, words, now_s)._replace(kind=RING_EVENT)
             log.warning("ring of job %s: %s", ring.row.job_id, words)
-            self._parts.store.write(partial(note, event=event))
+            self._parts.store.write(partial(note_ring_event, event=event))
         if is_new:
             self._adopt_unknown_gpus(cache, ring, places, now_s)
         if why_blocked:
@@ -215,7 +215,7 @@ class Seating:
         """Let others have GPUs that were reserved for a ring."""
         job = ring.row.job_id
         event = event._replace(data={"gpus": [[node, gpu] for node, gpu in places]})
-        self._parts.store.write(lambda tx: take_back(tx, job, ring.row.number, places, event))
+        self._parts.store.write(lambda tx: free_ring_gpus(tx, job, ring.row.number, places, event))
         cache.advance_mirror(now_s)
         for place in places:
             cache.mirror.give_up(job, self._parts.layout.number(*place))
@@ -250,7 +250,7 @@ class Seating:
             row = ReplacementRow(ring.row.job_id, ring.row.number, rank, node, gpu, now_s, {})
             event = self._seat_event(cache, ring, FOUND, f"runs on GPU {gpu} of {node} too", now_s)
             try:
-                self._parts.store.write(partial(give, row=row, event=event))
+                self._parts.store.write(partial(give_ring_gpu, row=row, event=event))
             except TakenError:
                 log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, gpu, node)
                 call_backend(self._backend.retire_members, ring.row.name, [(node, gpu)], ANOTHERS)
@@ -355,7 +355,7 @@ class Seating:
             node = want.nodes.get(str(member), "?")
             cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
             event = self._seat_event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
-            self._parts.store.write(partial(note, event=event))
+            self._parts.store.write(partial(note_ring_event, event=event))
 
     def _assign_or_check(
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,
@@ -373,7 +373,7 @@ class Seating:
         cause = f"GPU {gpu} of {node} is checked before it {_purpose_words(chosen)}"
         event = self._seat_event(cache, ring, CHECKED, cause, now_s)
         event = event._replace(data={"node": node, "gpu": gpu})
-        self._parts.store.write(lambda tx: hold(tx, row, event))
+        self._parts.store.write(lambda tx: hold_ring_gpu(tx, row, event))
         cache.advance_mirror(now_s)
         cache.mirror.claim(job, chosen.gpu)
         ring.checked[chosen.gpu] = chosen
@@ -394,7 +394,7 @@ class Seating:
         data |= {name: chosen.choice["candidates"][0][name] for name in BANDWIDTHS}
         now = BACKUP if "backup_for" in chosen.choice else TAKEN
         event = self._seat_event(cache, ring, now, cause, now_s)._replace(data=data)
-        self._parts.store.write(lambda tx: give(tx, row, event, is_held=is_held))
+        self._parts.store.write(lambda tx: give_ring_gpu(tx, row, event, is_held=is_held))
         if not is_held:
             cache.advance_mirror(now_s)
             cache.mirror.claim(job, chosen.gpu)
@@ -414,7 +414,7 @@ class Seating:
         cause = f"{empty} of {seats} seats stay empty, as {why}: the ring goes on without, and grows once a GPU is free"
         event = self._seat_event(cache, ring, EMPTY, cause, now_s)._replace(data={"empty": empty, "seats": seats})
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
-        self._parts.store.write(partial(note, event=event))
+        self._parts.store.write(partial(note_ring_event, event=event))
 
     def _seat_event(self, cache: StateCache, ring: LiveRing, now: str, cause: str, now_s: float) -> NewEvent:
         return NewEvent(

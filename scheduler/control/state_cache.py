@@ -44,22 +44,22 @@ from ..rules.attempts import PollTurn
 from ..rules.jobs import Quota, may_enter
 from ..store.attempts import AttemptColumns, AttemptRow, NewAttempt, held_gpus
 from ..store.database import Store, StoreRefusesError
-from ..store.events import changed_by_others, last_complete_seq
+from ..store.events import jobs_changed_by_others, last_complete_seq
 from ..store.jobs import JobColumns, sum_of_estimates
 from ..store.nodes import UserTurn, user_turns
 from ..store.transitions import (
     AttemptChange,
     Changes,
     JobChange,
-    Opened,
+    JobStart,
     changed_attempt,
     changed_job,
-    jobs_apart,
-    open_jobs_apart,
     opened_attempt,
     opened_job,
-    try_out,
-    unclosed_attempts_apart,
+    readable_jobs,
+    readable_open_jobs,
+    readable_unclosed_attempts,
+    try_writing,
     write_changes,
 )
 from .job_errors import OF_NO_JOB, FailedLaunches, JobErrors, SpoiledError
@@ -237,7 +237,7 @@ class WriteBatch:
         """
         refused = dict[str | None, Exception]()
         try:
-            try_out(self._store, self._fence, now_s, SCHEDULER_WRITER)
+            try_writing(self._store, self._fence, now_s, SCHEDULER_WRITER)
         except OF_NO_JOB:
             raise
         except Exception as error:
@@ -283,7 +283,7 @@ class StateCache:
         now_s = parts.now_s()
         with parts.store.read() as tx:
             self._seq = last_complete_seq(tx)
-            (rows, unreadable), (attempts, torn) = open_jobs_apart(tx), unclosed_attempts_apart(tx)
+            (rows, unreadable), (attempts, torn) = readable_open_jobs(tx), readable_unclosed_attempts(tx)
             (count, sum_s), held = sum_of_estimates(tx), held_gpus(tx)
             past, turns = read_fault_history(tx, now_s), user_turns(tx)
         for (job, number), why in torn.items():
@@ -390,7 +390,7 @@ class StateCache:
         """Start a job: reserve the GPUs of its next attempt, and return the number of that."""
         turn = self.mirror.queue_turn(job.id)
         user_turn = None if turn is None else UserTurn(job.owner, -turn.rank, *turn[2:])
-        opened = Opened(job, attempt, cause, user_turn)
+        opened = JobStart(job, attempt, cause, user_turn)
         row = opened_attempt(opened, now_s)
         self.batch.changes.opened.append(opened)
         self.table.add_attempt(row)
@@ -480,8 +480,8 @@ class StateCache:
     def read_requests(self) -> None:
         """Read what other writers stored: new jobs, and requests to cancel, hold, release or reprioritise old ones."""
         with self.parts.store.read() as tx:
-            changed, self._seq = changed_by_others(tx, self._seq)
-            rows, unreadable = jobs_apart(tx, changed)
+            changed, self._seq = jobs_changed_by_others(tx, self._seq)
+            rows, unreadable = readable_jobs(tx, changed)
         self.table.apply_requests(rows, unreadable)
 
 

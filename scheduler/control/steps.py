@@ -18,9 +18,9 @@ from ..model.job import SCHEDULER_WRITER, NewEvent
 from ..model.job_spec import Watching, stored_job_or_default
 from ..model.states import AfterStop, AttemptState, Contact, JobState, Run, Status
 from ..rules.attempts import LastReport, StopReason
-from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, register
-from ..store.events import append_all, check_fence, last_such_s
-from ..store.nodes import list_nodes, put_records, records_of
+from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, store_checkpoint
+from ..store.events import append_all, check_fence, last_change_s
+from ..store.nodes import compute_records_of, list_nodes, put_compute_records
 from .job_errors import OF_NO_JOB, SpoiledError
 from .seating import nodes_of_joined_ranks
 from .state_cache import StateCache
@@ -111,9 +111,12 @@ def _record_compute_times(cache: StateCache, now_s: float) -> None:
         check_fence(tx, cache.fence)
         for job, by_type in news.items():
             known = {
-                record.kind: Computed(record.iterations, record.mean_s, record.last_s) for record in records_of(tx, job)
+                record.kind: Computed(record.iterations, record.mean_s, record.last_s)
+                for record in compute_records_of(tx, job)
             }
-            put_records(tx, job, {kind: known.get(kind, NO_TIMES).with_more(times) for kind, times in by_type.items()})
+            put_compute_records(
+                tx, job, {kind: known.get(kind, NO_TIMES).with_more(times) for kind, times in by_type.items()}
+            )
 
     cache.parts.store.write(put)
     steps.mark_recorded()
@@ -237,7 +240,7 @@ def _why_no_gain(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: floa
 def _why_over_move_limits(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
     """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
     with cache.parts.store.read() as tx:
-        moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
+        moved_s = last_change_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
         out = {node.name for node in list_nodes(tx) if node.out_of_service.startswith(SLOW_NODE)}
     if moved_s is not None and now_s - moved_s < BETWEEN_MOVES_S:
         return "it was moved within the last hour"
@@ -256,7 +259,7 @@ def _write_notes(cache: StateCache, notes: _Notes, now_s: float) -> None:
     def put(tx: Connection, part: _Notes) -> None:
         check_fence(tx, cache.fence)
         for row in part.saved:
-            register(tx, row, writer=SCHEDULER_WRITER, fence=cache.fence)
+            store_checkpoint(tx, row, writer=SCHEDULER_WRITER, fence=cache.fence)
         append_all(tx, [event._replace(fence=cache.fence) for event in part.events])
 
     try:

@@ -62,9 +62,9 @@ class _Span(NamedTuple):
     to_s: float
 
 
-def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
+def gantt_chart(events: Sequence[EventRow], now_s: float) -> Gantt:
     """Return the chart of a job by its events in their order, up to its end or to the present (Unix time)."""
-    spans = list(_spans(events, now_s))
+    spans = list(_phase_spans(events, now_s))
     if not spans:
         return Gantt((), (), 0)
     numbers = sorted({span.line for span in spans} - {0})
@@ -77,10 +77,10 @@ def gantt(events: Sequence[EventRow], now_s: float) -> Gantt:
         took_s = max(0.0, to_s - from_s)
         bars[line].append(Bar(phase, 100.0 * (from_s - first_s) / length_s, 100.0 * took_s / length_s, took_s))
     lines = [GanttLine("queue" if number == 0 else f"attempt {number}", bars[number]) for number in bars]
-    return Gantt(lines, _ticks(length_s), len(numbers) - len(shown))
+    return Gantt(lines, _time_ticks(length_s), len(numbers) - len(shown))
 
 
-def _spans(events: Sequence[EventRow], now_s: float) -> list[_Span]:
+def _phase_spans(events: Sequence[EventRow], now_s: float) -> list[_Span]:
     """Return the phases; each ends where the next of its kind begins."""
     spans: list[_Span] = []
     waits_since: float | None = None
@@ -104,7 +104,7 @@ def _spans(events: Sequence[EventRow], now_s: float) -> list[_Span]:
     return spans
 
 
-def _ticks(length_s: float) -> list[Tick]:
+def _time_ticks(length_s: float) -> list[Tick]:
     step_s = next((step for step in STEPS_S if length_s / step <= MAX_TIME_TICKS), STEPS_S[-1])
     count = min(int(length_s / step_s), 10 * MAX_TIME_TICKS)
     return [
@@ -114,7 +114,7 @@ def _ticks(length_s: float) -> list[Tick]:
 
 
 @cache
-def cells(letter: str, gpus: int) -> Markup:
+def gpu_cells(letter: str, gpus: int) -> Markup:
     """Return cells for GPUs, with a letter each."""
     return Markup("<i>{}</i>").format(letter) * gpus
 
@@ -122,24 +122,24 @@ def cells(letter: str, gpus: int) -> Markup:
 ROW_GPUS = 4  # GPUs that stay in one row at every width; two such rows stand side by side where there is room
 
 
-def blocks(node: NodeCard, *, named: bool) -> Markup:
+def gpu_blocks(node: NodeCard, *, named: bool) -> Markup:
     """Return the GPUs of a node, in rows of four; those of a job lead to it, and have its name if `named`."""
     name, rows = escape(node.name), list[str]()
     for first in range(0, node.gpus, ROW_GPUS):
-        inside = (_cut(block, first, first + ROW_GPUS) for block in node.blocks)
-        row = "".join(_block(name, block, named=named) for block in inside if block.gpus > 0)
+        inside = (_part_of_block(block, first, first + ROW_GPUS) for block in node.blocks)
+        row = "".join(_block_markup(name, block, named=named) for block in inside if block.gpus > 0)
         rows.append(f'<span class="row w{min(node.gpus, ROW_GPUS)}">{row}</span>')
     return Markup("".join(rows))  # all parts are escaped
 
 
-def _cut(block: GpuBlock, first: int, end: int) -> GpuBlock:
+def _part_of_block(block: GpuBlock, first: int, end: int) -> GpuBlock:
     """Return the part of a block from one GPU of its node to another; without GPUs if there is none."""
     begin = max(block.first, first)
     return block._replace(first=begin, gpus=min(block.first + block.gpus, end) - begin)
 
 
-def _block(node: str, block: GpuBlock, *, named: bool) -> str:
-    inside = cells(GPU_LETTERS[block.state], block.gpus)
+def _block_markup(node: str, block: GpuBlock, *, named: bool) -> str:
+    inside = gpu_cells(GPU_LETTERS[block.state], block.gpus)
     style = f"block {GPU_STYLES[block.state]} s{block.gpus}"
     if not block.job_id:
         return f'<span class="{style}" title="{escape(block.words)}">{inside}</span>'
@@ -198,17 +198,19 @@ def use_chart(samples: Sequence[UseSample]) -> UseChart | None:
     first_s, length_s = samples[0].at_s, samples[-1].at_s - samples[0].at_s
     gap_s = max(MAX_SAMPLE_GAP_S, 2.0 * length_s / MAX_USE_POINTS)
     size = -(-len(samples) // MAX_USE_POINTS)
-    points = [_mean(samples[first : first + size]) for first in range(0, len(samples), size)]  # means of neighbours
+    points = [
+        _mean_sample(samples[first : first + size]) for first in range(0, len(samples), size)
+    ]  # means of neighbours
     scale = USE_WIDTH / length_s
     reported = [(each.at_s, each.busy) for each in points if each.busy is not None]
     busy = [each.busy for each in samples if each.busy is not None]
     return UseChart(
         [
-            _line([(piece[0][0], USE_HEIGHT), *piece, (piece[-1][0], USE_HEIGHT)])
+            _points_text([(piece[0][0], USE_HEIGHT), *piece, (piece[-1][0], USE_HEIGHT)])
             for piece in _pieces([(each.at_s, each.held) for each in points], first_s, scale, gap_s)
         ],
-        [_line(each) for each in _pieces(reported, first_s, scale, gap_s)],
-        _marks(length_s),
+        [_points_text(each) for each in _pieces(reported, first_s, scale, gap_s)],
+        _time_marks(length_s),
         length_s,
         samples[-1].held,
         sum(each.held for each in samples) / len(samples),
@@ -217,7 +219,7 @@ def use_chart(samples: Sequence[UseSample]) -> UseChart | None:
     )
 
 
-def _mean(samples: Sequence[UseSample]) -> UseSample:
+def _mean_sample(samples: Sequence[UseSample]) -> UseSample:
     busy = [each.busy for each in samples if each.busy is not None]
     return UseSample(
         samples[-1].at_s, sum(each.held for each in samples) / len(samples), sum(busy) / len(busy) if busy else None
@@ -239,11 +241,11 @@ def _pieces(points: Sequence[_Point], first_s: float, scale: float, gap_s: float
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def _line(points: Sequence[_Point]) -> str:
+def _points_text(points: Sequence[_Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _marks(length_s: float) -> list[Tick]:
+def _time_marks(length_s: float) -> list[Tick]:
     """Return times before the last sample, which is at the right end."""
     step_s = next((step for step in STEPS_S if length_s / step <= MAX_USE_TICKS), STEPS_S[-1])
     ago = [step_s * index for index in range(1, int(length_s / step_s) + 1)]

@@ -12,11 +12,11 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from ..access.tokens import Caller, Role
-from ..api.auth import ServiceDep, TokenCache, TokenCacheDep, caller_of_request, caller_with, has_own_origin
+from ..api.auth import ServiceDep, TokenCache, TokenCacheDep, caller_of_request, caller_with, is_same_origin
 from ..api.problems import CODES, ProblemError
 from ..api.tokens import Browsers, BrowsersDep, browsers_of
 from ..service.service import Service
-from .rendering import no_part, render, static_files
+from .rendering import no_such_part, render, static_files
 
 COOKIE = "longshore"
 OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not forward the `Host` of the request"
@@ -37,11 +37,11 @@ async def let_operators_in(request: Request, service: ServiceDep, known: TokenCa
         TokenNeededError: If the request needs a token, and has no valid one.
         ProblemError: If the caller has another role.
     """
-    request.state.caller = caller = await _caller(request, service, known)
+    request.state.caller = caller = await _browser_caller(request, service, known)
     _check_role(caller.role)
 
 
-async def _caller(request: Request, service: Service, known: TokenCache) -> Caller:
+async def _browser_caller(request: Request, service: Service, known: TokenCache) -> Caller:
     secret = (await browsers_of(request)).token_of(request.cookies.get(COOKIE, ""), service.now_s())
     try:
         if secret is None or "authorization" in request.headers:
@@ -67,11 +67,11 @@ def check_origin(request: Request) -> None:
         ProblemError: If it is one.
     """
     lacks_origin = COOKIE in request.cookies and "origin" not in request.headers
-    if lacks_origin or not has_own_origin(request):
+    if lacks_origin or not is_same_origin(request):
         raise ProblemError("wrong-host", OTHER_ORIGIN)
 
 
-def ask_for_tokens(app: FastAPI) -> None:
+def add_login(app: FastAPI) -> None:
     """Add the login, and send browsers there that need a token."""
     app.include_router(router)
 
@@ -149,7 +149,7 @@ def static_router() -> APIRouter:
     def static_file(name: str) -> Response:
         found = static_files().get(name)
         if found is None:
-            return no_part()
+            return no_such_part()
         headers = {"Cache-Control": FOREVER, "X-Content-Type-Options": "nosniff"}
         return Response(found.content, media_type=found.media_type, headers=headers)
 

@@ -22,11 +22,11 @@ from ..model.job import JobRow, is_job_id
 from ..model.states import FINAL, Desired, JobState
 from ..service.service import Service
 from ..store.attempts import AttemptRow, attempts_of, last_attempts, last_decision_seq, last_decisions
-from ..store.events import last_event_of, last_events, last_seq
+from ..store.events import last_events, last_seq, last_seq_of_job
 from ..store.jobs import get_job, list_jobs, set_desired
-from .charts import gantt, step_chart, use_chart
+from .charts import gantt_chart, step_chart, use_chart
 from .entering import check_origin
-from .rendering import draw, no_part, nothing_new, render
+from .rendering import no_such_part, render, render_with_state, unchanged_response
 from .views import (
     GPU_LETTERS,
     MIN_EVENT_LINES,
@@ -34,10 +34,10 @@ from .views import (
     OutputPart,
     cluster_view,
     job_view,
-    page_of,
+    last_part,
+    page_of_events,
     part_after,
     policy_view,
-    tail,
 )
 
 Seen = Annotated[str, Query(max_length=64)]  # state of the page in the browser
@@ -49,10 +49,10 @@ def _add_cluster(router: APIRouter, service: Service) -> None:
         with service.store.read() as tx:
             now = f"{last_seq(tx)}-{service.leads():d}-{service.usage.taken}"
             if now == seen:
-                return nothing_new()
+                return unchanged_response()
             view = cluster_view(tx, service.layout, service.node_types)
         use = use_chart(service.usage.samples())
-        return draw(service, "cluster", template, view=view, use=use, seen=now, letters=GPU_LETTERS)
+        return render_with_state(service, "cluster", template, view=view, use=use, seen=now, letters=GPU_LETTERS)
 
     @router.get("/")
     def cluster() -> Response:
@@ -68,9 +68,9 @@ def _add_events(router: APIRouter, service: Service) -> None:
         with service.store.read() as tx:
             now = str(last_seq(tx))
             if now == seen:
-                return nothing_new()
-            lines, more = page_of(lambda seq: last_events(tx, MIN_EVENT_LINES, before_seq=seq), before)
-        return draw(service, "events", template, lines=lines, seen=now, before=before, more=more)
+                return unchanged_response()
+            lines, more = page_of_events(lambda seq: last_events(tx, MIN_EVENT_LINES, before_seq=seq), before)
+        return render_with_state(service, "events", template, lines=lines, seen=now, before=before, more=more)
 
     @router.get("/events")
     def events(before: Before = None) -> Response:
@@ -115,11 +115,11 @@ def _add_list(router: APIRouter, service: Service) -> None:
         with service.store.read() as tx:
             now = str(last_seq(tx))
             if now == seen:
-                return nothing_new()
+                return unchanged_response()
             rows = list_jobs(tx, limit=JOB_ROWS + 1, states=None if state is None else [state], before_seq=before)
             attempts = last_attempts(tx, [row.id for row in rows])
         more = rows[JOB_ROWS - 1].submit_seq if len(rows) > JOB_ROWS else None
-        return draw(
+        return render_with_state(
             service, "jobs", template, jobs=rows[:JOB_ROWS], attempts=attempts, state=state, states=list(JobState),
             more=more, before=before, seen=now,
         )  # fmt: skip
@@ -133,7 +133,7 @@ def _add_list(router: APIRouter, service: Service) -> None:
         return page("jobs_part.html", state, before, seen)
 
 
-def _job_in(tx: Connection, job: str) -> JobRow | None:
+def _find_job(tx: Connection, job: str) -> JobRow | None:
     return get_job(tx, job) if is_job_id(job) else None
 
 
@@ -141,13 +141,13 @@ def _add_job(router: APIRouter, service: Service) -> None:
     def seen_of(tx: Connection, row: JobRow) -> str:
         # The chart of a job that has not ended grows with time.
         grown = 0 if row.state in FINAL else int(service.now_s() / PICTURE_STEP_S)
-        return f"{last_event_of(tx, row.id)}-{grown}"
+        return f"{last_seq_of_job(tx, row.id)}-{grown}"
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
         now_s, control = service.now_s(), service.control
         times_s = control.monitor.steps.recent_train_steps_s(view.attempts[-1].name) if view.attempts else ()
         return {
-            "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
+            "view": view, "gantt": gantt_chart(view.events, now_s), "seen": seen,
             "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),
             "actions": actions_of(view.job), "planned": planned_job(view.job, view.attempts, service),
         }  # fmt: skip
@@ -159,17 +159,17 @@ def _add_job(router: APIRouter, service: Service) -> None:
         rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> Response:
         with service.store.read() as tx:
-            row = _job_in(tx, job)
+            row = _find_job(tx, job)
             if row is None:
-                return draw(service, "", "missing.html", 404, what=f"There is no job {job[:40]!r}.")
+                return render_with_state(service, "", "missing.html", 404, what=f"There is no job {job[:40]!r}.")
             now, view = seen_of(tx, row), job_view(tx, row, service)
-        log, problem = _log(service, view.job, view.attempts, attempt, rank)
+        log, problem = _end_of_output(service, view.job, view.attempts, attempt, rank)
         number = attempt or (view.attempts[-1].number if view.attempts else None)
         is_final = isinstance(problem, NoLogError)
         shown = next((each for each in view.attempts if each.number == number), None)
         why = "It has not started yet." if is_final and shown and _is_starting(shown) else str(problem or "")
         is_missing = problem is not None or number is None
-        return draw(
+        return render_with_state(
             service, "jobs", "job.html", log=log, problem=why, number=number, rank=rank, requested=attempt,
             polls=is_missing and _may_follow(view, shown, attempt, is_final=is_final),
             **values_of(view, now),
@@ -178,14 +178,14 @@ def _add_job(router: APIRouter, service: Service) -> None:
     @router.get("/parts/jobs/{job}")
     def job_part(job: str, seen: Seen = "") -> Response:
         with service.store.read() as tx:
-            row = _job_in(tx, job)
+            row = _find_job(tx, job)
             if row is None:
-                return no_part()
+                return no_such_part()
             now = seen_of(tx, row)
             if now == seen:
-                return nothing_new()
+                return unchanged_response()
             view = job_view(tx, row, service)
-        return draw(service, "jobs", "job_poll.html", **values_of(view, now))
+        return render_with_state(service, "jobs", "job_poll.html", **values_of(view, now))
 
 
 def _is_starting(row: AttemptRow) -> bool:
@@ -203,7 +203,7 @@ def _may_follow(view: JobView, row: AttemptRow | None, requested: int | None, *,
     return _is_starting(row) or not is_final
 
 
-def _log(
+def _end_of_output(
     service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int
 ) -> tuple[OutputPart, BackendError | None]:
     """Return the end of an output, or why there is none."""
@@ -212,7 +212,9 @@ def _log(
         return OutputPart("", 0), None if number is None else NoLogError(f"There is no attempt {number}.")
     name = mine[-1].name
     try:
-        part = tail(lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL)
+        part = last_part(
+            lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL
+        )
     except BackendError as error:
         return OutputPart("", 0), error
     return part, None
@@ -227,17 +229,17 @@ def _add_logs(router: APIRouter, service: Service) -> None:
         offset: Annotated[int, Query(ge=0, le=2**62)],
     ) -> Response:
         with service.store.read() as tx:
-            row = _job_in(tx, job)
+            row = _find_job(tx, job)
             mine = [each for each in attempts_of(tx, job) if each.number == attempt] if row is not None else []
         if row is None or not mine:
-            return no_part()
+            return no_such_part()
         name, over = mine[0].name, row.state in FINAL or row.attempt > attempt
         try:
             part = part_after(lambda begin, most: service.backend.logs(name, rank, begin, most), offset, is_over=over)
         except BackendError:
-            return nothing_new()
+            return unchanged_response()
         if part.offset == offset and not over:
-            return nothing_new()
+            return unchanged_response()
         follows = not over or part.offset != offset
         newer = row.attempt if row.attempt > attempt else None
         return render("log_part.html", log=part, job_id=row.id, number=attempt, rank=rank, follows=follows, newer=newer)
@@ -253,11 +255,11 @@ def _add_policy(router: APIRouter, service: Service) -> None:
         with service.store.read() as tx:
             now = f"{last_decision_seq(tx)}-{placer.version}"[:64]
             if now == seen:
-                return nothing_new()
+                return unchanged_response()
             rows = last_decisions(tx, MAX_DECISIONS)
             jobs = {row.job_id: get_job(tx, row.job_id) for row in rows[:POLICY_ROWS]}
         names = {job: "" if row is None else row.name for job, row in jobs.items()}
-        return draw(
+        return render_with_state(
             service, "policy", template, view=policy_view(rows, placer.deadline_s), names=names,
             shown=rows[:POLICY_ROWS], version=placer.version, seen=now,
         )  # fmt: skip

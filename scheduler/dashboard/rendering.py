@@ -17,7 +17,7 @@ from ..api.decisions import decision_page
 from ..api.problems import CODES
 from ..model.job import estimate_source_words
 from ..service.service import Service
-from .charts import blocks, cells
+from .charts import gpu_blocks, gpu_cells
 from .views import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
 
 
@@ -78,7 +78,7 @@ def static_files() -> dict[str, StaticFile]:
     return found
 
 
-def static(name: str) -> str:
+def static_url(name: str) -> str:
     """Return the address of a static file."""
     return f"/static/{name}?v={static_files()[name].digest}"
 
@@ -89,7 +89,9 @@ def render(template: str, status_code: int = 200, /, **values: object) -> HTMLRe
     return HTMLResponse(text, status_code, headers=HEADERS)
 
 
-def draw(service: Service, page: str, template: str, status_code: int = 200, /, **values: object) -> HTMLResponse:
+def render_with_state(
+    service: Service, page: str, template: str, status_code: int = 200, /, **values: object
+) -> HTMLResponse:
     """Return a page, or a part of one, with the state of the scheduler.
 
     Args:
@@ -107,12 +109,12 @@ def draw(service: Service, page: str, template: str, status_code: int = 200, /, 
     )  # fmt: skip
 
 
-def nothing_new() -> Response:
+def unchanged_response() -> Response:
     """Return the answer that leaves a page as it is."""
     return Response(status_code=204, headers=HEADERS)
 
 
-def no_part() -> Response:
+def no_such_part() -> Response:
     """Return that there is no such part of a page."""
     return Response(status_code=404, headers=HEADERS)
 
@@ -126,11 +128,11 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         duration=duration_text, moment=moment, ms=milliseconds_text, placement=placement_text, indices=indices_text,
-        cells=cells, blocks=blocks, decision=decision_page, sentence=sentence,
+        cells=gpu_cells, blocks=gpu_blocks, decision=decision_page, sentence=sentence,
         base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
         share=lambda number: f"{100 * number:.0f} %",
     )  # fmt: skip
-    environment.globals.update(static=static, elapsed=elapsed, pages=PAGES, estimate_words=estimate_source_words)
+    environment.globals.update(static=static_url, elapsed=elapsed, pages=PAGES, estimate_words=estimate_source_words)
     return environment
 
 
@@ -138,7 +140,7 @@ BESIDE_PAGES = ("/parts/", "/static/", "/login", "/logout")
 PROGRAMS = ("/v1/", "/metrics", "/healthz", "/readyz", "/problems/", "/openapi.json")
 
 
-def is_of_browsers(path: str) -> bool:
+def is_for_browsers(path: str) -> bool:
     """Return whether an address is for browsers, and not for programs."""
     return path.startswith(BESIDE_PAGES) or any(page.has(path) for page in PAGES)
 
@@ -147,7 +149,7 @@ def refusal_page(request: Request, code: str, detail: str, headers: dict[str, st
     """Return an error as a page, None for a program."""
     path = request.url.path
     lost = not path.startswith(PROGRAMS) and "text/html" in request.headers.get("accept", "")
-    if not (is_of_browsers(path) or lost):
+    if not (is_for_browsers(path) or lost):
         return None
     title = code.replace("-", " ").capitalize()
     answer = render("refused.html", CODES[code].status, page="", title=title, detail=detail)

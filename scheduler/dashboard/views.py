@@ -27,16 +27,16 @@ from ..store.attempts import (
     CheckpointRow,
     DecisionRow,
     GpuState,
-    Occupied,
+    OccupiedGpu,
     attempts_of,
-    checkpoint_events,
     checkpoints_of,
+    last_checkpoint_events,
     last_decisions,
     occupied_gpus,
 )
 from ..store.events import EventRow, last_events
-from ..store.jobs import count_jobs, jobs_in
-from ..store.nodes import NodeRow, faulty_gpus, list_nodes, open_entries, quarantined, words_on
+from ..store.jobs import count_jobs, jobs_in_states
+from ..store.nodes import NodeRow, faulty_gpus, list_nodes, open_quarantines, quarantined_gpus, why_closed
 
 ACTIVE_STATES = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 WAITING_STATES = (JobState.QUEUED, JobState.HELD)
@@ -99,10 +99,12 @@ class ClusterView(NamedTuple):
 def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> ClusterView:
     """Return the view of the cluster; `types` has the node type of each node."""
     occupied = {(gpu.node, gpu.gpu): gpu for gpu in occupied_gpus(tx)}
-    faulty, broken = faulty_gpus(tx), quarantined(tx, layout.nodes)
-    words = {row.name: _words(row) for row in list_nodes(tx)}
+    faulty, broken = faulty_gpus(tx), quarantined_gpus(tx, layout.nodes)
+    words = {row.name: _node_words(row) for row in list_nodes(tx)}
     nodes = [
-        _node_view(name, types[name], words.get(name, ""), list(_states(name, gpus, occupied, faulty, broken, words)))
+        _node_view(
+            name, types[name], words.get(name, ""), list(_gpu_states(name, gpus, occupied, faulty, broken, words))
+        )
         for name, gpus in layout.nodes.items()
     ]
     gpus = Counter(dict.fromkeys(GpuState, 0))
@@ -111,20 +113,22 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
             gpus[block.state] += block.gpus
     total = gpus.total()
     size = "roomy" if total <= ROOMY else "medium" if total <= MEDIUM else "dense"
-    active, waiting = jobs_in(tx, ACTIVE_STATES, MAX_JOB_ROWS), jobs_in(tx, WAITING_STATES, MAX_JOB_ROWS)
-    return ClusterView(nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_entries(tx))
+    active, waiting = jobs_in_states(tx, ACTIVE_STATES, MAX_JOB_ROWS), jobs_in_states(tx, WAITING_STATES, MAX_JOB_ROWS)
+    return ClusterView(
+        nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_quarantines(tx)
+    )
 
 
-def _words(row: NodeRow) -> str:
+def _node_words(row: NodeRow) -> str:
     """Return why no job starts on a node, and what was found there; "" if jobs do."""
-    return ": ".join(text for text in (words_on(row), row.found) if text)
+    return ": ".join(text for text in (why_closed(row), row.found) if text)
 
 
 _Doing = tuple[GpuState, str, str]  # state, id and name of the job
 
 
-def _states(
-    node: str, gpus: int, occupied: Mapping[tuple[str, int], Occupied], faulty: Collection[tuple[str, int]],
+def _gpu_states(
+    node: str, gpus: int, occupied: Mapping[tuple[str, int], OccupiedGpu], faulty: Collection[tuple[str, int]],
     broken: Collection[tuple[str, int]], words: Mapping[str, str],
 ) -> Iterator[_Doing]:  # fmt: skip
     for place in ((node, gpu) for gpu in range(gpus)):
@@ -162,7 +166,7 @@ class FoldedEvent(NamedTuple):
         return self.event.cause if self.events == 1 else f"{self.events} checkpoints; the last: {self.event.cause}"
 
 
-def folded(events: Iterable[EventRow]) -> list[FoldedEvent]:
+def folded_events(events: Iterable[EventRow]) -> list[FoldedEvent]:
     """Return lines, the last first: one an event, or one for checkpoints of an attempt in a row."""
     lines: list[FoldedEvent] = []
     open_at: dict[str | None, int] = {}  # where each job's line stands to which another checkpoint belongs
@@ -178,7 +182,7 @@ def folded(events: Iterable[EventRow]) -> list[FoldedEvent]:
     return lines
 
 
-def page_of(
+def page_of_events(
     read: Callable[[int | None], list[EventRow]], before_seq: int | None
 ) -> tuple[list[FoldedEvent], int | None]:
     """Return a page of lines, and the number of the event before which the next one begins, None if there is none.
@@ -192,11 +196,11 @@ def page_of(
         more = read(before_seq)
         events += more
         if len(more) < MIN_EVENT_LINES:
-            return folded(events), None
+            return folded_events(events), None
         before_seq = more[-1].seq
-        if len(lines := folded(events)) >= MIN_EVENT_LINES:
+        if len(lines := folded_events(events)) >= MIN_EVENT_LINES:
             return lines, before_seq
-    return folded(events), before_seq
+    return folded_events(events), before_seq
 
 
 def with_checkpoints(events: Sequence[EventRow], saved: Sequence[tuple[EventRow, int]]) -> list[FoldedEvent]:
@@ -306,25 +310,25 @@ def job_view(tx: Connection, row: JobRow, service: Service) -> JobView:
     events = last_events(tx, MAX_JOB_EVENTS, job_id=row.id, without=SAVED)[::-1]
     return JobView(
         row,
-        _command(row.spec),
+        _command_text(row.spec),
         stored_job_or_default(row.spec).model,
         attempts_of(tx, row.id),
         events,
-        with_checkpoints(events, checkpoint_events(tx, row.id)),
+        with_checkpoints(events, last_checkpoint_events(tx, row.id)),
         last_decisions(tx, MAX_SHOWN_DECISIONS, row.id),
         checkpoints_of(tx, row.id, MAX_SHOWN_CHECKPOINTS),
-        _waits_for(tx, row, service),
+        _why_waits(tx, row, service),
     )
 
 
-def _command(spec: Mapping[str, object]) -> str:
+def _command_text(spec: Mapping[str, object]) -> str:
     try:
         return shlex.join(stored_job(spec).command)
     except UnreadableSpecError:
         return ""
 
 
-def _waits_for(tx: Connection, row: JobRow, service: Service) -> str:
+def _why_waits(tx: Connection, row: JobRow, service: Service) -> str:
     """Return why a job waits, and its place in the queue, in the words of the API."""
     if row.state not in PENDING_STATES:
         return ""
@@ -377,8 +381,8 @@ def policy_view(decisions: Sequence[DecisionRow], deadline_s: float) -> PolicyVi
     by = Counter(str(row.explanation.get("decided_by") or "?") for row in decisions)
     agrees = [row.explanation["agrees"] for row in decisions if row.explanation.get("agrees") is not None]
     return PolicyView(
-        decisions, _percentiles(took), _columns(took), _marks(), _x(deadline_s), by.most_common(), _misses(decisions),
-        len(agrees), sum(map(bool, agrees)),
+        decisions, _percentiles(took), _histogram_bars(took), _axis_marks(), _x_of_time(deadline_s), by.most_common(),
+        _miss_lines(decisions), len(agrees), sum(map(bool, agrees)),
     )  # fmt: skip
 
 
@@ -389,15 +393,15 @@ def _percentiles(took: Sequence[float]) -> list[tuple[str, float]]:
             for name, share in (("median", 0.5), ("95 %", 0.95), ("99 %", 0.99), ("longest", 1.0))]  # fmt: skip
 
 
-def _x(took_s: float) -> float:
+def _x_of_time(took_s: float) -> float:
     low, high = HISTOGRAM_DECADES
     return 100.0 * (min(max(math.log10(max(took_s, 1e-12)), low), high) - low) / (high - low)
 
 
-def _columns(took: Sequence[float]) -> list[HistogramBar]:
+def _histogram_bars(took: Sequence[float]) -> list[HistogramBar]:
     low, high = HISTOGRAM_DECADES
     bars = (high - low) * PER_DECADE
-    counts = Counter(min(bars - 1, int(_x(each) * bars / 100.0)) for each in took)
+    counts = Counter(min(bars - 1, int(_x_of_time(each) * bars / 100.0)) for each in took)
     most, width = max(counts.values(), default=1), 100.0 / bars
     return [
         HistogramBar(width * bar, width, 100.0 * counts[bar] / most, counts[bar],
@@ -406,15 +410,15 @@ def _columns(took: Sequence[float]) -> list[HistogramBar]:
     ]  # fmt: skip
 
 
-def _marks() -> list[tuple[float, str]]:
+def _axis_marks() -> list[tuple[float, str]]:
     labels = ("10 µs", "0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s")
     return [
-        (_x(10.0**power), label)
+        (_x_of_time(10.0**power), label)
         for power, label in zip(range(HISTOGRAM_DECADES[0], HISTOGRAM_DECADES[1] + 1), labels, strict=True)
     ]
 
 
-def _misses(decisions: Sequence[DecisionRow]) -> list[MissLine]:
+def _miss_lines(decisions: Sequence[DecisionRow]) -> list[MissLine]:
     counts: Counter[Miss] = Counter()
     last: dict[Miss, tuple[float, str]] = {}
     for row in decisions:
@@ -477,7 +481,7 @@ def part_after(read: Read, offset: int, *, is_over: bool) -> OutputPart:
     return OutputPart(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)))
 
 
-def tail(read: Read, *, is_over: bool) -> OutputPart:
+def last_part(read: Read, *, is_over: bool) -> OutputPart:
     """Return the last part of an output, from the beginning of a line on."""
     begin = max(0, offset_near_end(read) - SHOWN_OUTPUT_BYTES)
     data, after = read(begin, 4 * SHOWN_OUTPUT_BYTES)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from ...cluster.state.beliefs import HALF_LIFE_S
 from ..mirror.cluster_mirror import Beliefs, ClusterMirror, ClusterSite, MirrorOrigin
 from ..model.gpu_index import Layout
-from ..store.events import EventRow, first_event_s, last_of_no_job
+from ..store.events import EventRow, first_event_s, last_events_without_job
 from ..store.nodes import CHANGE, FAULTY, HEALTHY, IN_SERVICE, OUT_OF_SERVICE
 from ..store.schema import Liveness
 
@@ -31,7 +31,7 @@ class FaultHistory(NamedTuple):
 
 def read_fault_history(tx: Connection, now_s: float) -> FaultHistory:
     """Return what happened to nodes and their GPUs, as far back as it still counts."""
-    events = last_of_no_job(tx, CHANGE, now_s - FAULTS_KEPT_S, MAX_FAULT_EVENTS)
+    events = last_events_without_job(tx, CHANGE, now_s - FAULTS_KEPT_S, MAX_FAULT_EVENTS)
     first_s = first_event_s(tx)
     since_s = max(now_s if first_s is None else first_s, now_s - FAULTS_KEPT_S)
     if len(events) == MAX_FAULT_EVENTS:

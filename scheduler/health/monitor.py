@@ -52,7 +52,7 @@ from ..store.nodes import (
     list_gpus,
     list_nodes,
     nodes_out_of_service,
-    quarantined,
+    quarantined_gpus,
     write_health,
 )
 from ..store.schema import Liveness
@@ -454,7 +454,7 @@ class Monitor:
             return
         with store.read() as tx:
             rows, gpus = list_nodes(tx), list_gpus(tx)
-            out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
+            out, broken = nodes_out_of_service(tx), quarantined_gpus(tx, self._layout.nodes)
         self._rows = {row.name: _row_for_new_leader(row) for row in rows if row.name in self._layout.nodes}
         faulty = [gpu for gpu in gpus if not gpu.healthy and gpu.gpu < self._layout.nodes.get(gpu.node, 0)]
         self._faulty = frozenset((each.node, each.gpu) for each in faulty)
@@ -483,7 +483,7 @@ class Monitor:
         """
         assert self._fence is not None
         with store.read() as tx:
-            out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
+            out, broken = nodes_out_of_service(tx), quarantined_gpus(tx, self._layout.nodes)
             held = self._attempts_on_down_nodes(tx)
         try:
             seen = {node.name: node for node in self._backend.observe()}

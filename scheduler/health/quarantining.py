@@ -31,19 +31,19 @@ from ..rules.quarantine import (
     strictest,
     who_clears,
 )
-from ..store.events import append, last_of_no_job
+from ..store.events import append, last_events_without_job
 from ..store.nodes import (
     CLEARED,
     NOT_CLEARED,
     QUARANTINE,
     REFUSED,
     SET,
-    add_entry,
-    clear_entries,
-    entries_since,
+    add_quarantine,
+    clear_quarantines,
     note_failed_checks,
     note_symptom,
-    open_entries,
+    open_quarantines,
+    quarantines_since,
 )
 
 TWO_GPUS = "two GPUs within an hour"  # cause of the quarantine of a node
@@ -75,7 +75,7 @@ def quarantine(
     """
     finding = finding._replace(place=finding.place.with_ends_ordered())
     _check_place_exists(finding.place, fleet)
-    place, entries = finding.place, entries_since(tx, now_s - CLEARED_S)
+    place, entries = finding.place, quarantines_since(tx, now_s - CLEARED_S)
     known = next(
         (entry for entry in entries if _is_open(entry) and (entry.place, entry.cause) == (place, finding.cause)), None
     )
@@ -114,7 +114,7 @@ def _add_quarantine(
         0, place, now_s, max(finding.at_s, now_s), finding.check, finding.cause, finding.evidence, finding.action,
         clears, tries, finding.boot_id, now_s + back_off_s(tries),
     )  # fmt: skip
-    if not add_entry(tx, entry):
+    if not add_quarantine(tx, entry):
         return False
     text = f"{place.words} is in quarantine: {finding.cause} ({finding.check}: {finding.evidence}); {finding.action}"
     _append_event(tx, place, SET, text, now_s, writer, check=finding.check, cause=finding.cause)
@@ -143,7 +143,7 @@ def _quarantine_node_too(
 def _raise_budget_alarm(tx: Connection, finding: QuarantineFinding, fleet: Fleet, now_s: float, writer: str) -> None:
     """Raise an alarm, once an hour for each node type."""
     kind = fleet.types[finding.place.node]
-    events = last_of_no_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
+    events = last_events_without_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
     if any(event.now == REFUSED and (event.data or {}).get("type") == kind for event in events):
         return
     text = (
@@ -177,8 +177,8 @@ def clear_quarantine(
     Raises:
         InputError: As `entries_ended_by`.
     """
-    found = [each for each in entries_ended_by(open_entries(tx), place) if is_ready(each)]
-    ended = clear_entries(tx, found, by, evidence, now_s)
+    found = [each for each in entries_ended_by(open_quarantines(tx), place) if is_ready(each)]
+    ended = clear_quarantines(tx, found, by, evidence, now_s)
     if ended:
         text = f"{place.words} is out of quarantine, cleared by {by}: {evidence}"
         _append_event(tx, place, CLEARED, text, now_s, writer, by=by)
@@ -187,7 +187,7 @@ def clear_quarantine(
 
 def record_failed_checks(tx: Connection, place: HardwarePlace, evidence: str, now_s: float, *, writer: str) -> None:
     """Record that checks of a place did not pass: the next scheduled run is later."""
-    for entry in entries_ended_by(open_entries(tx), place):
+    for entry in entries_ended_by(open_quarantines(tx), place):
         tries = entry.tries + 1
         note_failed_checks(tx, entry, evidence, tries, now_s + back_off_s(tries))
     _append_event(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)

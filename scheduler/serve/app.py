@@ -14,15 +14,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..api import decisions, jobs, logs, nodes, rings, streaming, submitting, tokens
 from ..api.auth import Scraper, ServiceDep, TokenCache
-from ..api.problems import CODES, EVERYWHERE, ProblemDetails, ProblemError, answer_with_problems, problems
+from ..api.problems import CODES, EVERYWHERE, ProblemDetails, ProblemError, answer_with_problems, openapi_problems
 from ..api.streaming import StreamSlots
 from ..api.tokens import Browsers
-from ..dashboard.entering import ask_for_tokens, let_operators_in, static_router
+from ..dashboard.entering import add_login, let_operators_in, static_router
 from ..dashboard.pages import page_router
 from ..dashboard.rendering import refusal_page
 from ..service.service import Service
 from ..store.database import StoreLostError
-from ..store.events import SCHEDULER_LEASE, is_held
+from ..store.events import SCHEDULER_LEASE, is_lease_held
 from .server import BodyLimit
 
 router = APIRouter()
@@ -34,7 +34,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses=problems("not-ready"))
+@router.get("/readyz", responses=openapi_problems("not-ready"))
 def readyz(service: ServiceDep) -> dict[str, str]:
     """Check that the store answers, that a scheduler leads, and that this one makes progress; name the policy.
 
@@ -42,7 +42,7 @@ def readyz(service: ServiceDep) -> dict[str, str]:
     """
     try:
         with service.store.read() as tx:
-            leads = is_held(tx, SCHEDULER_LEASE)
+            leads = is_lease_held(tx, SCHEDULER_LEASE)
     except StoreLostError as error:
         raise ProblemError("not-ready", str(error), Retry_After="5") from error
     missing = service.failures.reason
@@ -62,7 +62,7 @@ def metrics(service: ServiceDep, _: Scraper) -> Response:
     return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/problems/{code}", response_class=PlainTextResponse, responses=problems("not-found"))
+@router.get("/problems/{code}", response_class=PlainTextResponse, responses=openapi_problems("not-found"))
 async def problem(code: str) -> PlainTextResponse:
     """Explain the code of an error."""
     if code not in CODES:
@@ -90,19 +90,19 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )  # fmt: skip
     app.state.service, app.state.known = service, TokenCache()
-    app.state.in_flight, app.state.streams = submitting.InFlight(), StreamSlots()
+    app.state.in_flight, app.state.streams = submitting.KeysInFlight(), StreamSlots()
     app.state.browsers = Browsers()
     app.add_middleware(BodyLimit, answer=answer_with_problems(app, refusal_page))
     for router in ROUTERS:
         app.include_router(router)
     app.include_router(page_router(service), dependencies=[Depends(let_operators_in)])
     app.include_router(static_router())
-    ask_for_tokens(app)
-    _describe(app)
+    add_login(app)
+    _describe_errors(app)
     return app
 
 
-def _describe(app: FastAPI) -> None:
+def _describe_errors(app: FastAPI) -> None:
     """Describe the form of errors to OpenAPI."""
 
     def openapi() -> dict[str, Any]:

@@ -43,34 +43,34 @@ def check(path: Path | None) -> ConfigReport:
     except InputError as error:
         return ConfigReport([error], SchedulerSettings(), None)
     problems = _problems_in(file, SchedulerSettings, file.data)
-    settings = with_absolute_paths(_sound(file.data), file)
-    problems += _of_backend(file, settings)
+    settings = with_absolute_paths(_sound_settings(file.data), file)
+    problems += _backend_problems(file, settings)
     own = cluster = None
-    with _noted(problems, file, ("folder",)):
+    with _noting_errors(problems, file, ("folder",)):
         _check_folder(settings.folder)
         own = default_cluster_file(settings.folder) if exists(default_cluster_file(settings.folder)) else None
-    with _noted(problems, file, ("cluster",)):
+    with _noting_errors(problems, file, ("cluster",)):
         cluster = None if (found := settings.cluster or own) is None else read_cluster(found)
-    remarks, use = [], _use_of(settings)
+    remarks, use = [], _policy_use_of(settings)
     for place, name in ((("policy", "fallback"), settings.policy.fallback), (("policy", "name"), settings.policy.name)):
-        with _noted(problems, file, place):
+        with _noting_errors(problems, file, place):
             if name is not None and (remark := training_mismatch(find_policy(name), use)):
                 remarks.append(f"policy {name}: {remark}")
     choice = settings.policy
     if choice.name is not None and choice.sample_temperature is not None:
-        with _noted(problems, file, ("policy", "sample_temperature")):
+        with _noting_errors(problems, file, ("policy", "sample_temperature")):
             with_sampling(find_policy(choice.name), choice.sample_temperature)
-    with _noted(problems, file, ("store",)):
+    with _noting_errors(problems, file, ("store",)):
         check_url(settings.store_url)
         path = file_of(settings.store_url)
         if path is not None and path.parent != settings.folder:  # that one is made
             check_folder_of(path)
-    with _noted(problems, file, ("open",)):
+    with _noting_errors(problems, file, ("open",)):
         check_open_is_local(settings)
     return ConfigReport(problems, settings, cluster, tuple(remarks))
 
 
-def _use_of(settings: SchedulerSettings) -> UsedUnder:
+def _policy_use_of(settings: SchedulerSettings) -> UsedUnder:
     """Return what policies are used under."""
     ageing_h = None if isinf(settings.ageing_s) else settings.ageing_s / 3600.0
     return UsedUnder((settings.order,), ageing_h, settings.waiting, USERS, oracle=False)
@@ -102,7 +102,7 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"{there} is no folder", "name one, or none that exists")
 
 
-def _of_backend(file: YamlFile, settings: SchedulerSettings) -> list[LongshoreError]:
+def _backend_problems(file: YamlFile, settings: SchedulerSettings) -> list[LongshoreError]:
     choice = settings.backend
     try:
         kind: type[BaseModel] = backend_class(choice.name, file).Settings
@@ -115,16 +115,16 @@ def _problems_in(file: YamlFile, model: type[BaseModel], data: object, place: Pl
     try:
         validated(file, model, data, place)
     except InputError as error:
-        return [*_each(error)]
+        return [*_single_errors(error)]
     return []
 
 
-def _each(error: InputError) -> list[InputError]:
+def _single_errors(error: InputError) -> list[InputError]:
     """Return the errors that one is made of."""
     return list(error.errors) if isinstance(error, ManyProblemsError) else [error]
 
 
-def _sound(data: object) -> SchedulerSettings:
+def _sound_settings(data: object) -> SchedulerSettings:
     """Return the settings of a file without the sections in which something is wrong."""
     known = (
         {name: data[name] for name in SchedulerSettings.model_fields if name in data}
@@ -139,13 +139,14 @@ def _sound(data: object) -> SchedulerSettings:
 
 
 @contextmanager
-def _noted(problems: list[LongshoreError], file: YamlFile, place: Place) -> Iterator[None]:
+def _noting_errors(problems: list[LongshoreError], file: YamlFile, place: Place) -> Iterator[None]:
     """Note an error, at its place in the file if it names no other file."""
     try:
         yield
     except InputError as error:
         problems += [
-            each if each.path is not None else file.error(place, each.problem, each.fix) for each in _each(error)
+            each if each.path is not None else file.error(place, each.problem, each.fix)
+            for each in _single_errors(error)
         ]
     except LongshoreError as error:
         problems.append(file.error(place, str(error)))

@@ -50,10 +50,10 @@ def max_connections(files: int) -> int:
 
 def bounded_protocol(most: int, patience: Patience) -> type[H11Protocol]:
     """Return what makes the connections of a server that has bounds on them; uvicorn does no more than call it."""
-    return cast("type[H11Protocol]", partial(_Bounded, _Connections(most), patience))
+    return cast("type[H11Protocol]", partial(_BoundedConnection, _Connections(most), patience))
 
 
-class _Bounded(H11Protocol):
+class _BoundedConnection(H11Protocol):
     """A connection that is closed if its client takes too long; `for_server` is what the server gives to each."""
 
     def __init__(self, others: "_Connections", patience: Patience, **for_server: Any) -> None:
@@ -130,10 +130,10 @@ class _Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._all: set[_Bounded] = set()
-        self._incomplete: dict[str, dict[_Bounded, None]] = {}  # by address
+        self._all: set[_BoundedConnection] = set()
+        self._incomplete: dict[str, dict[_BoundedConnection, None]] = {}  # by address
 
-    def take(self, connection: _Bounded) -> bool:
+    def take(self, connection: _BoundedConnection) -> bool:
         """Make room for a connection; return whether there is room."""
         mine = self._incomplete.get(connection.address, {})
         if len(mine) >= self._most // 2:
@@ -146,24 +146,24 @@ class _Connections:
         self._all.add(connection)
         return True
 
-    def note(self, connection: _Bounded) -> None:
+    def note(self, connection: _BoundedConnection) -> None:
         """Note whether a connection has sent a whole request."""
         self._forget_incomplete(connection)
         if connection.is_incomplete:
             self._incomplete.setdefault(connection.address, {})[connection] = None
 
-    def forget(self, connection: _Bounded) -> None:
+    def forget(self, connection: _BoundedConnection) -> None:
         """Forget a connection."""
         self._all.discard(connection)
         self._forget_incomplete(connection)
 
-    def _forget_incomplete(self, connection: _Bounded) -> None:
+    def _forget_incomplete(self, connection: _BoundedConnection) -> None:
         mine = self._incomplete.get(connection.address, {})
         mine.pop(connection, None)
         if not mine:
             self._incomplete.pop(connection.address, None)
 
-    def _close(self, connection: _Bounded) -> None:
+    def _close(self, connection: _BoundedConnection) -> None:
         connection.transport.abort()
         self.forget(connection)
 
@@ -220,7 +220,7 @@ async def _read_body(receive: Receive) -> bytes | None:
 SWEEP_EVERY_S = 60.0
 
 
-class Seldom(logging.Filter):
+class OncePerMinute(logging.Filter):
     """Lets each kind of line through once a minute, with the number of those that it held back before.
 
     Args:
@@ -258,7 +258,7 @@ MAX_OPEN_FILES = 65536
 NO_FILES = "socket.accept() out of system resource"  # asyncio's message, once for each try
 
 
-def raise_files() -> int:
+def raise_file_limit() -> int:
     """Raise the number of files that this process may open to its maximum, and return that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
@@ -285,8 +285,8 @@ class ApiServer(uvicorn.Server):
         self._service = service
         for name in (__name__, "uvicorn.error"):
             logger = logging.getLogger(name)
-            if not any(isinstance(each, Seldom) for each in logger.filters):
-                logger.addFilter(Seldom())
+            if not any(isinstance(each, OncePerMinute) for each in logger.filters):
+                logger.addFilter(OncePerMinute())
         super().__init__(
             uvicorn.Config(
                 app,
@@ -303,7 +303,7 @@ class ApiServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to take connections."""
-        asyncio.get_running_loop().set_exception_handler(_note)
+        asyncio.get_running_loop().set_exception_handler(_log_refused_accepts)
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: object) -> None:
@@ -312,7 +312,7 @@ class ApiServer(uvicorn.Server):
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
 
-def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_refused_accepts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log once a minute that no connection can be accepted; asyncio tries again after a second."""
     if context.get("message") == NO_FILES:
         log.error("no connection can be taken: %s", context.get("exception"))

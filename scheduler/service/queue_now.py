@@ -81,7 +81,7 @@ class Queue(NamedTuple):
     why_not_launched: Callable[[str], str]  # of a job whose GPUs are reserved; "" if nothing prevents it
 
 
-def room_in(tx: Connection, layout: Layout) -> GpuCounts:
+def gpu_counts(tx: Connection, layout: Layout) -> GpuCounts:
     """Return how many GPUs there are, in service and free: a drained, silent or faulty one is not."""
     in_service = gpus_in_service(tx, layout.nodes)
     held = {(row.node, row.gpu) for row in held_gpus(tx)}
@@ -118,9 +118,9 @@ class QueueNow:
         return queue
 
     def _read(self, tx: Connection, now_s: float) -> Queue:
-        settings, room = self._settings, room_in(tx, self._layout)
+        settings, room = self._settings, gpu_counts(tx, self._layout)
         order = ORDER_REGIMES[settings.order]
-        waiting, had = waiting_jobs(tx, now_s), self._had(tx)
+        waiting, had = waiting_jobs(tx, now_s), self._turns_had(tx)
         line = in_queue_order(waiting, order, settings.ageing_s, now_s, room.in_service, had)
         held = Counter(row.job_id for row in held_gpus(tx)) if settings.limits.gpus is not None else Counter[str]()
         by_owner: Counter[str] = Counter()
@@ -133,7 +133,7 @@ class QueueNow:
             self._control.why_not_launched,
         )  # fmt: skip
 
-    def _had(self, tx: Connection) -> Turns | None:
+    def _turns_had(self, tx: Connection) -> Turns | None:
         """Return the turns that users have had to lead, None where they take none."""
         if not self._settings.turns:
             return None
@@ -142,7 +142,9 @@ class QueueNow:
     def ahead_of_new(self, tx: Connection, owner: str, priority: int, now_s: float) -> int:
         """Return how many waiting jobs would stand before one of an owner and a priority that is submitted now."""
         new = WaitingJob("", owner, priority, 1, 1 << 62, now_s, 0.0, 0.0, 1.0, 0.0)
-        line = in_queue_order([*waiting_jobs(tx, now_s), new], ORDER_REGIMES["easy"], math.inf, now_s, 0, self._had(tx))
+        line = in_queue_order(
+            [*waiting_jobs(tx, now_s), new], ORDER_REGIMES["easy"], math.inf, now_s, 0, self._turns_had(tx)
+        )
         return line.index(new)
 
 
@@ -206,27 +208,28 @@ def _why_outside(row: JobRow, queue: Queue) -> str:
 def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | None) -> str:
     needs = needs_of(row)
     room = queue.room if needs == ANYTHING else queue.room.on(queue.layout.nodes_for(needs))
-    asks = f"it asks for {_gpus(row.gpus)} {needs.words}".rstrip()
+    asks = f"it asks for {_gpus_text(row.gpus)} {needs.words}".rstrip()
     error = queue.errors.why_resting(row.id, queue.now_s)
     if queue.held_back or error:
         return queue.held_back or f"it could not be handled, and is tried again: {error}"
     if row.gpus > room.in_service:
-        return f"{asks}, and only {room.in_service} of {room.gpus}{_such(needs)} are in service"
+        return f"{asks}, and only {room.in_service} of {room.gpus}{_of_these_text(needs)} are in service"
     if queue.most is not None and queue.held[row.owner] + row.gpus > queue.most:
         return f"{asks}, its owner's jobs hold {queue.held[row.owner]}, and one user may have {queue.most}"
     if row.gpus > room.free:
-        return f"{asks}, and {room.free or _none(needs)}{_such(needs)} {'is' if room.free == 1 else 'are'} free"
-    if (shape := _shape(row)) is not None and not room.has(shape.nodes, shape.gpus_per_node):
+        count, be = room.free or _none_text(needs), "is" if room.free == 1 else "are"
+        return f"{asks}, and {count}{_of_these_text(needs)} {be} free"
+    if (shape := _shape_of(row)) is not None and not room.has(shape.nodes, shape.gpus_per_node):
         return f"it asks for {shape.words}, and the free GPUs do not lie so"
     if last is not None and last.placement is None:
         return f"{last.explanation.get('decided_by')} lets it wait for better GPUs"
     if place == 1:
         return "it is decided about next"
     before = "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
-    return f"{before}, {_turn(row, queue)}".removesuffix(", ")
+    return f"{before}, {_turn_text(row, queue)}".removesuffix(", ")
 
 
-def _turn(row: JobRow, queue: Queue) -> str:
+def _turn_text(row: JobRow, queue: Queue) -> str:
     """Return whose turn it is at a job's priority; "" without turns, and with one user alone."""
     before = queue.turns.get((row.owner, row.priority))
     if before is None or sum(priority == row.priority for _, priority in queue.turns) < 2:
@@ -236,17 +239,17 @@ def _turn(row: JobRow, queue: Queue) -> str:
     return "and 1 other user has a turn first" if before == 1 else f"and {before} other users have their turns first"
 
 
-def _such(needs: NodeNeeds) -> str:
+def _of_these_text(needs: NodeNeeds) -> str:
     return "" if needs == ANYTHING else " of these"
 
 
-def _none(needs: NodeNeeds) -> str:
+def _none_text(needs: NodeNeeds) -> str:
     return "0" if needs == ANYTHING else "none"
 
 
-def _shape(row: JobRow) -> Shape | None:
+def _shape_of(row: JobRow) -> Shape | None:
     return stored_job_or_default(row.spec).shape if is_shaped(row.spec) else None
 
 
-def _gpus(count: int) -> str:
+def _gpus_text(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -101,7 +101,7 @@ def prune(store: Store, folder: Path, horizon: Horizon, goes_on: Callable[[], bo
     return Pruned(jobs, events, decisions)
 
 
-def count(store: Store, horizon: Horizon) -> Pruned:
+def count_prunable(store: Store, horizon: Horizon) -> Pruned:
     """Return how much would be deleted, with what would go with its job."""
     tables = (job, event, decision)
     with store.read() as tx:
@@ -143,9 +143,9 @@ def _delete_batch(
     try:
         # Before their files: a job that is tried again needs them.
         claimed = store.write(partial(claim_jobs, job_ids=list(numbers), before_s=before_s))
-        gone = [job for job in claimed if _has_no_files(folder, job, numbers[job])]
+        gone = [job for job in claimed if _delete_job_files(folder, job, numbers[job])]
         for each in gone:
-            _shrink(store, each, goes_on)
+            _delete_many_events(store, each, goes_on)
         return store.write(partial(delete_jobs, job_ids=gone, before_s=before_s))
     except StoreUnreachableError:
         raise
@@ -156,7 +156,7 @@ def _delete_batch(
     return sum(_delete_batch(store, folder, {job_id: its}, before_s, goes_on) for job_id, its in numbers.items())
 
 
-def _has_no_files(folder: Path, job_id: str, numbers: list[int]) -> bool:
+def _delete_job_files(folder: Path, job_id: str, numbers: list[int]) -> bool:
     """Delete the files of a job, and return whether none is left: without its rows they could not be found again."""
     try:
         for number in numbers:
@@ -167,7 +167,7 @@ def _has_no_files(folder: Path, job_id: str, numbers: list[int]) -> bool:
     return True
 
 
-def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
+def _delete_many_events(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
     """Delete events of a job that has very many: all at once would hold up other writers."""
     while store.write(partial(delete_events_of, job_id=job_id)) == MAX_ROWS_PRUNED and goes_on():
         pass
@@ -272,7 +272,7 @@ def count_old(tx: Connection, table: Table, before_s: float) -> int:
     """Return how many jobs, events or decisions could be deleted; reads all of them."""
     if table is job:
         return int(tx.execute(_COUNT_JOBS, {"before_s": before_s}).scalar_one())
-    old = select(func.count()).select_from(table).where(table.c.at_s < before_s, *_deletable(table))
+    old = select(func.count()).select_from(table).where(table.c.at_s < before_s, *_deletable_conditions(table))
     return int(tx.execute(old).scalar_one())
 
 
@@ -285,11 +285,11 @@ def delete_page(tx: Connection, table: Table, before_s: float, after_seq: int) -
         return PrunedRows(after_seq, 0, is_last=True)
     last = rows[-1].seq
     within = (table.c.seq > after_seq, table.c.seq <= last, table.c.at_s < before_s)
-    deleted = tx.execute(delete(table).where(*within, *_deletable(table))).rowcount
+    deleted = tx.execute(delete(table).where(*within, *_deletable_conditions(table))).rowcount
     return PrunedRows(last, deleted, is_last=len(rows) < MAX_ROWS_PRUNED or rows[-1].at_s >= before_s)
 
 
-def _deletable(table: Table) -> tuple[ColumnElement[bool], ...]:
+def _deletable_conditions(table: Table) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions that a row belongs to no job that has not ended, and is not the last event."""
     is_of_no_open_job = ~exists().where(job.c.id == table.c.job_id, job.c.state.in_(_OPEN_STATES))
     return (is_of_no_open_job, event.c.seq < _LAST_EVENT) if table is event else (is_of_no_open_job,)

@@ -26,7 +26,7 @@ from ...preflight.context import NodeSetup
 from ...preflight.rounds import BackgroundRounds, check_node
 from ...preflight.warm import WarmNodes, start_fork_server
 from ...preflight.wiring import read_blueprint, read_port_facts
-from ..access.tokens import Role, agents_without_node, first_token, has_valid_tokens
+from ..access.tokens import Role, agent_tokens_without_node, first_operator_token, has_valid_tokens
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend
 from ..control.node_checks import NodeChecks
@@ -43,8 +43,8 @@ from ..rules.quarantine import BY_CHECKS, is_check_due
 from ..settings import SchedulerSettings, ServeOptions, check_open_is_local, default_cluster_file
 from ..store.attempts import held_gpus
 from ..store.database import Store, StoreUnreachableError, file_of, open_store
-from ..store.jobs import forget_before
-from ..store.nodes import boot_ids, open_entries
+from ..store.jobs import delete_answers
+from ..store.nodes import boot_ids, open_quarantines
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .running_scheduler import RunningScheduler
@@ -56,7 +56,7 @@ FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S = 0.25, 5.0
 REPEATED = 3  # in a row, from which on the scheduler is not ready
 
 
-class TickFailures:
+class LoopFailures:
     """How often the loop has failed since it last came to its end."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Service:
             check_policy_name(choice.name)  # it is loaded in a process of its own
         given = None if settings.cluster is None else read_cluster(settings.cluster)
         make_folder(settings.folder)
-        self.room = _room_of(settings)  # first: what follows writes files
+        self.room = _disk_space_of(settings)  # first: what follows writes files
         setup = given or read_cluster(default_cluster(settings.folder))
         self.layout = layout_of(setup)
         kind = settings.backend
@@ -155,12 +155,12 @@ class Service:
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
         self.queue = QueueNow(settings, self.layout, self.control)
-        self.failures, self.usage = TickFailures(), Usage()
+        self.failures, self.usage = LoopFailures(), Usage()
         self.ends = threading.Event()  # the scheduler is to stop: all waits end
         self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
         self._cleared = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
-        self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="scheduler", daemon=True)
+        self._keeping = threading.Thread(target=self._do_upkeep, name="keeping", daemon=True)
 
     @property
     def is_open(self) -> bool:
@@ -224,7 +224,7 @@ class Service:
         settings = self.settings
         if self.is_open:
             return None
-        secret = first_token(self.store, settings.folder, time.time())
+        secret = first_operator_token(self.store, settings.folder, time.time())
         with self.store.read() as tx:
             if not settings.is_loopback and not has_valid_tokens(tx, time.time()):
                 raise InputError(
@@ -236,7 +236,7 @@ class Service:
     def _warn_of_agents(self) -> None:
         """Warn of tokens of agents that are for no node, as their reports are refused."""
         with self.store.read() as tx:
-            found = agents_without_node(tx, Role.AGENT.value, time.time())
+            found = agent_tokens_without_node(tx, Role.AGENT.value, time.time())
         for row in found:
             log.warning(
                 "the token %s of %s has the role agent but no node, so its reports are refused: make one for each "
@@ -244,13 +244,13 @@ class Service:
                 row.name, row.owner,
             )  # fmt: skip
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         while not self.ends.is_set():
             try:
                 with self.metrics.timed_tick():
                     self.reconciler.tick()
                 self._ticked = time.monotonic()
-                self._forget()
+                self._delete_old_answers()
                 self.failures.end()
             except Exception as error:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
@@ -260,13 +260,13 @@ class Service:
                 self._woken.wait(TICK_S - TICK_REST_S)
             self._woken.clear()
 
-    def _forget(self) -> None:
+    def _delete_old_answers(self) -> None:
         """Forget old answers to requests, now and then."""
         if time.monotonic() - self._forgot > FORGET_EVERY_S:
             self._forgot = time.monotonic()
-            self.store.write(lambda tx: forget_before(tx, self.now_s() - ANSWERS_KEPT_S))
+            self.store.write(lambda tx: delete_answers(tx, self.now_s() - ANSWERS_KEPT_S))
 
-    def _keep(self, every_s: float = UPKEEP_EVERY_S) -> None:
+    def _do_upkeep(self, every_s: float = UPKEEP_EVERY_S) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         tasks = (
             ("free disk space could not be checked", self.room.adjust_reserve),
@@ -296,7 +296,7 @@ class Service:
         if self.leads() and time.monotonic() - self._cleared > CLEAR_EVERY_S:
             self._cleared = time.monotonic()
             with suppress(StoreUnreachableError):
-                self.clearing.check_due()
+                self.clearing.begin_due_checks()
 
     def _prune(self) -> None:
         """Delete old history, now and then."""
@@ -417,7 +417,7 @@ class Clearing:
             InputError: If it is not in quarantine, or jobs run there.
         """
         with self._store.read() as tx:
-            entries_ended_by(open_entries(tx), place)
+            entries_ended_by(open_quarantines(tx), place)
             if jobs := self._jobs_on(tx, place):
                 raise InputError(
                     f"{place.words} cannot be checked while it is used by {', '.join(sorted(jobs))}",
@@ -435,13 +435,13 @@ class Clearing:
             lambda tx: clear_quarantine(tx, place, by, CLEARED_UNCHECKED, self._now_s(), writer=QUARANTINE_WRITER)
         )
 
-    def check_due(self) -> None:
+    def begin_due_checks(self) -> None:
         """Begin to check all that checks may clear by themselves by now."""
         with self._store.read() as tx:
             boots = boot_ids(tx)
             due = {
                 entry.place
-                for entry in open_entries(tx)
+                for entry in open_quarantines(tx)
                 if is_check_due(entry, boots.get(entry.place.node, ""), self._now_s())
             }
             free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
@@ -460,11 +460,12 @@ class Clearing:
             if place in self._running:
                 return
             self._running.add(place)
-        threading.Thread(target=self._run, args=(place, by), name=f"checks of {place.words}", daemon=True).start()
+        name = f"checks of {place.words}"
+        threading.Thread(target=self._check_and_finish, args=(place, by), name=name, daemon=True).start()
 
-    def _run(self, place: HardwarePlace, by: str) -> None:
+    def _check_and_finish(self, place: HardwarePlace, by: str) -> None:
         try:
-            passed, evidence = self._checked(place)
+            passed, evidence = self._run_checks(place)
             self._store.write(lambda tx: self._finish(tx, place, by, evidence, passed=passed))
         except InputError:
             log.info("%s was cleared while it was checked", place.words)
@@ -474,7 +475,7 @@ class Clearing:
             with self._lock:
                 self._running.discard(place)
 
-    def _checked(self, place: HardwarePlace) -> tuple[bool, str]:
+    def _run_checks(self, place: HardwarePlace) -> tuple[bool, str]:
         """Run the checks of all ends of a place; what they raise is no pass."""
         found = []
         for end in place.ends:
@@ -540,7 +541,7 @@ def default_cluster(folder: Path) -> Path:
     return path
 
 
-def _room_of(settings: SchedulerSettings) -> DiskSpace:
+def _disk_space_of(settings: SchedulerSettings) -> DiskSpace:
     """Return what watches the disks of a scheduler; where they are full, the reserve lets it start."""
     file = file_of(settings.store_url)
     room = DiskSpace([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)

@@ -17,8 +17,8 @@ from ..model.job import NewEvent, ReservationRow, attempt_name
 from ..model.states import OPEN_ATTEMPTS, AttemptState, Contact, RankEnd
 from .database import OlderAttemptError, TakenError
 from .events import EventRow, append
-from .jobs import parts_of
-from .schema import attempt, checkpoint, decision, event, job, put_all, reservation
+from .jobs import id_batches
+from .schema import attempt, checkpoint, decision, event, job, reservation, upsert_all
 
 CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
 
@@ -207,7 +207,7 @@ _ONE_CHECKPOINT = _ALL_CHECKPOINTS.where(*_CHECKPOINT_KEY)
 _DELETE_CHECKPOINT = delete(checkpoint).where(*_CHECKPOINT_KEY)
 
 
-def register(
+def store_checkpoint(
     tx: Connection,
     row: CheckpointRow,
     *,
@@ -234,7 +234,7 @@ def register(
     known = tx.execute(_ONE_CHECKPOINT, {"of_job": row.job_id, "at_number": row.number, "at_step": row.step}).first()
     if known is not None and (known.path, known.digest) == (row.path, row.digest):
         return False
-    put_all(tx, checkpoint, [row._asdict()])
+    upsert_all(tx, checkpoint, [row._asdict()])
     if events < max_events:
         tx.execute(_COUNT_CHECKPOINT, {"of_job": row.job_id})
         data = {"step": row.step, "path": row.path, "digest": row.digest}
@@ -250,7 +250,7 @@ def checkpoints_of(tx: Connection, job_id: str, most: int = MAX_CHECKPOINTS) -> 
     return [CheckpointRow._make(row) for row in tx.execute(_CHECKPOINTS, {"of_job": job_id, "most": most})]
 
 
-def latest_before(tx: Connection, job_id: str, number: int) -> CheckpointRow | None:
+def starting_checkpoint(tx: Connection, job_id: str, number: int) -> CheckpointRow | None:
     """Return the checkpoint that an attempt begins with: the newest of those before it, which changes no more."""
     row = tx.execute(_ROWS_BEFORE, {"of_job": job_id, "before": number, "most": 1}).first()
     return None if row is None else CheckpointRow._make(row)
@@ -370,7 +370,7 @@ def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]
 def last_decisions_of(tx: Connection, job_ids: Sequence[str]) -> dict[str, DecisionRow]:
     """Return the last decision on each of some jobs on which there is one."""
     rows = [
-        DecisionRow._make(row) for part in parts_of(job_ids) for row in tx.execute(_LAST_OF_JOBS, {"of_jobs": part})
+        DecisionRow._make(row) for part in id_batches(job_ids) for row in tx.execute(_LAST_OF_JOBS, {"of_jobs": part})
     ]
     return {row.job_id: row for row in rows}
 
@@ -385,7 +385,7 @@ class GpuState(StrEnum):
     OUT = "out of service"
 
 
-class Occupied(NamedTuple):
+class OccupiedGpu(NamedTuple):
     """A GPU that is not free."""
 
     node: str
@@ -447,10 +447,10 @@ _LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED_EVENT
 )
 
 
-def occupied_gpus(tx: Connection) -> list[Occupied]:
+def occupied_gpus(tx: Connection) -> list[OccupiedGpu]:
     """Return all GPUs that are not free, in no order."""
     return [
-        Occupied(node, gpu, job_id, name, number, _STATES.get(state, GpuState.DRAINING))
+        OccupiedGpu(node, gpu, job_id, name, number, _STATES.get(state, GpuState.DRAINING))
         for node, gpu, job_id, name, number, state in tx.execute(_OCCUPIED)
     ]
 
@@ -461,7 +461,7 @@ def count_unknown(tx: Connection) -> int:
     return unknown
 
 
-def drains(tx: Connection) -> list[Drain]:
+def draining_attempts(tx: Connection) -> list[Drain]:
     """Return all attempts that are on their way out."""
     return [
         Drain(job_id, number, since_s, spec, sum(len(share.gpus) for share in placement))
@@ -469,7 +469,7 @@ def drains(tx: Connection) -> list[Drain]:
     ]
 
 
-def checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]:
+def last_checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]:
     """Return the last event of a checkpoint of each attempt of a job, and how many there are."""
     return [(EventRow._make(row[:-1]), row[-1]) for row in tx.execute(_LAST_SAVED, {"of_job": job_id})]
 

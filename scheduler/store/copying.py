@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ...cluster.files.paths import exists
-from .database import VERSION_TABLE, StoreError, is_known, restore_mark
+from .database import VERSION_TABLE, StoreError, is_known_revision, restore_mark_path
 from .events import SCHEDULER_LEASE, LeaseRow
 
 _LEASE = "SELECT owner, token, expires_s FROM lease WHERE name = ?"
@@ -27,14 +27,14 @@ def back_up(file: Path, target: Path) -> int:
     """
     if exists(target):
         raise StoreError(f"{target}: is there already; give another path")
-    with _draft(target) as draft:
+    with _draft_beside(target) as draft:
         _copy(file, draft)
         draft.rename(target)
-        _keep(target.parent)
+        _sync_folder(target.parent)
     return target.stat().st_size
 
 
-def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
+def swap_in_backup(backup: Path, file: Path, stamp: str) -> Path | None:
     """Put a copy in the place of a store that no process has open.
 
     If this is cut off, a mark stays beside the file with which no store is opened; calling it again makes it whole. No
@@ -51,8 +51,8 @@ def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
     Raises:
         StoreError: If the copy cannot be read, is damaged, is no store, or is a newer version's.
     """
-    mark = restore_mark(file)
-    with _draft(file) as draft:
+    mark = restore_mark_path(file)
+    with _draft_beside(file) as draft:
         _copy(backup, draft)
         is_resumed = mark.exists()  # one that was cut off may have moved some of the old store
         if is_resumed:
@@ -73,28 +73,28 @@ def _replace(file: Path, draft: Path, aside: Path, mark: Path, stamp: str) -> No
     """Move a store aside and a draft into its place, with a mark beside them meanwhile."""
     if not (mark.exists() and mark.read_text(encoding="utf-8")):  # else a full disk would leave it without its stamp
         mark.write_text(stamp, encoding="utf-8")
-    _keep(file.parent)
+    _sync_folder(file.parent)
     # The log of a file has to stay with it: without it, what was written last is lost.
     for end in BESIDE:
         if not Path(f"{aside}{end}").exists():
             with suppress(FileNotFoundError):
                 Path(f"{file}{end}").rename(f"{aside}{end}")
     draft.rename(file)
-    _keep(file.parent)
+    _sync_folder(file.parent)
     mark.unlink()
 
 
-def lease_in(file: Path) -> LeaseRow | None:
+def lease_in_file(file: Path) -> LeaseRow | None:
     """Return the scheduler's lease in a store, None if no scheduler ever had one or it cannot be read."""
     try:
-        with closing(_opened(file)) as store:
+        with closing(_connect(file)) as store:
             found = store.execute(_LEASE, (SCHEDULER_LEASE,)).fetchone()
     except sqlite3.Error:
         return None
     return None if found is None else LeaseRow(str(found[0]), int(found[1]), float(found[2]))
 
 
-def open_in(file: Path) -> list[int]:
+def processes_with_open(file: Path) -> list[int]:
     """Return the processes of this machine that have a file open, as far as they can be seen."""
     try:
         wanted = file.stat()
@@ -103,12 +103,12 @@ def open_in(file: Path) -> list[int]:
     found = set[int]()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it is another user's, or has ended
-            if any(_is_same(handle, wanted) for handle in (process / "fd").iterdir()):
+            if any(_is_handle_of(handle, wanted) for handle in (process / "fd").iterdir()):
                 found.add(int(process.name))
     return sorted(found - {os.getpid()})
 
 
-def _is_same(handle: Path, wanted: os.stat_result) -> bool:
+def _is_handle_of(handle: Path, wanted: os.stat_result) -> bool:
     try:
         seen = handle.stat()
     except OSError:
@@ -124,8 +124,8 @@ def _copy(source: Path, target: Path) -> None:
     """
     try:
         # In one step: a write by another process would let one of several steps begin anew, for ever.
-        with closing(_opened(source)) as read, closing(sqlite3.connect(target)) as written:
-            _check(read, source)
+        with closing(_connect(source)) as read, closing(sqlite3.connect(target)) as written:
+            _check_version(read, source)
             read.backup(written, pages=-1)
             written.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
             problem = written.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -135,23 +135,23 @@ def _copy(source: Path, target: Path) -> None:
         raise StoreError(f"{source}: is damaged: {problem}")
 
 
-def _opened(file: Path) -> sqlite3.Connection:
+def _connect(file: Path) -> sqlite3.Connection:
     # rw: a file that is not there is not made; ro could not read the log of one that no process has open.
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=30.0)
 
 
-def _check(read: sqlite3.Connection, file: Path) -> None:
+def _check_version(read: sqlite3.Connection, file: Path) -> None:
     """Refuse what is no store of a version that is known here."""
     tables = {row[0] for row in read.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if VERSION_TABLE not in tables:
         raise StoreError(f"{file}: is no store of Longshore")
     version = read.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
-    if version is None or not is_known(str(version[0])):
+    if version is None or not is_known_revision(str(version[0])):
         raise StoreError(f"{file}: a newer version of Longshore has written it; use that version")
 
 
 @contextmanager
-def _draft(target: Path) -> Iterator[Path]:
+def _draft_beside(target: Path) -> Iterator[Path]:
     """Give a name beside a file for its draft, which is for its owner alone, and which is removed at the end."""
     draft = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
     try:
@@ -167,7 +167,7 @@ def _draft(target: Path) -> Iterator[Path]:
             Path(f"{draft}{end}").unlink(missing_ok=True)
 
 
-def _keep(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Let names in a folder survive a loss of power."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

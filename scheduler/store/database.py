@@ -125,7 +125,7 @@ def connect(url: str) -> Engine:
         InputError: If that cannot be seen.
     """
     parsed = check_url(url)
-    return _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
+    return _sqlite_engine(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql_engine(parsed)
 
 
 def check_url(url: str) -> URL:
@@ -134,7 +134,7 @@ def check_url(url: str) -> URL:
     Raises:
         StoreError: If it can have none such.
     """
-    parsed = _parsed(url)
+    parsed = _parse_url(url)
     kind = parsed.get_backend_name()
     if kind not in ("sqlite", "postgresql"):
         raise StoreError(f"a store cannot be in {kind!r}; write sqlite:///FILE or postgresql://...")
@@ -152,7 +152,7 @@ def file_of(url: str) -> Path | None:
     Raises:
         StoreError: If that is no URL of a store.
     """
-    parsed = _parsed(url)
+    parsed = _parse_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:")
     return Path(str(parsed.database)) if is_file else None
 
@@ -168,31 +168,31 @@ def check_folder_of(file: Path) -> None:
         raise StoreError(f"{file}: the folder does not exist; create it first")
 
 
-def restore_mark(file: Path) -> Path:
+def restore_mark_path(file: Path) -> Path:
     """Return the file that is there while another one takes the place of a store's."""
     return file.with_name(f"{file.name}.restoring")
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     try:
         return make_url(url)
     except ArgumentError as error:
         raise StoreError(f"{url!r} is no URL of a store; write sqlite:///FILE or postgresql://...") from error
 
 
-def lock_for_writing(tx: Connection) -> None:
+def begin_writing(tx: Connection) -> None:
     """Begin a transaction that may write; not in SQLAlchemy's event, which slows down all statements by a fifth."""
     sqlite = tx.dialect.name == "sqlite"
     tx.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else f"SELECT pg_advisory_xact_lock_shared({EVENTS_LOCK})")
 
 
-def lock_for_reading(tx: Connection) -> None:
+def begin_reading(tx: Connection) -> None:
     """Begin a transaction that only reads."""
     if tx.dialect.name == "sqlite":
         tx.exec_driver_sql("BEGIN")
 
 
-def _json(text: str) -> object:
+def _json_or_none(text: str) -> object:
     """Return the value of a JSON text, None if it is invalid: PostgreSQL refuses that, SQLite does not."""
     try:
         return json.loads(text)
@@ -200,11 +200,11 @@ def _json(text: str) -> object:
         return None
 
 
-def _sqlite(url: URL) -> Engine:
+def _sqlite_engine(url: URL) -> Engine:
     file = url.database or ""
     check_folder_of(Path(file))
     durability = url.query.get("durability", "normal")
-    if exists(restore_mark(Path(file))):
+    if exists(restore_mark_path(Path(file))):
         raise StoreError(f"{file}: a restore of it was cut off; call `longshore store restore` again")
     if not exists(Path(file)):
         try:
@@ -213,7 +213,9 @@ def _sqlite(url: URL) -> Engine:
             raise StoreError(f"{file}: cannot be made: {error.strerror}") from error
     # isolation_level None: the driver would begin transactions by its own rules.
     engine = create_engine(
-        url.difference_update_query(["durability"]), connect_args={"isolation_level": None}, json_deserializer=_json
+        url.difference_update_query(["durability"]),
+        connect_args={"isolation_level": None},
+        json_deserializer=_json_or_none,
     )
 
     @event.listens_for(engine, "connect")
@@ -226,7 +228,7 @@ def _sqlite(url: URL) -> Engine:
     return engine
 
 
-def _postgresql(url: URL) -> Engine:
+def _postgresql_engine(url: URL) -> Engine:
     # A host that is lost or a process that is paused in a transaction must not hold all others up.
     engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=_ALIVE)
 
@@ -258,13 +260,13 @@ class _Request(Generic[T]):
 
     def run(self, tx: Connection) -> None:
         """Do the work, or leave no trace of it in the transaction."""
-        mark(tx, "SAVEPOINT request")
+        execute_savepoint(tx, "SAVEPOINT request")
         try:
             self._result = self._work(tx)
         except BaseException as error:  # whatever it is, it goes to the caller
             self._error = error
-            mark(tx, "ROLLBACK TO SAVEPOINT request")
-        mark(tx, "RELEASE SAVEPOINT request")
+            execute_savepoint(tx, "ROLLBACK TO SAVEPOINT request")
+        execute_savepoint(tx, "RELEASE SAVEPOINT request")
 
     def finish(self, error: BaseException | None = None) -> None:
         """Report that the transaction is over, and how it failed; an error of the work itself goes before."""
@@ -292,7 +294,7 @@ class Writer:
         self._waiting: SimpleQueue[_Request[Any] | None] = SimpleQueue()
         self._closing = Lock()
         self._closed = False
-        self._thread = Thread(target=self._serve, name="store-writer", daemon=True)
+        self._thread = Thread(target=self._run_writes, name="store-writer", daemon=True)
         self._thread.start()
 
     def write(self, work: Callable[[Connection], T]) -> T:
@@ -318,7 +320,7 @@ class Writer:
             self._waiting.put(None)
         self._thread.join()
 
-    def _serve(self) -> None:
+    def _run_writes(self) -> None:
         while True:
             group, last = self._next_group()
             if group:
@@ -345,7 +347,7 @@ class Writer:
         began = time.perf_counter()
         try:
             with self._engine.begin() as tx:
-                lock_for_writing(tx)
+                begin_writing(tx)
                 for request in group:
                     request.run(tx)
         except Exception as error:
@@ -355,7 +357,7 @@ class Writer:
             request.finish(failure)
 
 
-def mark(tx: Connection, statement: str) -> None:
+def execute_savepoint(tx: Connection, statement: str) -> None:
     """Set or leave a savepoint through the driver: SQLAlchemy's take longer than the writes between them."""
     try:
         cursor = tx.connection.cursor()
@@ -378,12 +380,12 @@ def migrate(engine: Engine) -> None:
         StoreError: If a newer version has written the store, or if it holds tables of something else.
     """
     with engine.begin() as tx:
-        lock_for_writing(tx)
+        begin_writing(tx)
         if tx.dialect.name == "postgresql":
             tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING_LOCK})")
-        config = configuration(tx)
-        script, current = ScriptDirectory.from_config(config), version(tx)
-        _check(tx, script, current)
+        config = alembic_config(tx)
+        script, current = ScriptDirectory.from_config(config), revision_of(tx)
+        _check_revision(tx, script, current)
         if current is None:  # the migrations would make the same tables, in more time
             METADATA.create_all(tx)
             stamp(config, "head")
@@ -391,35 +393,35 @@ def migrate(engine: Engine) -> None:
             upgrade(config, "head")
 
 
-def configuration(tx: Connection) -> Config:
+def alembic_config(tx: Connection) -> Config:
     """Return what Alembic's commands need to work in a transaction."""
-    config = _configuration()
+    config = _migrations_config()
     config.attributes["connection"] = tx
     return config
 
 
-def is_known(revision: str) -> bool:
+def is_known_revision(revision: str) -> bool:
     """Return whether this version has a migration of a name."""
     try:
-        ScriptDirectory.from_config(_configuration()).get_revision(revision)
+        ScriptDirectory.from_config(_migrations_config()).get_revision(revision)
     except CommandError:
         return False
     return True
 
 
-def _configuration() -> Config:
+def _migrations_config() -> Config:
     config = Config()
     config.set_main_option("script_location", f"{__package__}:migrations")
     config.set_main_option("path_separator", "os")
     return config
 
 
-def version(tx: Connection) -> str | None:
+def revision_of(tx: Connection) -> str | None:
     """Return the name of a store's last migration, None if it has none."""
     return MigrationContext.configure(tx, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
-def _check(tx: Connection, script: ScriptDirectory, current: str | None) -> None:
+def _check_revision(tx: Connection, script: ScriptDirectory, current: str | None) -> None:
     if current is None:
         tables = set(inspect(tx).get_table_names()) - {VERSION_TABLE}
         if tables:
@@ -453,7 +455,7 @@ class Store:
         self.make_room: Callable[[], bool] = lambda: False  # called when the disk is full; returns whether it helped
         self._rooms, self._making = 0, Lock()  # how often room was made
         self._writer = Writer(engine)
-        self._identity, self._is_lost = _identity(file), False
+        self._identity, self._is_lost = _file_identity(file), False
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Do work in a transaction and return what it returns, once that is committed.
@@ -469,11 +471,11 @@ class Store:
         try:
             return self._write(work)
         except StoreFullError:
-            if not self._has_room_since(rooms):
+            if not self._make_room_once(rooms):
                 raise
             return self._write(work)
 
-    def _has_room_since(self, rooms: int) -> bool:
+    def _make_room_once(self, rooms: int) -> bool:
         """Make room and return whether there is some; the first transaction that found none makes it for all."""
         with self._making:
             if self._rooms == rooms and self.make_room():
@@ -482,7 +484,7 @@ class Store:
 
     def _write(self, work: Callable[[Connection], T]) -> T:
         self.check_file()
-        with _reachable():
+        with _translated_errors():
             result = self._writer.write(work)
         self.check_file()  # what was written to a deleted file is not stored
         return result
@@ -495,8 +497,8 @@ class Store:
             StoreUnreachableError: If the database does not answer.
         """
         self.check_file()
-        with _reachable(), self.engine.connect() as tx:
-            lock_for_reading(tx)
+        with _translated_errors(), self.engine.connect() as tx:
+            begin_reading(tx)
             yield tx
 
     def check_file(self) -> None:
@@ -505,7 +507,7 @@ class Store:
         Raises:
             StoreLostError: If it was deleted or replaced: what is written to it would be lost.
         """
-        if _identity(self.file) == self._identity:
+        if _file_identity(self.file) == self._identity:
             self._is_lost = False
             return
         text = "the file of the store was deleted or replaced under the scheduler"
@@ -537,18 +539,18 @@ def open_store(url: str) -> Store:
     """
     engine = connect(url)
     try:
-        _migrate(engine)
+        _migrate_named(engine)
     except BaseException:
         engine.dispose()
         raise
     return Store(engine, file_of(url))
 
 
-def _migrate(engine: Engine) -> None:
+def _migrate_named(engine: Engine) -> None:
     """Migrate a store; errors name it."""
     place = engine.url.render_as_string(hide_password=True)
     try:
-        with _reachable():
+        with _translated_errors():
             migrate(engine)
     except DBAPIError as error:
         raise StoreError(f"{place}: {error.orig}") from error
@@ -557,7 +559,7 @@ def _migrate(engine: Engine) -> None:
 
 
 @contextmanager
-def _reachable() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Distinguish a database that does not answer from a mistake in a statement."""
     try:
         yield
@@ -582,7 +584,7 @@ def _is_full(error: BaseException | None) -> bool:
     return False
 
 
-def _identity(file: Path | None) -> tuple[int, int] | None:
+def _file_identity(file: Path | None) -> tuple[int, int] | None:
     """Return what identifies a file, None if it is not there."""
     if file is None:
         return None

@@ -102,7 +102,7 @@ def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None
     """
     statement = _AFTER if job_id is None else _AFTER_OF_JOB
     parameters = {"after": seq, "most": limit, "of_job": job_id}
-    return [EventRow._make(row) for row in _complete(tx, statement, parameters)]
+    return [EventRow._make(row) for row in _rows_without_gaps(tx, statement, parameters)]
 
 
 def owners_events_after(
@@ -118,7 +118,7 @@ def owners_events_after(
     return rows, rows[-1].seq if len(rows) == limit else last
 
 
-def changed_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:
+def jobs_changed_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:
     """Return the jobs of events that writers without a lease added since an event, and the number of the last event.
 
     Who goes on from there misses none; as with `events_after`.
@@ -126,11 +126,11 @@ def changed_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:
     last = last_seq(tx)
     if last == seq:
         return [], seq
-    rows = _complete(tx, _BY_OTHERS, {"after": seq})
+    rows = _rows_without_gaps(tx, _BY_OTHERS, {"after": seq})
     return list(dict.fromkeys(row.job_id for row in rows if row.job_id is not None)), max(row.seq for row in rows)
 
 
-def _complete(tx: Connection, statement: Executable, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+def _rows_without_gaps(tx: Connection, statement: Executable, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
     """Return rows of events of which none with a smaller number can still be committed."""
     rows = tx.execute(statement, parameters).all()
     if rows and tx.dialect.name == "postgresql":
@@ -148,19 +148,19 @@ def first_event_s(tx: Connection) -> float | None:
     return first
 
 
-def last_of_no_job(tx: Connection, kind: str, since_s: float, most: int) -> list[EventRow]:
+def last_events_without_job(tx: Connection, kind: str, since_s: float, most: int) -> list[EventRow]:
     """Return the last events of a kind since a Unix time that concern no job, in the order of their numbers."""
     rows = tx.execute(_LAST_OF_NO_JOB, {"of_kind": kind, "since_s": since_s, "most": most}).all()
     return [EventRow._make(row) for row in reversed(rows)]
 
 
-def last_such_s(tx: Connection, job_id: str, kind: str, now: str) -> float | None:
+def last_change_s(tx: Connection, job_id: str, kind: str, now: str) -> float | None:
     """Return the time of the last event of a kind that brought a job to something, None if there is none."""
     last: float | None = tx.execute(_LAST_SUCH_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
     return last
 
 
-def such_events(tx: Connection, job_id: str, kind: str, now: str) -> list[EventRow]:
+def changes_to(tx: Connection, job_id: str, kind: str, now: str) -> list[EventRow]:
     """Return the events of a kind that brought a job to something."""
     return [EventRow._make(row) for row in tx.execute(_SUCH_EVENTS, {"of_job": job_id, "of_kind": kind, "word": now})]
 
@@ -173,7 +173,7 @@ def last_seq(tx: Connection) -> int:
 
 def last_complete_seq(tx: Connection) -> int:
     """Return the same, such that none with a smaller number is committed later: who follows from there misses none."""
-    last: int = _complete(tx, _LAST_SEQ, {})[0][0]
+    last: int = _rows_without_gaps(tx, _LAST_SEQ, {})[0][0]
     return last
 
 
@@ -212,7 +212,7 @@ _EXPIRES = select(lease.c.expires_s).where(lease.c.name == _LEASE_NAME)
 _CLOCK = select(func.extract("epoch", func.clock_timestamp()))
 
 
-def clock(tx: Connection) -> float:
+def database_now_s(tx: Connection) -> float:
     """Return the time of the database's host, the only one by which leases are compared: Unix time in seconds."""
     if tx.dialect.name == "sqlite":
         return time.time()
@@ -225,13 +225,13 @@ def lease_row(tx: Connection, name: str) -> LeaseRow:
     return NO_LEASE_ROW if row is None else LeaseRow._make(row)
 
 
-def is_held(tx: Connection, name: str) -> bool:
+def is_lease_held(tx: Connection, name: str) -> bool:
     """Return whether a lease is held."""
     expires_s = tx.execute(_EXPIRES, {"held_name": name}).scalar_one_or_none()
-    return expires_s is not None and expires_s > clock(tx)
+    return expires_s is not None and expires_s > database_now_s(tx)
 
 
-def acquire(
+def acquire_lease(
     tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, left: LeaseRow = NO_LEASE_ROW
 ) -> int | None:
     """Take a lease that is free.
@@ -254,14 +254,14 @@ def acquire(
     return tx.execute(_TAKE, parameters).scalar_one_or_none()
 
 
-def renew(tx: Connection, name: str, token: int, now_s: float, ttl_s: float) -> bool:
+def renew_lease(tx: Connection, name: str, token: int, now_s: float, ttl_s: float) -> bool:
     """Hold a lease for longer and return whether it still was held; one that expired untaken goes on as well."""
-    return _extend(tx, name, token, now_s + ttl_s)
+    return _extend_lease(tx, name, token, now_s + ttl_s)
 
 
-def give_up(tx: Connection, name: str, token: int) -> bool:
+def release_lease(tx: Connection, name: str, token: int) -> bool:
     """Let others take a lease at once and return whether it still was held."""
-    return _extend(tx, name, token, 0.0)
+    return _extend_lease(tx, name, token, 0.0)
 
 
 def check_fence(tx: Connection, fence: int, name: str = SCHEDULER_LEASE) -> None:
@@ -274,7 +274,7 @@ def check_fence(tx: Connection, fence: int, name: str = SCHEDULER_LEASE) -> None
         raise FencedError(f"the lease {name!r} does not carry token {fence} any more: another process holds it")
 
 
-def _extend(tx: Connection, name: str, token: int, expires_s: float) -> bool:
+def _extend_lease(tx: Connection, name: str, token: int, expires_s: float) -> bool:
     parameters = {"held_name": name, "held_token": token, "expires_s": expires_s}
     return tx.execute(_EXTEND, parameters).first() is not None
 
@@ -305,7 +305,7 @@ def last_events(
     return [EventRow._make(row) for row in tx.execute(statement, parameters)]
 
 
-def last_event_of(tx: Connection, job_id: str) -> int:
+def last_seq_of_job(tx: Connection, job_id: str) -> int:
     """Return the number of the last event of a job, 0 if there is none."""
     last: int = tx.execute(_LAST_EVENT_OF_JOB, {"of_job": job_id}).scalar_one()
     return last
@@ -317,7 +317,7 @@ def queued_at(tx: Connection, job_id: str, before_seq: int) -> float | None:
     return at_s
 
 
-def opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
+def attempt_opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
     """Return the number of the last attempt of a job that was opened before an event, None if none was."""
     number: int | None = tx.execute(_OPENED, {"of_job": job_id, "before": before_seq}).scalar_one()
     return number

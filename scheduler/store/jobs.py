@@ -118,7 +118,7 @@ def insert_job(tx: Connection, new: NewJob, *, writer: str) -> JobRow:
     return row
 
 
-def parts_of(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def id_batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield ids in their order, as many as one statement takes."""
     return (ids[at : at + MANY] for at in range(0, len(ids), MANY))
 
@@ -131,7 +131,7 @@ def get_job(tx: Connection, job_id: str) -> JobRow | None:
 
 def get_jobs(tx: Connection, job_ids: Sequence[str]) -> list[JobRow]:
     """Return those of some jobs that there are, in the order of submission."""
-    rows = [JobRow._make(row) for part in parts_of(job_ids) for row in tx.execute(_SOME_JOBS, {"wanted": part})]
+    rows = [JobRow._make(row) for part in id_batches(job_ids) for row in tx.execute(_SOME_JOBS, {"wanted": part})]
     return sorted(rows, key=lambda row: row.submit_seq)
 
 
@@ -147,7 +147,7 @@ def list_jobs(
     """Return jobs submitted before the one of a submit_seq, the last first; in a name, `*` stands for any text."""
     wanted = [] if owner is None else [job.c.owner == owner]
     if name is not None:
-        wanted.append(is_named(name))
+        wanted.append(name_condition(name))
     if before_seq is not None:
         wanted.append(job.c.submit_seq < before_seq)
     if states is not None:
@@ -165,7 +165,7 @@ def _newest_of_each(
     return union_all(*parts) if parts else newest.where(false())
 
 
-def is_named(name: str) -> ColumnElement[bool]:
+def name_condition(name: str) -> ColumnElement[bool]:
     """Return what holds for jobs of a name, in which `*` stands for any text."""
     return job.c.name.like(name.replace("*", "%")) if "*" in name else job.c.name == name
 
@@ -194,7 +194,7 @@ def set_desired(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    row = locked_job(tx, job_id, version)
+    row = lock_job(tx, job_id, version)
     if row.state in FINAL or row.desired in (desired, Desired.CANCEL):
         return False
     tx.execute(_SET_DESIRED, {"at_id": job_id, "wanted": desired})
@@ -215,7 +215,7 @@ def set_priority(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    row = locked_job(tx, job_id, version)
+    row = lock_job(tx, job_id, version)
     if row.state in FINAL or row.priority == priority:
         return False
     tx.execute(_PRIORITY, {"at_id": job_id, "wanted": priority})
@@ -224,7 +224,7 @@ def set_priority(
     return True
 
 
-def locked_job(tx: Connection, job_id: str, version: int | None = None) -> JobRow:
+def lock_job(tx: Connection, job_id: str, version: int | None = None) -> JobRow:
     """Return a job that a user wants to change, locked.
 
     Raises:
@@ -264,7 +264,7 @@ _FORWARD = (
 _RELEASE = update(job).where(job.c.id == bindparam("at_id")).values(**_FRESH)
 
 
-def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
+def retry_job(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     """Put a failed job back into the queue, or let one run that is held; with all its tries, as if it had used none.
 
     No scheduler knows a job that has ended: so this is the one change of a state that is not the scheduler's, and it
@@ -276,7 +276,7 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     Raises:
         ValueError: If there is no such job.
     """
-    row = locked_job(tx, job_id)
+    row = lock_job(tx, job_id)
     step, version = retry_step(row), row.version + 1
     if step is RetryStep.REQUEUE:
         tx.execute(_AGAIN, {"at_id": job_id, "at_s": at_s})
@@ -291,9 +291,9 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     return True
 
 
-def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
+def bring_start_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
     """Let those of some jobs that wait for a later time be started from now on."""
-    for part in parts_of(job_ids):
+    for part in id_batches(job_ids):
         tx.execute(_FORWARD, {"ids": part, "at_s": at_s})
 
 
@@ -313,18 +313,18 @@ _ONE_ANSWER = select(*(idempotency.c[name] for name in StoredAnswer._fields)).wh
 _DELETE_ANSWERS = delete(idempotency).where(idempotency.c.at_s < bindparam("before_s"))
 
 
-def recall(tx: Connection, owner: str, key: str) -> StoredAnswer | None:
+def find_answer(tx: Connection, owner: str, key: str) -> StoredAnswer | None:
     """Return what was answered to an owner's request with a key, None if there was none."""
     row = tx.execute(_ONE_ANSWER, {"of_owner": owner, "of_key": key}).first()
     return None if row is None else StoredAnswer._make(row)
 
 
-def remember(tx: Connection, owner: str, key: str, answer: StoredAnswer) -> bool:
+def keep_answer(tx: Connection, owner: str, key: str, answer: StoredAnswer) -> bool:
     """Keep an answer in the transaction of its change; return False if there already is one: then undo the change."""
     return insert_if_absent(tx, idempotency, {"owner": owner, "key": key, **answer._asdict()})
 
 
-def forget_before(tx: Connection, before_s: float) -> int:
+def delete_answers(tx: Connection, before_s: float) -> int:
     """Delete the answers given before a Unix time, and return how many they were."""
     return tx.execute(_DELETE_ANSWERS, {"before_s": before_s}).rowcount
 
@@ -338,13 +338,13 @@ def count_jobs(tx: Connection) -> dict[JobState, int]:
     return dict.fromkeys(JobState, 0) | {row.state: row.jobs for row in tx.execute(_COUNTS)}
 
 
-def waits_since(tx: Connection) -> float | None:
+def longest_wait_since(tx: Connection) -> float | None:
     """Return when the job came into the queue that waits longest: Unix time, None if none waits."""
     since_s: float | None = tx.execute(_WAITS_SINCE).scalar_one()
     return since_s
 
 
-def jobs_in(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobRow]:
+def jobs_in_states(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobRow]:
     """Return jobs in one of some states that have not ended, the first to be served first."""
     assert FINAL.isdisjoint(states)
     rows = _ALL_JOBS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
@@ -359,7 +359,7 @@ _QUEUED = select(func.count()).where(
 )
 
 
-def queued_of(tx: Connection, owner: str) -> int:
+def count_queued(tx: Connection, owner: str) -> int:
     """Return how many jobs of an owner are queued or held."""
     count: int = tx.execute(_QUEUED, {"of_owner": owner}).scalar_one()
     return count
@@ -370,7 +370,7 @@ def waiting_jobs(tx: Connection, now_s: float) -> list[WaitingJob]:
     return [WaitingJob._make(row) for row in tx.execute(_WAITING_JOBS, {"now_s": now_s})]
 
 
-def listed_jobs(
+def filtered_job_ids(
     tx: Connection, states: Collection[JobState], owner: str | None = None, name: str | None = None
 ) -> list[str]:
     """Return the ids of jobs in the order of submission; in a name, `*` stands for any text."""
@@ -378,7 +378,7 @@ def listed_jobs(
     if owner is not None:
         statement = statement.where(job.c.owner == owner)
     if name is not None:
-        statement = statement.where(is_named(name))
+        statement = statement.where(name_condition(name))
     return list(tx.execute(statement).scalars())
 
 
@@ -386,7 +386,7 @@ def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
     """Return the owner of each of some jobs."""
     return {
         row.id: row.owner
-        for part in parts_of(jobs)
+        for part in id_batches(jobs)
         for row in tx.execute(select(job.c.id, job.c.owner).where(job.c.id.in_(part)))
     }
 
@@ -416,7 +416,7 @@ _LEVELS = {
 }  # what ended jobs may have in common with a new one, the closest first
 
 
-def estimated(tx: Connection, new: NewJob) -> NewJob:
+def with_estimate(tx: Connection, new: NewJob) -> NewJob:
     """Return a job as it is if its owner has given an estimate, else with what ended jobs let expect.
 
     Of each ended job what counts is the work that its attempts have done, in seconds on the reference placement,

@@ -16,7 +16,7 @@ from ..model.job import NewEvent
 from ..model.states import ProbeVerdict
 from ..rules.quarantine import closed_gpus
 from .events import append, append_all, check_fence
-from .schema import Liveness, compute_record, gpu, insert_if_absent, node, put_all, quarantine, user_turn
+from .schema import Liveness, compute_record, gpu, insert_if_absent, node, quarantine, upsert_all, user_turn
 
 QUARANTINE = "quarantine"  # kind of events
 SET, CLEARED, NOT_CLEARED, REFUSED = "quarantined", "cleared", "not cleared", "alarm"
@@ -43,17 +43,17 @@ _CHECKED = _OF_SEQ.values(checked=bindparam("result"), tries=bindparam("times"),
 _CLEAR = _OF_SEQ.values(cleared_s=bindparam("at_s"), cleared_by=bindparam("who"), checked=bindparam("result"))
 
 
-def open_entries(tx: Connection) -> list[QuarantineEntry]:
+def open_quarantines(tx: Connection) -> list[QuarantineEntry]:
     """Return what stands in quarantine, the first first."""
-    return [_entry(row) for row in tx.execute(_OPEN_QUARANTINES)]
+    return [_quarantine_entry(row) for row in tx.execute(_OPEN_QUARANTINES)]
 
 
-def entries_since(tx: Connection, after_s: float) -> list[QuarantineEntry]:
+def quarantines_since(tx: Connection, after_s: float) -> list[QuarantineEntry]:
     """Return what stands in quarantine, or came there or was cleared since a Unix time."""
-    return [_entry(row) for row in tx.execute(_SINCE, {"after_s": after_s})]
+    return [_quarantine_entry(row) for row in tx.execute(_SINCE, {"after_s": after_s})]
 
 
-def quarantined(tx: Connection, sizes: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+def quarantined_gpus(tx: Connection, sizes: Mapping[str, int]) -> frozenset[tuple[str, int]]:
     """Return node and index of the GPUs that take no job as they, or links of them, stand in quarantine.
 
     Args:
@@ -64,7 +64,7 @@ def quarantined(tx: Connection, sizes: Mapping[str, int]) -> frozenset[tuple[str
     return frozenset(closed_gpus(places, sizes)) if places else frozenset()
 
 
-def add_entry(tx: Connection, entry: QuarantineEntry) -> bool:
+def add_quarantine(tx: Connection, entry: QuarantineEntry) -> bool:
     """Put something into quarantine, and return whether it was not there for the same cause already."""
     values: dict[str, Any] = {**entry._asdict(), **entry.place._asdict(), "scope": entry.place.scope}
     values["check_name"] = values.pop("check")
@@ -82,7 +82,7 @@ def note_failed_checks(tx: Connection, entry: QuarantineEntry, evidence: str, tr
     tx.execute(_CHECKED, {"of_seq": entry.seq, "result": evidence, "times": tries, "until_s": not_before_s})
 
 
-def clear_entries(tx: Connection, entries: Iterable[QuarantineEntry], by: str, evidence: str, now_s: float) -> int:
+def clear_quarantines(tx: Connection, entries: Iterable[QuarantineEntry], by: str, evidence: str, now_s: float) -> int:
     """End quarantines, and return how many stood."""
     return sum(
         tx.execute(_CLEAR, {"of_seq": entry.seq, "at_s": now_s, "who": by, "result": evidence}).rowcount
@@ -90,7 +90,7 @@ def clear_entries(tx: Connection, entries: Iterable[QuarantineEntry], by: str, e
     )
 
 
-def _entry(row: Row[Any]) -> QuarantineEntry:
+def _quarantine_entry(row: Row[Any]) -> QuarantineEntry:
     values: Sequence[Any] = tuple(row)
     places = len(HardwarePlace._fields)
     return QuarantineEntry(values[0], HardwarePlace(*values[1 : 1 + places]), *values[1 + places :])
@@ -166,7 +166,7 @@ def boot_ids(tx: Connection) -> dict[str, str]:
     return {row.name: row.boot_id for row in tx.execute(_BOOTS)}
 
 
-def words_on(row: NodeRow) -> str:
+def why_closed(row: NodeRow) -> str:
     """Return why no job starts on a node, "" if jobs do."""
     if row.out_of_service:
         return f"{OUT_OF_SERVICE}: {row.out_of_service}"
@@ -175,7 +175,7 @@ def words_on(row: NodeRow) -> str:
 
 def closed_nodes(tx: Connection) -> set[str]:
     """Return the nodes that no job starts on: those that do not answer, and those out of service."""
-    return {row.name for row in list_nodes(tx) if words_on(row)}
+    return {row.name for row in list_nodes(tx) if why_closed(row)}
 
 
 def gpus_in_service(tx: Connection, sizes: Mapping[str, int]) -> set[tuple[str, int]]:
@@ -185,7 +185,7 @@ def gpus_in_service(tx: Connection, sizes: Mapping[str, int]) -> set[tuple[str, 
         tx: Transaction.
         sizes: GPUs of each node of the cluster.
     """
-    closed, broken = closed_nodes(tx), faulty_gpus(tx) | quarantined(tx, sizes)
+    closed, broken = closed_nodes(tx), faulty_gpus(tx) | quarantined_gpus(tx, sizes)
     every = {(node, gpu) for node, size in sizes.items() if node not in closed for gpu in range(size)}
     return every - broken
 
@@ -202,8 +202,8 @@ def write_health(
     seen = [row._asdict() for row in nodes]
     for row in seen:
         del row["out_of_service"]
-    put_all(tx, node, seen)
-    put_all(tx, gpu, [row._asdict() for row in gpus])
+    upsert_all(tx, node, seen)
+    upsert_all(tx, gpu, [row._asdict() for row in gpus])
     append_all(tx, [event._replace(fence=fence) for event in events])
 
 
@@ -238,19 +238,21 @@ _RECORDS_OF_JOB = (
 )
 
 
-def records_of(tx: Connection, job_id: str) -> list[ComputeRecord]:
+def compute_records_of(tx: Connection, job_id: str) -> list[ComputeRecord]:
     """Return what is recorded of a job, by node type."""
     rows = tx.execute(_RECORDS_OF_JOB, {"of_job": job_id})
     return [ComputeRecord(row.job_id, row.kind, row.iterations, row.mean_s, tuple(row.last_s)) for row in rows]
 
 
-def put_records(tx: Connection, job_id: str, records: Mapping[str, tuple[int, float, tuple[float, ...]]]) -> None:
+def put_compute_records(
+    tx: Connection, job_id: str, records: Mapping[str, tuple[int, float, tuple[float, ...]]]
+) -> None:
     """Write what is recorded of a job now, by node type."""
     rows = [
         {"job_id": job_id, "kind": kind, "iterations": count, "mean_s": mean_s, "last_s": list(last_s)}
         for kind, (count, mean_s, last_s) in sorted(records.items())
     ]
-    put_all(tx, compute_record, rows)
+    upsert_all(tx, compute_record, rows)
 
 
 class UserTurn(NamedTuple):
@@ -272,7 +274,7 @@ def user_turns(tx: Connection) -> dict[tuple[str, int], UserTurn]:
     return {row[:2]: row for row in (UserTurn._make(it) for it in tx.execute(_ALL_TURNS))}
 
 
-def put_turns(tx: Connection, turns: Sequence[UserTurn]) -> None:
+def put_user_turns(tx: Connection, turns: Sequence[UserTurn]) -> None:
     """Write the last turns of some users; of one that is named twice, the later."""
     last = {row[:2]: row for row in turns}
-    put_all(tx, user_turn, [row._asdict() for row in last.values()])
+    upsert_all(tx, user_turn, [row._asdict() for row in last.values()])

@@ -15,7 +15,7 @@ from ..model.job import NewEvent, ReservationRow
 from ..model.states import AttemptState
 from .attempts import AttemptRow, free_gpus, held_gpus, is_reserved, reserve_gpu
 from .database import StaleWriteError
-from .events import append, check_fence, such_events
+from .events import append, changes_to, check_fence
 from .schema import attempt, replacement
 
 SEAT_EVENT = "seat"  # kind of events
@@ -53,7 +53,7 @@ def replacements_of(tx: Connection, job_id: str, number: int | None = None) -> l
     return rows if number is None else [row for row in rows if row.number == number]
 
 
-def hold(tx: Connection, row: ReservationRow, event: NewEvent) -> None:
+def hold_ring_gpu(tx: Connection, row: ReservationRow, event: NewEvent) -> None:
     """Reserve a GPU that is checked before a ring gets it, if it gets it at all.
 
     Raises:
@@ -61,12 +61,12 @@ def hold(tx: Connection, row: ReservationRow, event: NewEvent) -> None:
         StaleWriteError: If the attempt does not run any more.
         TakenError: If the GPU is reserved.
     """
-    _check(tx, row.job_id, row.number, event)
+    _check_runs(tx, row.job_id, row.number, event)
     reserve_gpu(tx, row)
     append(tx, event)
 
 
-def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool = False) -> None:
+def give_ring_gpu(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool = False) -> None:
     """Reserve a GPU for a ring that runs, unless it is held for it already, and write down why.
 
     Raises:
@@ -74,7 +74,7 @@ def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool 
         StaleWriteError: If the attempt does not run any more, or does not hold what it should.
         TakenError: If the GPU is reserved.
     """
-    _check(tx, row.job_id, row.number, event)
+    _check_runs(tx, row.job_id, row.number, event)
     if not is_held:
         reserve_gpu(tx, ReservationRow(row.node, row.gpu, row.job_id, row.number, row.at_s))
     elif not is_reserved(tx, row.job_id, row.number, (row.node, row.gpu)):
@@ -83,30 +83,32 @@ def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool 
     append(tx, event)
 
 
-def take_back(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]], event: NewEvent) -> None:
+def free_ring_gpus(
+    tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]], event: NewEvent
+) -> None:
     """Free GPUs of a ring: all its processes there are proven gone, or there were none, and none will be started.
 
     Raises:
         FencedError: If another scheduler has taken over.
         StaleWriteError: If the attempt does not run any more.
     """
-    _check(tx, job_id, number, event)
+    _check_runs(tx, job_id, number, event)
     free_gpus(tx, job_id, number, places)
     append(tx, event)
 
 
-def note(tx: Connection, event: NewEvent) -> None:
+def note_ring_event(tx: Connection, event: NewEvent) -> None:
     """Write down an event about a ring.
 
     Raises:
         FencedError: If another scheduler has taken over.
         StaleWriteError: If the attempt does not run any more.
     """
-    _check(tx, event.job_id or "", event.number or 0, event)
+    _check_runs(tx, event.job_id or "", event.number or 0, event)
     append(tx, event)
 
 
-def _check(tx: Connection, job_id: str, number: int, event: NewEvent) -> None:
+def _check_runs(tx: Connection, job_id: str, number: int, event: NewEvent) -> None:
     if event.fence is None:
         raise ValueError("only the scheduler that leads gives GPUs away")
     check_fence(tx, event.fence)
@@ -118,24 +120,24 @@ RING_EVENT = "ring"  # kind of events
 HINT, RING_ENDED = "hint", "ended"
 
 
-def ring_ends(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
+def last_ring_states(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:
     """Return what is kept of the rings of a job that ended, by the number of their attempts.
 
     Each has `report` (ring/wire.py), `places` (backends/protocol.py) and `gpus`: node and index of each.
     """
-    events = such_events(tx, job_id, RING_EVENT, RING_ENDED)
+    events = changes_to(tx, job_id, RING_EVENT, RING_ENDED)
     return {event.number: event.data for event in events if event.number is not None and event.data is not None}
 
 
-def held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
+def gpus_held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
     """Return the GPUs that attempts with rings hold, or held last; other attempts are omitted."""
-    held = {number: _placement(end["gpus"]) for number, end in ring_ends(tx, job_id).items()}
+    held = {number: _placement_of(end["gpus"]) for number, end in last_ring_states(tx, job_id).items()}
     living = {row.number for row in attempts if row.ended_s is None}
     now = [gpu for gpu in held_gpus(tx) if gpu.job_id == job_id and gpu.number in living]
-    return held | {number: _placement((it.node, it.gpu) for it in now if it.number == number) for number in living}
+    return held | {number: _placement_of((it.node, it.gpu) for it in now if it.number == number) for number in living}
 
 
-def _placement(gpus: Iterable[tuple[str, int]]) -> Placement:
+def _placement_of(gpus: Iterable[tuple[str, int]]) -> Placement:
     nodes: dict[str, list[int]] = {}
     for node, gpu in gpus:
         nodes.setdefault(node, []).append(gpu)

@@ -35,8 +35,8 @@ from .attempts import (
 from .database import StaleWriteError, Store
 from .events import append, append_all, append_for_jobs, check_fence
 from .jobs import CHANGE as JOB_CHANGE
-from .jobs import JobColumns, NewJob, get_job, get_jobs, insert_job, open_jobs, parts_of
-from .nodes import UserTurn, list_nodes, put_turns, set_out_of_service
+from .jobs import JobColumns, NewJob, get_job, get_jobs, id_batches, insert_job, open_jobs
+from .nodes import UserTurn, list_nodes, put_user_turns, set_out_of_service
 
 
 class JobChange(NamedTuple):
@@ -62,7 +62,7 @@ class AttemptChange(NamedTuple):
     columns: AttemptColumns  # others to set
 
 
-class Opened(NamedTuple):
+class JobStart(NamedTuple):
     """A job that starts: its GPUs are reserved, and it has another attempt."""
 
     job: JobRow  # as it was read, queued
@@ -77,7 +77,7 @@ class Changes:
 
     jobs: list[JobChange] = field(default_factory=list)
     attempts: list[AttemptChange] = field(default_factory=list)
-    opened: list[Opened] = field(default_factory=list)
+    opened: list[JobStart] = field(default_factory=list)
     decisions: list[NewDecision] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)  # beside those of the changes
     out_of_service: dict[str, str] = field(default_factory=dict)  # nodes that go out of service, with the reason
@@ -132,7 +132,7 @@ def changed_attempt(change: AttemptChange, at_s: float) -> AttemptRow:
     return row._replace(**values)  # type: ignore[arg-type]
 
 
-def opened_attempt(opened: Opened, at_s: float) -> AttemptRow:
+def opened_attempt(opened: JobStart, at_s: float) -> AttemptRow:
     """Return the attempt that a job is started with.
 
     Raises:
@@ -148,7 +148,7 @@ def opened_attempt(opened: Opened, at_s: float) -> AttemptRow:
     )  # fmt: skip
 
 
-def opened_job(opened: Opened) -> JobRow:
+def opened_job(opened: JobStart) -> JobRow:
     """Return the job that is started."""
     job = opened.job
     return job._replace(
@@ -177,7 +177,7 @@ def write_changes(tx: Connection, fence: int, changes: Changes, *, at_s: float, 
         if node.name in changes.out_of_service and not node.out_of_service:
             set_out_of_service(tx, node, changes.out_of_service[node.name], at_s=at_s, writer=writer)
     append_all(tx, [event._replace(fence=fence) for event in changes.events])
-    refused = _open(tx, changes.opened, entry)
+    refused = _open_attempts(tx, changes.opened, entry)
     add_decisions(
         tx,
         [decision._replace(number=None) if decision.job_id in refused else decision for decision in changes.decisions],
@@ -195,7 +195,7 @@ def _change_jobs(tx: Connection, changes: Sequence[JobChange], entry: NewEvent) 
             values["ended_s"] = entry.at_s
         groups.setdefault(tuple(values), []).append({"at_id": change.job_id, "at_state": change.was, **values})
     for names, rows in groups.items():
-        _update(tx, _job_update(names), rows, "job")
+        _update_all_rows(tx, _job_update(names), rows, "job")
     of_job = entry._replace(kind=JOB_CHANGE)
     events = [
         of_job._replace(job_id=change.job_id, was=change.was.value, now=change.now.value, cause=change.cause)
@@ -216,7 +216,7 @@ def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: Ne
         groups.setdefault(names, []).append({**at, **{name: getattr(after, name) for name in names}})
         events.extend(_events_of(change, after, entry))
     for names, rows in groups.items():
-        _update(tx, _attempt_update(names), rows, "attempt")
+        _update_all_rows(tx, _attempt_update(names), rows, "attempt")
     released = [change for change in changes if change.now is AttemptState.RELEASED]
     free(tx, [change.row for change in released])
     record_outcomes(
@@ -236,13 +236,13 @@ def _events_of(change: AttemptChange, after: AttemptRow, entry: NewEvent) -> Ite
         yield named._replace(kind=CLEANUP, cause=after.cleanup_error)
 
 
-def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]:
+def _open_attempts(tx: Connection, opened: Sequence[JobStart], entry: NewEvent) -> set[str]:
     """Start jobs but those that are not wanted to run any more, and return these."""
     if not opened:
         return set()
     # Also of a start that its owner no longer wants: the cluster's arrays know of it.
-    put_turns(tx, [start.turn for start in opened if start.turn is not None])
-    refused = _unwanted(tx, opened)
+    put_user_turns(tx, [start.turn for start in opened if start.turn is not None])
+    refused = _jobs_not_to_start(tx, opened)
     starting = [start for start in opened if start.job.id not in refused]
     if not starting:
         return refused
@@ -250,7 +250,7 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     parameters = [
         {**values, "at_id": start.job.id, "cause": start.cause, "attempt": start.job.attempt + 1} for start in starting
     ]  # fmt: skip
-    _update(tx, _job_update(("state", "cause", "attempt")), parameters, "job")
+    _update_all_rows(tx, _job_update(("state", "cause", "attempt")), parameters, "job")
     rows = [opened_attempt(start, entry.at_s) for start in starting]
     tx.execute(_INSERT_ATTEMPT, [row._asdict() for row in rows])
     reserve(tx, rows)
@@ -264,17 +264,17 @@ def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]
     return refused
 
 
-def _unwanted(tx: Connection, opened: Sequence[Opened]) -> set[str]:
+def _jobs_not_to_start(tx: Connection, opened: Sequence[JobStart]) -> set[str]:
     """Return the jobs that are not to run any more; that is locked until the transaction ends."""
     return {
         row.id
-        for part in parts_of([start.job.id for start in opened])
+        for part in id_batches([start.job.id for start in opened])
         for row in tx.execute(_DESIRED_OF_JOBS, {"wanted": part})
         if row.desired is not Desired.RUN
     }
 
 
-def _update(tx: Connection, statement: Update, rows: Sequence[Mapping[str, object]], what: str) -> None:
+def _update_all_rows(tx: Connection, statement: Update, rows: Sequence[Mapping[str, object]], what: str) -> None:
     done = tx.execute(statement, rows).rowcount
     if done != len(rows):
         raise StaleWriteError(f"{len(rows) - done} of {len(rows)} {what}s are not in the state in which they were read")
@@ -330,20 +330,22 @@ _UNCLOSED_KEYS = (
 )
 
 
-def open_jobs_apart(tx: Connection) -> tuple[list[JobRow], dict[str, str]]:
+def readable_open_jobs(tx: Connection) -> tuple[list[JobRow], dict[str, str]]:
     """Return all jobs that are in no final state, in the order of submission; by id, why others cannot be read."""
-    return _apart(lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOB_IDS).scalars(), lambda job: get_job(tx, job))
+    return _read_all_or_each(
+        lambda: open_jobs(tx), lambda: tx.execute(_OPEN_JOB_IDS).scalars(), lambda job: get_job(tx, job)
+    )
 
 
-def jobs_apart(tx: Connection, job_ids: list[str]) -> tuple[list[JobRow], dict[str, str]]:
+def readable_jobs(tx: Connection, job_ids: list[str]) -> tuple[list[JobRow], dict[str, str]]:
     """Return those of some jobs that there are, in the order of submission; by id, why others cannot be read."""
-    rows, unreadable = _apart(lambda: get_jobs(tx, job_ids), lambda: job_ids, lambda job: get_job(tx, job))
+    rows, unreadable = _read_all_or_each(lambda: get_jobs(tx, job_ids), lambda: job_ids, lambda job: get_job(tx, job))
     return sorted(rows, key=lambda row: row.submit_seq), unreadable
 
 
-def unclosed_attempts_apart(tx: Connection) -> tuple[list[AttemptRow], dict[tuple[str, int], str]]:
+def readable_unclosed_attempts(tx: Connection) -> tuple[list[AttemptRow], dict[tuple[str, int], str]]:
     """Return all attempts that still hold something, and why others cannot be read, by job and number."""
-    return _apart(
+    return _read_all_or_each(
         lambda: unclosed_attempts(tx),
         lambda: [(row.job_id, row.number) for row in tx.execute(_UNCLOSED_KEYS)],
         lambda key: get_attempt(tx, *key),
@@ -368,7 +370,7 @@ def hold_unreadable(tx: Connection, event: NewEvent) -> bool:
     return True
 
 
-def _apart(
+def _read_all_or_each(
     read_all: Callable[[], list[RowT]], keys: Callable[[], Iterable[KeyT]], read: Callable[[KeyT], RowT | None]
 ) -> tuple[list[RowT], dict[KeyT, str]]:  # fmt: skip
     try:
@@ -392,7 +394,7 @@ class _UndoError(Exception):
     """What was tried is to leave no trace."""
 
 
-def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
+def try_writing(store: Store, fence: int, at_s: float, writer: str) -> None:
     """Submit a job, start it, and take all of it back: it writes to each table to which changes of jobs write.
 
     Raises:
@@ -402,7 +404,7 @@ def try_out(store: Store, fence: int, at_s: float, writer: str) -> None:
 
     def work(tx: Connection) -> None:
         job = insert_job(tx, NewJob(TRIAL_ID, TRIAL_ID, TRIAL_ID, {}, 0, 1, 1.0, at_s), writer=writer)
-        opened = Opened(job, NewAttempt(TRIAL_ID, (Share(TRIAL_ID, (0,)),), 1.0, 0.0), "")
+        opened = JobStart(job, NewAttempt(TRIAL_ID, (Share(TRIAL_ID, (0,)),), 1.0, 0.0), "")
         decision = NewDecision(job.id, 1, at_s, "", "", "", None, None, {}, None, None, None, None, 0.0)
         attempt = opened_attempt(opened, at_s)
         launched = AttemptChange(attempt, AttemptState.LAUNCHED, attempt.contact, "", AttemptColumns())

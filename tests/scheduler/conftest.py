@@ -7,7 +7,7 @@ import pytest
 
 from longshore.scheduler.client import Client
 from longshore.scheduler.store.database import Store, connect, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from tests.command_line import Command, Done
 
 from .served import Served
@@ -56,7 +56,7 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def fence(store: Store) -> int:
-    token = store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
+    token = store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
     assert token is not None
     return token
 

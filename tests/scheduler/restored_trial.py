@@ -8,7 +8,7 @@ from pathlib import Path
 from longshore.cluster.model.placement import Placement
 from longshore.scheduler.backends.protocol import Attempt, Backend
 from longshore.scheduler.control.adoption import UNKNOWN_EVENT
-from longshore.scheduler.store.copying import back_up, put_in_place
+from longshore.scheduler.store.copying import back_up, swap_in_backup
 from longshore.scheduler.store.database import open_store
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.trials import Trial, Way
@@ -37,7 +37,7 @@ class Restored(Trial):
     def go_back(self) -> None:
         """Put what was kept in the place of the store, and start another scheduler."""
         self.store.close()
-        put_in_place(self.folder / "kept.db", self.folder / "store.db", "replaced")
+        swap_in_backup(self.folder / "kept.db", self.folder / "store.db", "replaced")
         self.store = open_store(f"sqlite:///{self.folder / 'store.db'}")
         self.crash()
 

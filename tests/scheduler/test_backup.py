@@ -12,9 +12,9 @@ import pytest
 
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.store import copying
-from longshore.scheduler.store.copying import back_up, put_in_place
+from longshore.scheduler.store.copying import back_up, swap_in_backup
 from longshore.scheduler.store.database import StoreError, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from tests.command_line import Command
 from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import LONGSHORE
@@ -108,7 +108,7 @@ def test_what_is_no_sound_store_is_neither_copied_nor_put_in_place(
     with pytest.raises(StoreError):
         back_up(tmp_path / "odd.db", tmp_path / "copy.db")
     with pytest.raises(StoreError):
-        put_in_place(tmp_path / "odd.db", tmp_path / "store.db", "aside")
+        swap_in_backup(tmp_path / "odd.db", tmp_path / "store.db", "aside")
 
     assert sorted(path for path in tmp_path.iterdir() if not path.name.startswith("odd")) == [
         path for path in before if not path.name.startswith("odd")
@@ -134,7 +134,7 @@ def killed_after_a_copy(folder: Path) -> tuple[JobRow, JobRow]:
 def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_path: Path) -> None:
     first, last = killed_after_a_copy(tmp_path)
 
-    aside = put_in_place(tmp_path / "copy.db", tmp_path / "killed.db", "aside")
+    aside = swap_in_backup(tmp_path / "copy.db", tmp_path / "killed.db", "aside")
 
     assert aside == tmp_path / "killed.db.aside"
     for path, jobs in ((tmp_path / "killed.db", [first.id]), (aside, [first.id, last.id])):
@@ -160,11 +160,11 @@ def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
 
     monkeypatch.setattr(Path, "rename", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        put_in_place(tmp_path / "copy.db", killed, "aside")
+        swap_in_backup(tmp_path / "copy.db", killed, "aside")
     with pytest.raises(StoreError, match="a restore of it was cut off; call `longshore store restore` again"):
         open_store(url)
 
-    assert put_in_place(tmp_path / "copy.db", killed, "later") == tmp_path / "killed.db.aside"
+    assert swap_in_backup(tmp_path / "copy.db", killed, "later") == tmp_path / "killed.db.aside"
 
     for path, jobs in ((killed, [first.id]), (tmp_path / "killed.db.aside", [first.id, last.id])):
         opened = open_store(f"sqlite:///{path}")
@@ -173,7 +173,7 @@ def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
 
 
 @pytest.mark.parametrize("name", ["killed.db", "new.db"])  # the second is not there yet
-@pytest.mark.parametrize("step", ["write_text", "_keep", "rename"])
+@pytest.mark.parametrize("step", ["write_text", "_sync_folder", "rename"])
 def test_a_restore_that_fails_before_anything_is_moved_leaves_all_as_it_was(
     tmp_path: Path, step: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,9 +188,9 @@ def test_a_restore_that_fails_before_anything_is_moved_leaves_all_as_it_was(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with monkeypatch.context() as full:
-        full.setattr(copying if step == "_keep" else Path, step, fail)
+        full.setattr(copying if step == "_sync_folder" else Path, step, fail)
         with pytest.raises(StoreError, match=rf"{name}: cannot be written: .*No space left on device"):
-            put_in_place(tmp_path / "copy.db", old, "aside")
+            swap_in_backup(tmp_path / "copy.db", old, "aside")
 
     assert sorted(tmp_path.iterdir()) == before
     opened = open_store(f"sqlite:///{old}")
@@ -217,7 +217,7 @@ def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(
 
     refused = call(tmp_path, "store", "restore", "copy.db")
     assert (refused.returncode, f"is open in process {os.getpid()}" in refused.stderr) == (2, True)
-    store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "1@elsewhere", 4e9, 60.0))
+    store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "1@elsewhere", 4e9, 60.0))
     store.close()
     assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in longshore("store", "restore", "copy.db").err
     file.unlink()

@@ -19,7 +19,7 @@ from longshore.scheduler.health.quarantining import QuarantineOutcome, clear_qua
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace
 from longshore.scheduler.rules.quarantine import Fleet
 from longshore.scheduler.store.database import open_store
-from longshore.scheduler.store.nodes import open_entries
+from longshore.scheduler.store.nodes import open_quarantines
 
 PLACEMENT = (Share("a", (0, 2)), Share("b", (1,)))
 FLEET = Fleet({"a": 4, "b": 4}, {"a": "slots", "b": "slots"})
@@ -84,5 +84,5 @@ def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_pat
     store.write(lambda tx: clear_quarantine(tx, HardwarePlace("a", 0), "ann", "mended", 200.0, writer="t"))
     assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is QuarantineOutcome.OLD
     with store.read() as tx:
-        assert open_entries(tx) == []
+        assert open_quarantines(tx) == []
     store.close()

@@ -15,7 +15,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.access.token_file import link_token, read_token, read_token_file, write_token
-from longshore.scheduler.access.tokens import Role, add_token, first_token, new_token, revoke_token, tokens_of
+from longshore.scheduler.access.tokens import Role, add_token, first_operator_token, new_token, revoke_token, tokens_of
 from longshore.scheduler.client import END, Client
 from longshore.scheduler.store.database import Store, open_store
 from tests.support import processes
@@ -54,9 +54,9 @@ def test_root_runs_it_only_if_that_is_allowed(tmp_path: Path) -> None:
 
 
 def test_the_next_start_goes_on_with_the_token(opened: Store, tmp_path: Path) -> None:
-    made = first_token(opened, tmp_path, 1.0)
+    made = first_operator_token(opened, tmp_path, 1.0)
 
-    assert first_token(opened, tmp_path, 2.0) == made
+    assert first_operator_token(opened, tmp_path, 2.0) == made
     assert names(opened) == ["first"]
     assert read_token(tmp_path / "token") == made
 
@@ -64,7 +64,7 @@ def test_the_next_start_goes_on_with_the_token(opened: Store, tmp_path: Path) ->
 def test_a_start_that_was_killed_before_the_store_had_the_token_is_made_up_for(opened: Store, tmp_path: Path) -> None:
     write_token(tmp_path / "token", SECRET)
 
-    assert first_token(opened, tmp_path, 1.0) == SECRET
+    assert first_operator_token(opened, tmp_path, 1.0) == SECRET
     assert names(opened) == ["first"]
 
 
@@ -72,26 +72,26 @@ def test_where_there_are_tokens_none_is_made(opened: Store, tmp_path: Path) -> N
     made = new_token("laptop", "ada", Role.OPERATOR, 1.0, None)
     opened.write(lambda tx: add_token(tx, made.row))
 
-    assert first_token(opened, tmp_path, 2.0) is None
+    assert first_operator_token(opened, tmp_path, 2.0) is None
     assert names(opened) == ["laptop"]
     assert not (tmp_path / "token").exists()
 
 
 def test_a_token_that_was_revoked_comes_not_back(opened: Store, tmp_path: Path) -> None:
-    first_token(opened, tmp_path, 1.0)
+    first_operator_token(opened, tmp_path, 1.0)
     opened.write(lambda tx: revoke_token(tx, "local", "first", 2.0))
 
-    assert first_token(opened, tmp_path, 3.0) is None
+    assert first_operator_token(opened, tmp_path, 3.0) is None
     (tmp_path / "token").unlink()
-    assert first_token(opened, tmp_path, 3.0) is None
+    assert first_operator_token(opened, tmp_path, 3.0) is None
     assert names(opened) == ["first"]
 
 
 def test_the_rights_that_a_volume_gives_to_a_group_are_taken_away(opened: Store, tmp_path: Path) -> None:
-    made = first_token(opened, tmp_path, 1.0)
+    made = first_operator_token(opened, tmp_path, 1.0)
     (tmp_path / "token").chmod(0o660)
 
-    assert first_token(opened, tmp_path, 2.0) == made
+    assert first_operator_token(opened, tmp_path, 2.0) == made
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_token_of_ours_is_neither_used_nor_written_over(opened: Store
     make[kind]()
 
     with pytest.raises(InputError, match=re.escape(str(path))):
-        first_token(opened, tmp_path, 1.0)
+        first_operator_token(opened, tmp_path, 1.0)
 
     assert names(opened) == []
     assert target.read_text() == OTHER

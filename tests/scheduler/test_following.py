@@ -6,7 +6,7 @@ import threading
 import httpx
 import pytest
 
-from longshore.scheduler.client import Client, ReceivedEvent, events_of
+from longshore.scheduler.client import Client, ReceivedEvent, parse_events
 
 from .served import Served, until
 
@@ -15,7 +15,7 @@ def stream(served: Served, path: str, **headers: str) -> list[ReceivedEvent]:
     """Return what a stream tells until it ends."""
     with httpx.stream("GET", f"{served.url}{path}", headers={**served.headers, **headers}, timeout=60.0) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
-        return list(events_of(answer.iter_lines()))
+        return list(parse_events(answer.iter_lines()))
 
 
 def follow_log(served: Served, job: str, seen: list[str]) -> threading.Thread:
@@ -87,6 +87,6 @@ def test_a_stream_ends_when_the_scheduler_is_stopped(served: Served) -> None:
         lines = answer.iter_lines()
         assert next(lines) == ": it goes on"
         served.end()
-        assert list(events_of(lines)) == []
+        assert list(parse_events(lines)) == []
 
     assert "Traceback" not in (served.folder / "serve.log").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 from longshore.scheduler.control.attempt_driver import status_by_lease
 from longshore.scheduler.model.states import Desired, JobState, Run
-from longshore.scheduler.store.nodes import ComputeRecord, records_of
+from longshore.scheduler.store.nodes import ComputeRecord, compute_records_of
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
 
@@ -39,7 +39,7 @@ def told(trial: RingTrial, job: str) -> list[str]:
 
 def records(trial: RingTrial, job: str) -> dict[str, ComputeRecord]:
     with trial.store.read() as tx:
-        return {it.kind: it for it in records_of(tx, job)}
+        return {it.kind: it for it in compute_records_of(tx, job)}
 
 
 @pytest.mark.full

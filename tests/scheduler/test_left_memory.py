@@ -18,7 +18,7 @@ from longshore.preflight.warm_worker import serve
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.store.nodes import open_entries
+from longshore.scheduler.store.nodes import open_quarantines
 from tests.preflight.gpus import ScriptedReader, gpu
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.trials import Trial, Way
@@ -71,7 +71,7 @@ def test_a_gpu_whose_memory_is_held_after_a_job_goes_out_of_service_and_the_next
     assert [now for now, _ in reported] == ["passed", "not cleaned"]
     assert reported[1][1] == wrong + "keep the node out of service until it is repaired"
     with trial.store.read() as tx:
-        (entry,) = open_entries(tx)
+        (entry,) = open_quarantines(tx)
     assert (entry.place.node, entry.place.gpu, entry.check) == ("a", 1, "post.reset")
     assert entry.evidence == "gpu 1: got process 4711 with 2 GB, wanted no process holds its memory"
     assert trial.held() == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from longshore.scheduler.api.logs import EVERY_LINE, prefixed
+from longshore.scheduler.api.logs import EVERY_LINE, with_rank_prefix
 from longshore.scheduler.logs import BLOCK_BYTES, Read, tail_offset
 
 WHOLE = 1 << 30
@@ -57,7 +57,7 @@ def test_a_million_empty_lines_are_not_looked_at_one_by_one(lines: int) -> None:
     sys.setprofile(count)  # called for each call, of functions in C too
     try:
         offset = tail_offset(reading(output), lines, WHOLE)
-        text = prefixed(3, output[offset:])
+        text = with_rank_prefix(3, output[offset:])
     finally:
         sys.setprofile(before)
 

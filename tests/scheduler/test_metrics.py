@@ -19,13 +19,13 @@ from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.policy_host.process import Miss
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions
-from longshore.scheduler.store.attempts import CheckpointRow, NewAttempt, NewDecision, get_attempt, register
+from longshore.scheduler.store.attempts import CheckpointRow, NewAttempt, NewDecision, get_attempt, store_checkpoint
 from longshore.scheduler.store.database import Store, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
 from longshore.scheduler.store.schema import Liveness
-from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, JobStart, write_changes
 from tests.scheduler.metrics_page import documented
 from tests.support import processes
 
@@ -44,7 +44,7 @@ class Watched:
         self.metrics = SchedulerMetrics(
             self.store, layout, types, lambda: True, lambda: self.figures, DiskSpace([folder], 1 << 20)
         )
-        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
+        fence = self.store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
 
@@ -68,7 +68,7 @@ class Watched:
         self.store.write(lambda tx: write_health(tx, self.fence, [node], gpus, []))
 
     def start(self, job: JobRow, at_s: float) -> None:
-        self.write(Changes(opened=[Opened(job, NewAttempt("local", (Share("b", (0,)),), 1.0, 0.0), "")]), at_s)
+        self.write(Changes(opened=[JobStart(job, NewAttempt("local", (Share("b", (0,)),), 1.0, 0.0), "")]), at_s)
 
     def drain(self, job: str, at_s: float) -> None:
         stops = JobChange(job, JobState.STARTING, JobState.STOPPING, "", {})
@@ -187,7 +187,7 @@ def test_steps_of_jobs_that_run_are_reported_and_verdicts_and_checkpoints_are_co
     watched.figures = {"x": StepFigures(7, 0.25), "y": StepFigures(0, None)}
     hung = NewEvent(HEALTH, "scheduler", 3.0, "x", 1, now=SlowWord.HUNG)
     watched.store.write(lambda tx: write_health(tx, watched.fence, [], [], [hung]))
-    watched.store.write(lambda tx: register(tx, CheckpointRow("x", 1, 5, "/ckpt/5", "", 3.0), writer="api"))
+    watched.store.write(lambda tx: store_checkpoint(tx, CheckpointRow("x", 1, 5, "/ckpt/5", "", 3.0), writer="api"))
 
     scraped = watched.scraped()
 

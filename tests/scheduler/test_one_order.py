@@ -19,7 +19,7 @@ from longshore.scheduler.model.job import new_job_id
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import FINAL, Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.jobs import LastTurn, in_queue_order
-from longshore.scheduler.store.jobs import NewJob, insert_job, set_priority, try_again, waiting_jobs
+from longshore.scheduler.store.jobs import NewJob, insert_job, retry_job, set_priority, waiting_jobs
 from longshore.scheduler.store.nodes import user_turns
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
@@ -84,7 +84,7 @@ class Still(Trial):
 
     def retries(self, at: int) -> None:
         job = self.jobs[at % len(self.jobs)]
-        self.store.write(lambda tx: try_again(tx, job, at_s=self.now_s(), writer="api"))
+        self.store.write(lambda tx: retry_job(tx, job, at_s=self.now_s(), writer="api"))
 
     def passes(self, at: int) -> None:
         self.wait(1.0 + at % 4, 1.0 + at % 4)

@@ -15,7 +15,7 @@ from longshore.scheduler.control.job_errors import (
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer, Proposal
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from tests.scheduler.obedient_trial import StillTrial, obedient_trial
 from tests.scheduler.trials import Trial, reason
 
@@ -84,7 +84,7 @@ def test_a_scheduler_that_is_followed_forgets_the_errors_that_it_met(
     for _ in range(MAX_ERRORS_IN_A_ROW - 1):
         fail_once(trial, monkeypatch)
         trial.later_s += LONGEST_REST_S
-    trial.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", 1e12, 1.0))  # and it is gone at once
+    trial.store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "other", 1e12, 1.0))  # and it is gone at once
     trial.scheduler._renew_at_s = 0.0
     trial.tick()
     assert not trial.scheduler.errors.last_error(job)

@@ -12,7 +12,7 @@ from longshore.scheduler.store.attempts import held_gpus
 from longshore.scheduler.store.database import Store, StoreRefusesError
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.jobs import open_jobs
-from longshore.scheduler.store.transitions import try_out
+from longshore.scheduler.store.transitions import try_writing
 from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
 
@@ -63,7 +63,7 @@ def test_what_is_tried_leaves_no_trace(store: Store, fence: int) -> None:
     with store.read() as tx:
         before = events_after(tx, 0, 1 << 40)
 
-    try_out(store, fence, 1.0, "scheduler")
+    try_writing(store, fence, 1.0, "scheduler")
 
     with store.read() as tx:
         assert (events_after(tx, 0, 1 << 40), open_jobs(tx), held_gpus(tx)) == (before, [], [])

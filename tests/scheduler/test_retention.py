@@ -23,11 +23,19 @@ from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
 from longshore.scheduler.placement.replay import export_decisions, replay
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, old_jobs, prune, remove_files
+from longshore.scheduler.service.retention import (
+    Horizon,
+    Pruned,
+    _delete_batch,
+    count_prunable,
+    old_jobs,
+    prune,
+    remove_files,
+)
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, read_settings
 from longshore.scheduler.store.database import open_store
-from longshore.scheduler.store.jobs import try_again
+from longshore.scheduler.store.jobs import retry_job
 from longshore.scheduler.store.schema import reservation
 from tests.command_line import Command
 from tests.scheduler.backends.attempts import until
@@ -115,7 +123,7 @@ def test_the_files_of_a_job_that_is_just_tried_again_stay(trial: Trial, tmp_path
     assert (trial.job(job).state, log.exists()) == ("failed", True)
     with trial.store.read() as tx:
         assert [it.id for it in old_jobs(tx, 1e12)] == [job]
-    trial.store.write(lambda tx: try_again(tx, job, at_s=trial.now_s(), writer="api"))
+    trial.store.write(lambda tx: retry_job(tx, job, at_s=trial.now_s(), writer="api"))
 
     assert _delete_batch(trial.store, tmp_path, {job: [1]}, 1e12, lambda: True) == 0
 
@@ -150,11 +158,11 @@ def test_a_dry_run_counts_what_a_prune_takes(trial: Trial, tmp_path: Path) -> No
     for job in [trial.submit("true") for _ in range(2)]:
         trial.ends(job)
     horizon = Horizon(None, 1e12, 1e12)
-    counted = count(trial.store, horizon)
+    counted = count_prunable(trial.store, horizon)
     assert counted.events > 0
     assert counted.decisions == 2
     assert prune(trial.store, tmp_path, horizon) == counted
-    assert count(trial.store, horizon) == Pruned(0, 0, 0)
+    assert count_prunable(trial.store, horizon) == Pruned(0, 0, 0)
 
 
 def test_pruning_stops_on_request_and_continues_where_it_was(trial: Trial, tmp_path: Path) -> None:

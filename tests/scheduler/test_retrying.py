@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from longshore.scheduler.metrics import Following
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow, CheckpointRow, register
-from longshore.scheduler.store.jobs import try_again
+from longshore.scheduler.store.attempts import AttemptRow, CheckpointRow, store_checkpoint
+from longshore.scheduler.store.jobs import retry_job
 from tests.scheduler.trials import Trial
 
 FAILS_AT_FIRST = """
@@ -26,7 +26,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 
 def retry(trial: Trial, job: str) -> bool:
-    return trial.store.write(lambda tx: try_again(tx, job, at_s=trial.now_s(), writer="api"))
+    return trial.store.write(lambda tx: retry_job(tx, job, at_s=trial.now_s(), writer="api"))
 
 
 def printed(trial: Trial, row: AttemptRow) -> str:
@@ -38,7 +38,7 @@ def test_a_failed_job_goes_on_from_its_checkpoint_under_its_id(trial: Trial) -> 
     job = trial.submit(f"while [ ! -e {go} ]; do sleep 0.02; done; {FAILS_AT_FIRST}")
     trial.runs(job)
     kept = CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s())
-    trial.store.write(lambda tx: register(tx, kept, writer="api"))
+    trial.store.write(lambda tx: store_checkpoint(tx, kept, writer="api"))
     go.touch()
     failed = trial.ends(job)
 

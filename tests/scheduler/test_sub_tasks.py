@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from longshore.cluster.model.training_plan import PlanFile
 from longshore.planner.execution.plan_file import parse_plan
-from longshore.scheduler.api.rings import Edge, SeatHolder, sub_tasks_page, tasks_of, waited_for
+from longshore.scheduler.api.rings import Edge, SeatHolder, senders_of_ranks, sub_tasks_page, tasks_of
 from longshore.scheduler.health.step_monitor import StepFigures
 from longshore.scheduler.health.step_watch import Average
 from longshore.scheduler.model.job_spec import MAX_PLAN_BYTES, JobFile, plan_text
@@ -58,7 +58,7 @@ def test_where_nodes_give_whole_groups_each_group_is_on_one_node(
 @given(DEGREES, DEGREES, DEGREES)
 def test_whoever_sends_is_waited_for_and_groups_are_rings(data: int, pipeline: int, tensor: int) -> None:
     tasks = tasks_of(plan_of(data, pipeline, tensor))
-    waits = waited_for(tasks)
+    waits = senders_of_ranks(tasks)
     assert all((a.rank in waits[edge.to]) and edge.to != a.rank for a in tasks for edge in a.edges)
     for kind, size in (("ring", data), ("tensor", tensor)):
         after = {it.rank: edge.to for it in tasks for edge in it.edges if edge.kind == kind}

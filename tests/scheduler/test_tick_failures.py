@@ -9,7 +9,7 @@ import pytest
 
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.logs import REPEATS_S, JsonLines, RepeatFilter
-from longshore.scheduler.service.service import FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S, REPEATED, Service, TickFailures
+from longshore.scheduler.service.service import FIRST_TICK_WAIT_S, LONGEST_TICK_WAIT_S, REPEATED, LoopFailures, Service
 from tests.scheduler.api.conftest import api, app, service  # noqa: F401 (fixtures)
 from tests.scheduler.served import until
 
@@ -26,7 +26,7 @@ def raised(text: str) -> Exception:
 
 
 def test_the_wait_before_the_next_try_is_doubled_up_to_a_bound_and_begins_anew() -> None:
-    failures = TickFailures()
+    failures = LoopFailures()
 
     waits = [failures.count(raised("x")) for _ in range(60)]
     failures.end()
@@ -37,7 +37,7 @@ def test_the_wait_before_the_next_try_is_doubled_up_to_a_bound_and_begins_anew()
 
 
 def test_a_failure_that_passes_does_not_make_the_scheduler_unready_and_one_that_stays_does() -> None:
-    failures = TickFailures()
+    failures = LoopFailures()
 
     reasons = [(failures.count(raised("secret")), failures.reason)[1] for _ in range(REPEATED)]
     assert reasons[:-1] == [""] * (REPEATED - 1)
@@ -154,7 +154,7 @@ def test_of_what_is_done_beside_the_ticks_the_log_names_what_failed_and_the_rest
     for name in KEPT:
         monkeypatch.setattr(service.room if name == "check" else service, name, partial(do, name))
 
-    service._keep(every_s=0.0)
+    service._do_upkeep(every_s=0.0)
 
     assert done == 2 * [*KEPT]
     assert [row.getMessage() for row in caplog.records if row.exc_info] == 2 * [KEPT[failing]]

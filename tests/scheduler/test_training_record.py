@@ -11,7 +11,7 @@ from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import delete_jobs
 from longshore.scheduler.store.jobs import set_desired
-from longshore.scheduler.store.nodes import records_of
+from longshore.scheduler.store.nodes import compute_records_of
 from tests.scheduler.api.conftest import client_of
 from tests.scheduler.steps_case import StepsCase, steps_case
 
@@ -58,7 +58,7 @@ def test_the_iterations_of_a_job_are_reported_while_it_runs_and_recorded_beyond_
     case.tick_until(lambda: case.job(job).state is JobState.CANCELLED)
     case.tick()
     with case.store.read() as tx:
-        (record,) = records_of(tx, job)
+        (record,) = compute_records_of(tx, job)
     counted = 2 * (49 - SKIPPED_STEPS)
     assert (record.kind, record.iterations) == ("slots", counted)
     assert record.mean_s == pytest.approx(1.0)
@@ -70,7 +70,7 @@ def test_the_iterations_of_a_job_are_reported_while_it_runs_and_recorded_beyond_
     case.tick_until(lambda: case.attempts(job)[-1].state == "closed")
     case.store.write(lambda tx: delete_jobs(tx, [job], case.now_s + 1.0))
     with case.store.read() as tx:
-        assert records_of(tx, job) == []
+        assert compute_records_of(tx, job) == []
 
 
 def test_the_loss_is_that_of_the_last_step_by_the_lowest_rank_that_reported_it(case: StepsCase) -> None:

@@ -9,7 +9,7 @@ import pytest
 from longshore.cluster.model.orders import ORDER_REGIMES
 from longshore.scheduler.model.states import Desired, EndedBy, JobState, RankEnd, Run, Status
 from longshore.scheduler.rules.jobs import in_queue_order
-from longshore.scheduler.store.jobs import set_priority, try_again, waiting_jobs
+from longshore.scheduler.store.jobs import retry_job, set_priority, waiting_jobs
 from tests.scheduler.obedient import AGAIN, Obedient
 from tests.scheduler.trials import Trial
 
@@ -40,7 +40,7 @@ class OneGpu(NamedTuple):
         return reported
 
     def retry(self, job: str) -> None:
-        self.trial.store.write(lambda tx: try_again(tx, job, at_s=self.trial.now_s(), writer="api"))
+        self.trial.store.write(lambda tx: retry_job(tx, job, at_s=self.trial.now_s(), writer="api"))
 
     def give_priority(self, job: str, priority: int) -> None:
         self.trial.store.write(lambda tx: set_priority(tx, job, priority, at_s=self.trial.now_s(), writer="api"))

@@ -14,7 +14,7 @@ from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest,
 from longshore.scheduler.mirror.journal import decode_record, encode_opening, encode_record, record_to_json
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store.database import Store, open_store
-from longshore.scheduler.store.nodes import UserTurn, put_turns, user_turns
+from longshore.scheduler.store.nodes import UserTurn, put_user_turns, user_turns
 from longshore.testing.twin import starts_of
 from tests.scheduler.live_run import site_of
 from tests.scheduler.obedient import Obedient
@@ -107,7 +107,7 @@ def test_there_is_room_for_more_users_and_priorities_than_jobs(monkeypatch: pyte
 def test_of_turns_of_one_user_the_later_is_kept(tmp_path: Path) -> None:
     with closing(Trial(tmp_path, {"a": 1}, lambda: Obedient({"a": 1}), "obedient")) as trial:
         rows = [UserTurn("ada", 3, 1.0, 1, 5.0, 2), UserTurn("eve", 0, 1, 5, 9, 6)]
-        trial.store.write(lambda tx: put_turns(tx, rows))
-        trial.store.write(lambda tx: put_turns(tx, [rows[0]._replace(led=7), rows[0]._replace(led=8)]))
+        trial.store.write(lambda tx: put_user_turns(tx, rows))
+        trial.store.write(lambda tx: put_user_turns(tx, [rows[0]._replace(led=7), rows[0]._replace(led=8)]))
         with trial.store.read() as tx:
             assert user_turns(tx) == {("ada", 3): rows[0]._replace(led=8), ("eve", 0): rows[1]}

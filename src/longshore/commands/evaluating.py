@@ -11,7 +11,7 @@ import typer
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import name_advice
 from ..cluster.model.orders import ORDER_REGIMES
-from ..scheduler.commands.options import DURATION, duration
+from ..scheduler.commands.options import DURATION, parse_duration
 from .options import (  # fmt: skip
     AgeingOption,
     ArrivalsOption,
@@ -56,7 +56,7 @@ EveryOrderOption = Annotated[
 AnyAgeingOption = Annotated[
     float | None,
     typer.Option(
-        "--ageing", parser=duration, metavar=DURATION,
+        "--ageing", parser=parse_duration, metavar=DURATION,
         help="How long a waiting job may be overtaken, such as 72h; default: a week, or for ever with --order.",
     ),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import typer
 
 from ..cluster.files.input_problems import name_advice
 from ..cluster.model.orders import ORDER_REGIMES
-from ..scheduler.commands.options import DURATION, duration
+from ..scheduler.commands.options import DURATION, parse_duration
 
 if TYPE_CHECKING:
     from ..cluster.presets.problems import Regime
@@ -60,7 +60,7 @@ OrderOption = Annotated[
 AgeingOption = Annotated[
     float | None,
     typer.Option(
-        parser=duration, metavar=DURATION,
+        parser=parse_duration, metavar=DURATION,
         help="How long a waiting job may be overtaken, such as 72h; default: for ever.",
     ),
 ]  # fmt: skip

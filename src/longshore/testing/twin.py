@@ -20,7 +20,7 @@ from ..scheduler.store.attempts import attempts_of
 from ..scheduler.store.database import Store
 from ..scheduler.store.events import events_after
 from ..scheduler.store.jobs import NewJob, insert_job
-from ..scheduler.store.nodes import put_records
+from ..scheduler.store.nodes import put_compute_records
 from ..scheduler.store.schema import compute_record
 from .simulated import ROW, SimulatedBackend
 
@@ -104,7 +104,7 @@ class Twin:
 
         def put(tx: Connection) -> None:
             tx.execute(compute_record.delete().where(compute_record.c.job_id == id_of(job)))
-            put_records(tx, id_of(job), records)
+            put_compute_records(tx, id_of(job), records)
 
         self.parts.store.write(put)
 

@@ -5,7 +5,7 @@ import pytest
 
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import Service
-from longshore.scheduler.store.attempts import latest_before
+from longshore.scheduler.store.attempts import starting_checkpoint
 from longshore.scheduler.store.jobs import get_job
 from tests.scheduler.served import until
 
@@ -63,7 +63,7 @@ def test_what_an_older_attempt_registers_after_the_next_has_begun_is_refused_and
     assert register(api, job, 2, 250, digest="ab12cd34").status_code == 201
     assert api.get(f"/v1/jobs/{job}/checkpoints?limit=1").json()[0]["path"] == "/ckpt/250"
     with service.store.read() as tx:
-        restored = [latest_before(tx, job, number) for number in (2, 3)]
+        restored = [starting_checkpoint(tx, job, number) for number in (2, 3)]
     assert [row and row.path for row in restored] == ["/ckpt/200", "/ckpt/250"]
     assert "/ckpt/250" in api.get(f"/jobs/{job}").text
     cancel(api, service, job)

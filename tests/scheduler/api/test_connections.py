@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from longshore.scheduler.serve import server
-from longshore.scheduler.serve.server import DEFAULT_PATIENCE, Patience, Seldom, max_connections
+from longshore.scheduler.serve.server import DEFAULT_PATIENCE, OncePerMinute, Patience, max_connections
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 from tests.support import processes
 
@@ -69,7 +69,7 @@ def test_no_part_of_an_answer_waits_for_the_client_to_confirm_another(
 ) -> None:
     take, found = server._Connections.take, list[int]()
 
-    def noted(them: server._Connections, connection: server._Bounded) -> bool:
+    def noted(them: server._Connections, connection: server._BoundedConnection) -> bool:
         its = connection.transport.get_extra_info("socket")
         found.append(its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         return take(them, connection)
@@ -187,7 +187,7 @@ def test_as_many_files_may_be_opened_as_are_allowed() -> None:
 
 def test_a_line_that_anybody_can_cause_is_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_s = [0.0]
-    logger, seldom = logging.getLogger("seldom"), Seldom(lambda: now_s[0])
+    logger, seldom = logging.getLogger("seldom"), OncePerMinute(lambda: now_s[0])
     logger.addFilter(seldom)
     for now_s[0] in (0.0, 1.0, 59.0, 60.0):
         logger.warning("no %s", "room")
@@ -201,10 +201,10 @@ def test_a_line_that_anybody_can_cause_is_written_once_a_minute(caplog: pytest.L
 def test_files_that_run_out_are_one_line_and_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.new_event_loop()
     error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    logger, seldom = logging.getLogger(server.__name__), Seldom()
+    logger, seldom = logging.getLogger(server.__name__), OncePerMinute()
     logger.addFilter(seldom)
     for _ in range(1000):
-        server._note(loop, {"message": server.NO_FILES, "exception": error})
+        server._log_refused_accepts(loop, {"message": server.NO_FILES, "exception": error})
     logger.removeFilter(seldom)
     loop.close()
 

@@ -11,7 +11,7 @@ from longshore.scheduler.access.tokens import Role, add_token, new_token, revoke
 from longshore.scheduler.api.tokens import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.dashboard.entering import MAX_FORM_BYTES, router, static_router
 from longshore.scheduler.dashboard.pages import page_router
-from longshore.scheduler.dashboard.rendering import is_of_browsers
+from longshore.scheduler.dashboard.rendering import is_for_browsers
 from longshore.scheduler.service.service import Service
 
 PAGES = ("/", "/jobs", "/policy", "/events")
@@ -189,4 +189,4 @@ def test_every_page_that_there_is_tells_its_refusals_on_a_page(service: Service)
     paths = [item.path for each in routers for item in each.routes if isinstance(item, APIRoute)]
 
     assert {*PAGES, "/jobs/{job}", "/parts/jobs", "/login", "/static/{name}"} <= set(paths)
-    assert [path for path in paths if not is_of_browsers(path)] == []
+    assert [path for path in paths if not is_for_browsers(path)] == []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from longshore.scheduler.api.logs import AllRanks
+from longshore.scheduler.api.logs import AllOutput
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.attempts import attempts_of
 from tests.scheduler.served import until
@@ -98,7 +98,7 @@ def test_ranks_that_are_followed_together_share_the_bytes_of_an_answer(
     with service.store.read() as tx:
         (attempt,) = attempts_of(tx, job)
 
-    ranks, received = AllRanks(service, [], lines, most_bytes=4000), list[str]()
+    ranks, received = AllOutput(service, [], lines, most_bytes=4000), list[str]()
     while text := ranks.text(attempt, is_over=True):
         received.append(text)
 

@@ -70,8 +70,8 @@ def test_every_code_is_used_and_every_used_code_is_known() -> None:
     named = {
         argument.value
         for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id in ("ProblemError", "problem_answer", "problems")
-        for argument in (call.args if call.func.id == "problems" else call.args[:2])
+        if isinstance(call.func, ast.Name) and call.func.id in ("ProblemError", "problem_response", "openapi_problems")
+        for argument in (call.args if call.func.id == "openapi_problems" else call.args[:2])
         if isinstance(argument, ast.Constant)
         and isinstance(argument.value, str)
         and re.fullmatch("[a-z-]+", argument.value)

@@ -12,7 +12,7 @@ from longshore.scheduler.health.quarantining import quarantine
 from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from longshore.scheduler.service.service import MAX_CHECKS_AT_ONCE, Clearing, Service
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.nodes import add_entry
+from longshore.scheduler.store.nodes import add_quarantine
 from tests.scheduler.served import until
 
 NODE = "rack0-node1"
@@ -115,7 +115,7 @@ def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> 
     service.reconciler.tick()
     api.post("/v1/quarantine", json=XID)
     checked_by(service, lambda _node, _gpu: (True, ""))
-    service.clearing.check_due()
+    service.clearing.begin_due_checks()
     refused = api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
     assert (refused.status_code, refused.json()["code"]) == (409, "not-in-quarantine")
     assert job in refused.json()["detail"]
@@ -146,7 +146,7 @@ def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Serv
         return True, "fine"
 
     checked_by(service, check)
-    service.clearing.check_due()
+    service.clearing.begin_due_checks()
     wait_for_checks(service)
     assert checked == ["rack0-node0"]
     with service.store.read() as tx:
@@ -165,7 +165,7 @@ def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: S
         return True, "fine"
 
     checked_by(service, check)
-    service.clearing.check_due()
+    service.clearing.begin_due_checks()
     wait_for_checks(service)
     with service.store.read() as tx:
         assert [each.now for each in events_after(tx, 0, 100)] == ["quarantined"]
@@ -234,14 +234,14 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
         QuarantineEntry(0, each, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s)
         for each in places
     ]
-    service.store.write(lambda tx: [add_entry(tx, each) for each in entries])
-    service.clearing.check_due()
+    service.store.write(lambda tx: [add_quarantine(tx, each) for each in entries])
+    service.clearing.begin_due_checks()
     until(lambda: len(counts) == MAX_CHECKS_AT_ONCE)
-    service.clearing.check_due()  # while those run
+    service.clearing.begin_due_checks()  # while those run
     go.set()
     for _ in range(len(places)):
         wait_for_checks(service)
-        service.clearing.check_due()
+        service.clearing.begin_due_checks()
     wait_for_checks(service)
     assert sorted(done) == sorted(f"{each.node}:{each.gpu}" for each in places)
     assert max(counts) == MAX_CHECKS_AT_ONCE

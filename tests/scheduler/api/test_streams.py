@@ -53,7 +53,7 @@ def test_two_requests_at_the_same_time_do_not_both_get_the_last_slot() -> None:
     for thread in threads:
         thread.join()
 
-    assert sum(each is not None for each in taken) == slots.open_of("ada") == MAX_STREAMS // 2
+    assert sum(each is not None for each in taken) == slots.count_open("ada") == MAX_STREAMS // 2
 
 
 def test_a_place_is_given_back_once() -> None:
@@ -65,7 +65,7 @@ def test_a_place_is_given_back_once() -> None:
     back()
     back()
 
-    assert (slots.open_of("ada"), slots.open_of()) == (1, 1)
+    assert (slots.count_open("ada"), slots.count_open()) == (1, 1)
 
 
 def stream_of(slots: StreamSlots, service: Service, looks: list[object]) -> Any:
@@ -84,12 +84,12 @@ def stream_of(slots: StreamSlots, service: Service, looks: list[object]) -> Any:
 def test_a_stream_that_never_begins_gives_its_place_back(service: Service) -> None:
     slots = StreamSlots()
     stream = stream_of(slots, service, [])
-    assert slots.open_of() == 1
+    assert slots.count_open() == 1
 
     del stream
     gc.collect()
 
-    assert slots.open_of() == 0
+    assert slots.count_open() == 0
 
 
 @pytest.mark.parametrize("end", ["over", "fault", "sending fails", "client goes", "cancelled"])
@@ -120,9 +120,9 @@ def test_a_stream_gives_its_place_back_however_it_ends(service: Service, end: st
         await asyncio.wait([task])
         task.cancelled() or task.exception()
 
-    assert slots.open_of() == 1
+    assert slots.count_open() == 1
     asyncio.run(asyncio.wait_for(answer(), 60.0))
-    assert slots.open_of() == 0
+    assert slots.count_open() == 0
 
 
 def test_where_all_slots_are_taken_the_next_stream_is_refused(api: httpx.Client, app: FastAPI) -> None:
@@ -141,6 +141,6 @@ def test_a_follower_that_goes_makes_room(api: httpx.Client, app: FastAPI) -> Non
     with api.stream("GET", "/v1/events") as answer:
         lines = answer.iter_lines()  # the connection is closed with it
         assert next(lines) == ": it goes on"
-        assert slots.open_of("local") == 1
+        assert slots.count_open("local") == 1
 
-    until(lambda: slots.open_of("local") == 0)
+    until(lambda: slots.count_open("local") == 0)

@@ -122,7 +122,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
     "quota-reached": lambda _folder, _patch: {"limits": UserLimits(queued_jobs=1)},
     "smaller-cluster": lambda folder, _patch: {"cluster": cluster_file(folder)},
     "full-disk": lambda _folder, _patch: {"least_free_bytes": 1 << 60},
-    "job-file-refused": lambda _folder, patch: patch.setattr(job_spec, "MAX_SUBMITTED_GPUS", 3) or {},  # type: ignore[func-returns-value]
+    "job-file-refused": lambda _folder, patch: patch.setattr(job_spec, "MAX_SUBMITTED_GPUS", 3) or {},
 }
 
 

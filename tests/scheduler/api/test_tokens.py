@@ -280,7 +280,7 @@ def test_a_stream_ends_when_its_token_is_revoked(app: FastAPI, service: Service,
         return [first, *[each async for each in received]]
 
     assert asyncio.run(asyncio.wait_for(follow(), 60.0)) == [streaming.HEARTBEAT]
-    assert app.state.streams.open_of("ada") == 0
+    assert app.state.streams.count_open("ada") == 0
 
 
 def test_only_operators_give_a_priority_above_the_limit(api: httpx.Client, known: Callable[..., Headers]) -> None:

@@ -15,9 +15,9 @@ from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions
 from longshore.scheduler.store.attempts import AttemptRow, NewAttempt, get_attempt
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, JobStart, write_changes
 
 HOSTILE = '<script>alert("x")</script>'
 
@@ -33,7 +33,7 @@ class Shown:
         for router in (page_router(self.service), static_router()):
             app.include_router(router)
         self.app, self.folder = app, folder
-        fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
+        fence = self.service.store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
 
@@ -51,7 +51,7 @@ class Shown:
         return self.service.store.write(lambda tx: insert_job(tx, new, writer="api"))
 
     def start(self, job: JobRow, node: str = "rack0-node1", *gpus: int) -> None:
-        opened = Opened(job, NewAttempt("local", (Share(node, gpus or (0, 1)),), 1.0, 0.0), HOSTILE)
+        opened = JobStart(job, NewAttempt("local", (Share(node, gpus or (0, 1)),), 1.0, 0.0), HOSTILE)
         self.write(Changes(opened=[opened]))
 
     def write(self, changes: Changes) -> None:

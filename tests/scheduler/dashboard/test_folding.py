@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.views import MIN_EVENT_LINES, folded, page_of, with_checkpoints
+from longshore.scheduler.dashboard.views import MIN_EVENT_LINES, folded_events, page_of_events, with_checkpoints
 from longshore.scheduler.store.attempts import SAVED
 from longshore.scheduler.store.events import EventRow
 
@@ -34,11 +34,11 @@ def events(text: str) -> list[EventRow]:
     ],
 )
 def test_checkpoints_of_an_attempt_are_one_line(letters: str, lines: list[tuple[int, int]]) -> None:
-    assert [(line.event.seq, line.events) for line in folded(events(letters)[::-1])] == lines
+    assert [(line.event.seq, line.events) for line in folded_events(events(letters)[::-1])] == lines
 
 
 def test_a_line_tells_how_many_checkpoints_it_stands_for_and_the_last_of_them() -> None:
-    (line,) = folded(events("a1 a1 a1")[::-1])
+    (line,) = folded_events(events("a1 a1 a1")[::-1])
     assert line.cause == "3 checkpoints; the last: step 3 is saved"
 
 
@@ -51,7 +51,7 @@ def test_pages_hold_every_event_once(words: list[str]) -> None:
 
     counted, before = 0, None
     while True:
-        lines, before = page_of(read, before)
+        lines, before = page_of_events(read, before)
         counted += sum(line.events for line in lines)
         assert before is None or len(lines) >= MIN_EVENT_LINES
         if before is None:

@@ -1,4 +1,4 @@
-from longshore.scheduler.dashboard.charts import MAX_GANTT_LINES, gantt
+from longshore.scheduler.dashboard.charts import MAX_GANTT_LINES, gantt_chart
 from longshore.scheduler.store.events import EventRow
 
 
@@ -27,7 +27,7 @@ SUBMITTED = event(0, "job", "", "queued", 100.0)
 def test_phases_stand_where_they_were_on_the_axis() -> None:
     events = [SUBMITTED, *attempt(1, 110.0), event(9, "job", "stopping", "succeeded", 120.0)]
 
-    picture = gantt(events, now_s=1000.0)
+    picture = gantt_chart(events, now_s=1000.0)
 
     assert [line.label for line in picture.lines] == ["queue", "attempt 1"]
     queue, first = (line.bars for line in picture.lines)
@@ -43,7 +43,7 @@ def test_a_job_that_is_tried_again_waits_between_its_attempts() -> None:
         event(10, "job", "stopping", "failed", 140.0),
     ]  # fmt: skip
 
-    queue, first, second = gantt(events, now_s=1000.0).lines
+    queue, first, second = gantt_chart(events, now_s=1000.0).lines
 
     assert [(bar.x, bar.took_s) for bar in queue.bars] == [(0.0, 10.0), (50.0, 10.0)]
     assert first.bars[-1].x + first.bars[-1].width == 50.0
@@ -51,13 +51,13 @@ def test_a_job_that_is_tried_again_waits_between_its_attempts() -> None:
 
 
 def test_what_goes_on_reaches_to_the_present() -> None:
-    picture = gantt([SUBMITTED, *attempt(1, 110.0)[:5]], now_s=200.0)
+    picture = gantt_chart([SUBMITTED, *attempt(1, 110.0)[:5]], now_s=200.0)
 
     assert picture.lines[1].bars[-1] == ("running", 12.0, 88.0, 88.0)
 
 
 def test_a_job_that_waits_has_a_line_for_the_queue_alone() -> None:
-    (line,) = gantt([SUBMITTED], now_s=130.0).lines
+    (line,) = gantt_chart([SUBMITTED], now_s=130.0).lines
 
     assert [(bar.phase, bar.width, bar.took_s) for bar in line.bars] == [("waiting", 100.0, 30.0)]
 
@@ -65,7 +65,7 @@ def test_a_job_that_waits_has_a_line_for_the_queue_alone() -> None:
 def test_a_wish_changes_no_phase() -> None:
     body = event(3, "desired", "run", "cancel", 105.0)
 
-    assert gantt([SUBMITTED, body], now_s=130.0) == gantt([SUBMITTED], now_s=130.0)
+    assert gantt_chart([SUBMITTED, body], now_s=130.0) == gantt_chart([SUBMITTED], now_s=130.0)
 
 
 def test_of_many_attempts_the_last_are_drawn() -> None:
@@ -76,18 +76,18 @@ def test_of_many_attempts_the_last_are_drawn() -> None:
             event(9, "job", "stopping", "queued", 110.0 + 20.0 * number),
         ]
 
-    picture = gantt(events, now_s=1000.0)
+    picture = gantt_chart(events, now_s=1000.0)
 
     assert picture.left_out == 3
     assert [line.label for line in picture.lines][:2] == ["queue", "attempt 4"]
 
 
 def test_ticks_are_round_and_few() -> None:
-    picture = gantt([SUBMITTED], now_s=100.0 + 3 * 3600.0)
+    picture = gantt_chart([SUBMITTED], now_s=100.0 + 3 * 3600.0)
 
     assert [tick.label for tick in picture.ticks] == ["0 s", "30 min", "1 h", "1 h 30 min", "2 h", "2 h 30 min", "3 h"]
     assert picture.ticks[-1].x == 100.0
 
 
 def test_a_job_without_events_has_no_picture() -> None:
-    assert gantt([], now_s=1.0).lines == ()
+    assert gantt_chart([], now_s=1.0).lines == ()

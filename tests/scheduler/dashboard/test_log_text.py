@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.views import SHOWN_OUTPUT_BYTES, OutputPart, part_after, plain_text, tail
+from longshore.scheduler.dashboard.views import SHOWN_OUTPUT_BYTES, OutputPart, last_part, part_after, plain_text
 from longshore.scheduler.logs import Read
 
 
@@ -71,14 +71,14 @@ def test_the_rest_of_an_output_that_is_over_is_shown_even_if_it_is_cut_off() -> 
 
 
 def test_a_short_output_is_shown_as_a_whole() -> None:
-    assert tail(reading(b"a\nb\n"), is_over=True) == OutputPart("a\nb\n", 4)
+    assert last_part(reading(b"a\nb\n"), is_over=True) == OutputPart("a\nb\n", 4)
 
 
 @given(st.integers(SHOWN_OUTPUT_BYTES, 40 * SHOWN_OUTPUT_BYTES))
 def test_of_a_long_output_its_last_lines_are_shown(size: int) -> None:
     output = b"".join(b"%09d\n" % line for line in range(size // 10))
 
-    part = tail(reading(output), is_over=True)
+    part = last_part(reading(output), is_over=True)
 
     assert part.offset == len(output)
     assert output.decode().endswith("\n" + part.text) or not part.is_cut

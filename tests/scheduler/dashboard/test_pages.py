@@ -18,7 +18,7 @@ from longshore.scheduler.dashboard.rendering import PAGES as LINKED
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.queue_now import why_jobs_wait
-from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, register
+from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, store_checkpoint
 from longshore.scheduler.store.events import last_seq
 from longshore.scheduler.store.jobs import get_job, set_desired
 from longshore.scheduler.store.transitions import Changes
@@ -365,7 +365,7 @@ async def test_many_checkpoints_hide_no_other_event(shown: Shown) -> None:
     shown.start(job)
     for step in range(2100):
         save = CheckpointRow(job.id, 1, step, f"/ckpt/{step}", "", 1e9 + step)
-        shown.service.store.write(lambda tx, save=save: register(tx, save, writer="scheduler"))  # type: ignore[misc]
+        shown.service.store.write(lambda tx, save=save: store_checkpoint(tx, save, writer="scheduler"))  # type: ignore[misc]
 
     page, events = (await shown.get(f"/jobs/{job.id}")).text, (await shown.get("/events")).text
 

@@ -14,7 +14,7 @@ from longshore.scheduler.health.evidence import GpuReport, NodeReport
 from longshore.scheduler.health.monitor import EASE_S, Monitor
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.store.database import open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, events_after
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease, events_after
 from longshore.scheduler.store.nodes import ALARM
 from tests.support.budgets import examples
 
@@ -46,7 +46,7 @@ class AgentCluster:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.nodes = open_store(f"sqlite:///{folder / 'store.db'}"), Nodes()
-        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=1e9))
+        fence = self.store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=1e9))
         assert fence is not None
         self.fence = fence
         self.begin()

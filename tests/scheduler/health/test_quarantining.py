@@ -22,7 +22,7 @@ from longshore.scheduler.model.gpu_index import (
 from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_check_due
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_entries, quarantined
+from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_quarantines, quarantined_gpus
 
 DAY_S, NOW_S = 86400.0, 1.7e9
 NODES = 40
@@ -47,12 +47,12 @@ def end(store: Store, place: HardwarePlace, at_s: float, by: str = BY_CHECKS) ->
 
 def standing(store: Store) -> list[QuarantineEntry]:
     with store.read() as tx:
-        return open_entries(tx)
+        return open_quarantines(tx)
 
 
 def closed(store: Store) -> set[tuple[str, int]]:
     with store.read() as tx:
-        return set(quarantined(tx, FLEET.sizes))
+        return set(quarantined_gpus(tx, FLEET.sizes))
 
 
 def alarms(store: Store) -> int:

@@ -11,7 +11,7 @@ from longshore.scheduler.store.attempts import AttemptColumns, NewAttempt, get_a
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import JobColumns, NewJob, get_job, insert_job
-from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, JobStart, write_changes
 
 NODE = "n0"
 
@@ -63,7 +63,7 @@ def change_attempt(
 
 
 def start(tx: Connection, fence: int, job: JobRow, *gpus: int) -> set[str]:
-    return write(tx, fence, Changes(opened=[Opened(job, opening(*gpus), "chosen")]))
+    return write(tx, fence, Changes(opened=[JobStart(job, opening(*gpus), "chosen")]))
 
 
 def drain(tx: Connection, fence: int, job: JobRow) -> None:

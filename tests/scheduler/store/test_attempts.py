@@ -13,9 +13,9 @@ from longshore.scheduler.store.attempts import (
     unclosed_attempts,
 )
 from longshore.scheduler.store.database import FencedError, StaleWriteError, Store, TakenError
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from longshore.scheduler.store.jobs import set_desired
-from longshore.scheduler.store.transitions import Changes, JobChange, Opened
+from longshore.scheduler.store.transitions import Changes, JobChange, JobStart
 
 from .store_rows import NODE, all_events, change_attempt, drain, job_now, opening, start, submit, write
 
@@ -90,7 +90,7 @@ def test_a_writer_whose_lease_was_taken_over_changes_no_attempt(store: Store, fe
     job, other = submit(store), submit(store, 1)
     store.write(lambda tx: start(tx, fence, job, 0))
     row, events = attempt_now(store, job), all_events(store)
-    store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0))
+    store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0))
     for late in (
         lambda tx: start(tx, fence, other, 1),
         lambda tx: drain(tx, fence, job),
@@ -131,7 +131,7 @@ def test_an_attempt_is_unclosed_until_what_it_left_is_gone(store: Store, fence: 
 def test_a_job_that_is_not_wanted_any_more_is_not_started_and_holds_up_no_other(store: Store, fence: int) -> None:
     jobs = [submit(store, number) for number in range(3)]
     store.write(lambda tx: set_desired(tx, jobs[1].id, Desired.CANCEL, at_s=2.0, writer="api"))
-    opened = [Opened(job, opening(number), "chosen") for number, job in enumerate(jobs)]
+    opened = [JobStart(job, opening(number), "chosen") for number, job in enumerate(jobs)]
     decisions = [
         NewDecision(job.id, 1, 1.0, "set", "1f", "act", None, None, {}, None, None, None, None, 0.1) for job in jobs
     ]  # fmt: skip

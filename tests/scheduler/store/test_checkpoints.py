@@ -10,11 +10,11 @@ from longshore.scheduler.store.attempts import (
     SAVED,
     CheckpointRow,
     checkpoints_of,
-    latest_before,
-    register,
+    starting_checkpoint,
+    store_checkpoint,
 )
 from longshore.scheduler.store.database import OlderAttemptError, Store, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 
 from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
 
@@ -29,7 +29,7 @@ def job(store: Store, fence: int) -> str:
 
 def running_in(store: Store) -> str:
     """A job that runs in a store that was just opened."""
-    fence = store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
+    fence = store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0))
     assert fence is not None
     row = submit(store)
     store.write(lambda tx: start(tx, fence, row, 0))
@@ -57,7 +57,7 @@ def save(
     max_events: int = MAX_CHECKPOINT_EVENTS,
 ) -> bool:
     row = CheckpointRow(job, number, step, path, digest, float(step))
-    return store.write(lambda tx: register(tx, row, writer="api", max_events=max_events))
+    return store.write(lambda tx: store_checkpoint(tx, row, writer="api", max_events=max_events))
 
 
 def steps(store: Store, job: str) -> list[tuple[int, int]]:
@@ -99,7 +99,7 @@ def test_a_registration_takes_as_long_however_much_was_reported_before(sqlite_ur
             assert sqlite is not None
             sqlite.set_progress_handler(lambda: done.append(None), 1)
             try:
-                return register(tx, CheckpointRow(job, 1, step, "/ckpt", "", 0.0), writer="api")
+                return store_checkpoint(tx, CheckpointRow(job, 1, step, "/ckpt", "", 0.0), writer="api")
             finally:
                 sqlite.set_progress_handler(None, 1)
 
@@ -124,7 +124,7 @@ def test_an_attempt_begins_with_what_was_saved_before_it_whatever_it_saves_itsel
     begin_again(store, fence, job)
     save(store, job, 2, 300, "/c")
     with store.read() as tx:
-        found = [latest_before(tx, job, number) for number in (1, 2, 3)]
+        found = [starting_checkpoint(tx, job, number) for number in (1, 2, 3)]
     assert [row and row.path for row in found] == [None, "/b", "/c"]
 
 

@@ -9,7 +9,7 @@ from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import held_gpus, unclosed_attempts
 from longshore.scheduler.store.database import StaleWriteError, Store, TakenError, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
 from longshore.scheduler.store.jobs import get_job
 
 from .store_rows import (
@@ -60,7 +60,7 @@ def test_eight_clients_lose_and_double_no_transition(store: Store, fence: int) -
 def test_of_many_who_read_the_same_one_changes_the_job(url: str) -> None:
     """Each client has a store of its own, as processes have."""
     stores = [open_store(url) for _ in range(3)]
-    fence = stores[0].write(lambda tx: acquire(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0)) or 0
+    fence = stores[0].write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "test", now_s=0.0, ttl_s=60.0)) or 0
     queued = submit(stores[0])
 
     def claim(store: Store) -> bool:

@@ -10,10 +10,10 @@ from longshore.scheduler.model.job import NewEvent
 from longshore.scheduler.store.database import Store, open_store
 from longshore.scheduler.store.events import (
     append,
-    changed_by_others,
     events_after,
+    jobs_changed_by_others,
     last_complete_seq,
-    last_of_no_job,
+    last_events_without_job,
     last_seq,
 )
 
@@ -43,8 +43,8 @@ def test_the_last_events_of_no_job_begin_at_a_time_and_come_in_order(store: Stor
         store.write(partial(append, new=event))
     store.write(partial(append, new=note(6)._replace(kind="other", at_s=6.0)))
     with store.read() as tx:
-        assert [event.at_s for event in last_of_no_job(tx, "note", 2.0, 9)] == [2.0, 4.0, 5.0]
-        assert [event.at_s for event in last_of_no_job(tx, "note", 0.0, 2)] == [4.0, 5.0]
+        assert [event.at_s for event in last_events_without_job(tx, "note", 2.0, 9)] == [2.0, 4.0, 5.0]
+        assert [event.at_s for event in last_events_without_job(tx, "note", 0.0, 2)] == [4.0, 5.0]
 
 
 def test_an_event_without_data_reads_as_none(store: Store) -> None:
@@ -85,7 +85,7 @@ def numbers(store: Store) -> object:
 
 def changed(store: Store) -> object:
     with store.read() as tx:
-        return changed_by_others(tx, 0)[0]
+        return jobs_changed_by_others(tx, 0)[0]
 
 
 def begun(store: Store) -> object:

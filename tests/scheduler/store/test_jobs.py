@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, Desired, JobState
 from longshore.scheduler.store.database import FencedError, StaleWriteError, Store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, last_seq
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease, last_seq
 from longshore.scheduler.store.jobs import get_jobs, insert_job, list_jobs, open_jobs, set_desired
 from tests.support.budgets import examples
 
@@ -72,7 +72,7 @@ def test_a_change_of_what_was_not_read_changes_nothing(store: Store, fence: int)
 
 def test_a_writer_whose_lease_was_taken_over_changes_nothing(store: Store, fence: int) -> None:
     job = submit(store)
-    new = store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0))
+    new = store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0))
     with pytest.raises(FencedError):
         store.write(changing(job.id, fence, STARTING))
     assert job_now(store, job.id) == job

@@ -8,13 +8,21 @@ from sqlalchemy import Connection, text
 
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.store.database import FencedError, Store, open_store
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire, check_fence, clock, give_up, lease_row, renew
+from longshore.scheduler.store.events import (
+    SCHEDULER_LEASE,
+    acquire_lease,
+    check_fence,
+    database_now_s,
+    lease_row,
+    release_lease,
+    renew_lease,
+)
 
 from .store_rows import change_job, job_now, submit
 
 
 def take(store: Store, now_s: float, owner: str = "a", ttl_s: float = 10.0) -> int | None:
-    return store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, owner, now_s, ttl_s))
+    return store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, owner, now_s, ttl_s))
 
 
 def test_a_lease_that_is_held_is_not_given_to_anybody(store: Store) -> None:
@@ -29,7 +37,7 @@ def test_the_takeover_of_an_expired_lease_raises_its_token(store: Store) -> None
 
 def test_a_lease_whose_owner_is_proven_dead_can_be_taken_before_it_expires(store: Store) -> None:
     take(store, 0.0, "a")
-    again = partial(acquire, name=SCHEDULER_LEASE, owner="b", now_s=1.0, ttl_s=10.0)
+    again = partial(acquire_lease, name=SCHEDULER_LEASE, owner="b", now_s=1.0, ttl_s=10.0)
     with store.read() as tx:
         row = lease_row(tx, SCHEDULER_LEASE)
     assert store.write(partial(again, left=row._replace(owner="c"))) is None
@@ -41,7 +49,7 @@ def test_a_lease_whose_owner_is_proven_dead_can_be_taken_before_it_expires(store
 
 def test_a_renewed_lease_expires_later(store: Store) -> None:
     take(store, 0.0)
-    assert store.write(lambda tx: renew(tx, SCHEDULER_LEASE, 1, now_s=8.0, ttl_s=10.0))
+    assert store.write(lambda tx: renew_lease(tx, SCHEDULER_LEASE, 1, now_s=8.0, ttl_s=10.0))
     assert take(store, 17.9, "b") is None
     assert take(store, 18.0, "b") == 2
 
@@ -49,14 +57,14 @@ def test_a_renewed_lease_expires_later(store: Store) -> None:
 def test_a_lease_that_was_taken_over_cannot_be_renewed_or_given_up(store: Store) -> None:
     take(store, 0.0)
     take(store, 10.0, "b")
-    assert not store.write(lambda tx: renew(tx, SCHEDULER_LEASE, 1, now_s=11.0, ttl_s=100.0))
-    assert not store.write(lambda tx: give_up(tx, SCHEDULER_LEASE, 1))
+    assert not store.write(lambda tx: renew_lease(tx, SCHEDULER_LEASE, 1, now_s=11.0, ttl_s=100.0))
+    assert not store.write(lambda tx: release_lease(tx, SCHEDULER_LEASE, 1))
     assert take(store, 20.0, "c") == 3
 
 
 def test_a_lease_that_is_given_up_can_be_taken_at_once(store: Store) -> None:
     take(store, 0.0)
-    assert store.write(lambda tx: give_up(tx, SCHEDULER_LEASE, 1))
+    assert store.write(lambda tx: release_lease(tx, SCHEDULER_LEASE, 1))
     assert take(store, 0.1, "b") == 2
 
 
@@ -79,7 +87,7 @@ def test_an_expired_lease_goes_to_one_of_those_who_ask_at_the_same_time(url: str
 
 def test_time_is_that_of_the_host_of_the_database(store: Store) -> None:
     with store.read() as tx:
-        assert abs(clock(tx) - time.time()) < 60.0  # the same host here
+        assert abs(database_now_s(tx) - time.time()) < 60.0  # the same host here
 
 
 def test_on_postgresql_a_takeover_waits_for_what_the_old_holder_has_begun(postgresql_url: str) -> None:
@@ -113,7 +121,7 @@ def test_on_postgresql_a_write_waits_for_a_takeover_that_has_begun_and_is_fenced
     taken, go = Event(), Event()
 
     def take_slowly(tx: Connection) -> None:
-        acquire(tx, SCHEDULER_LEASE, "b", 100.0, 10.0)
+        acquire_lease(tx, SCHEDULER_LEASE, "b", 100.0, 10.0)
         taken.set()
         go.wait()
 

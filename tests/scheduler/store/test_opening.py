@@ -15,10 +15,10 @@ from longshore.scheduler.store.database import (
     Store,
     StoreError,
     StoreUnreachableError,
-    configuration,
+    alembic_config,
     connect,
     open_store,
-    version,
+    revision_of,
 )
 from longshore.scheduler.store.schema import METADATA
 
@@ -54,11 +54,11 @@ def test_all_migrations_come_to_what_a_new_store_is(url: str) -> None:
     store = open_store(url)
     with store.engine.begin() as tx:
         new, rows = tables_of(tx), rows_of(tx)
-        command.downgrade(configuration(tx), "base")
+        command.downgrade(alembic_config(tx), "base")
         assert set(inspect(tx).get_table_names()) == {VERSION_TABLE}
-        assert version(tx) is None
+        assert revision_of(tx) is None
     with store.engine.begin() as tx:
-        command.upgrade(configuration(tx), "head")
+        command.upgrade(alembic_config(tx), "head")
     with store.engine.begin() as tx:
         assert tables_of(tx) == new
         assert rows_of(tx) == rows

@@ -9,9 +9,9 @@ from longshore.scheduler.access.tokens import (
     find_token,
     has_tokens,
     has_valid_tokens,
+    record_token_use,
     revoke_token,
     tokens_of,
-    use_token,
 )
 from longshore.scheduler.store.attempts import (
     NewDecision,
@@ -21,7 +21,7 @@ from longshore.scheduler.store.attempts import (
     record_outcomes,
 )
 from longshore.scheduler.store.database import FencedError, Store, TakenNameError
-from longshore.scheduler.store.jobs import StoredAnswer, forget_before, recall, remember
+from longshore.scheduler.store.jobs import StoredAnswer, delete_answers, find_answer, keep_answer
 from longshore.scheduler.store.nodes import (
     GpuRow,
     NodeRow,
@@ -108,7 +108,7 @@ TOKEN = TokenRow("aa", "laptop", "ada", "user", 1.0, None)
 
 def test_a_token_is_found_by_its_digest_with_its_last_use(store: Store) -> None:
     store.write(lambda tx: add_token(tx, TOKEN))
-    store.write(lambda tx: use_token(tx, "aa", 5.0))
+    store.write(lambda tx: record_token_use(tx, "aa", 5.0))
     with store.read() as tx:
         assert find_token(tx, "aa") == TOKEN._replace(used_s=5.0)
         assert find_token(tx, "ab") is None
@@ -135,9 +135,9 @@ def test_a_name_is_free_again_once_its_token_has_expired(store: Store) -> None:
 
 def test_the_first_answer_to_a_key_stays_until_it_is_forgotten(store: Store) -> None:
     first, second = (StoredAnswer("hash", "hash", 201, {"id": name}, 1.0) for name in ("a", "b"))
-    kept = [store.write(partial(remember, owner="ada", key="k", answer=answer)) for answer in (first, second)]
+    kept = [store.write(partial(keep_answer, owner="ada", key="k", answer=answer)) for answer in (first, second)]
     assert kept == [True, False]
     with store.read() as tx:
-        assert recall(tx, "ada", "k") == first
-        assert recall(tx, "bob", "k") is None
-    assert [store.write(partial(forget_before, before_s=before_s)) for before_s in (1.0, 2.0)] == [0, 1]
+        assert find_answer(tx, "ada", "k") == first
+        assert find_answer(tx, "bob", "k") is None
+    assert [store.write(partial(delete_answers, before_s=before_s)) for before_s in (1.0, 2.0)] == [0, 1]

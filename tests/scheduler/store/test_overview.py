@@ -10,13 +10,19 @@ from longshore.scheduler.store.attempts import (
     NewDecision,
     count_unknown,
     decision_rows_after,
-    drains,
+    draining_attempts,
     last_decisions,
     occupied_gpus,
 )
 from longshore.scheduler.store.database import Store
-from longshore.scheduler.store.events import last_event_of, last_events, lease_tokens, opened_before, queued_at
-from longshore.scheduler.store.jobs import count_jobs, jobs_in, waits_since
+from longshore.scheduler.store.events import (
+    attempt_opened_before,
+    last_events,
+    last_seq_of_job,
+    lease_tokens,
+    queued_at,
+)
+from longshore.scheduler.store.jobs import count_jobs, jobs_in_states, longest_wait_since
 from longshore.scheduler.store.transitions import Changes
 
 from .store_rows import NODE, all_events, change_attempt, drain, start, submit, write
@@ -72,7 +78,7 @@ def test_an_attempt_that_drains_reports_since_when_and_how_many_gpus_it_holds(st
     store.write(lambda tx: drain(tx, fence, job))
 
     with store.read() as tx:
-        (found,) = drains(tx)
+        (found,) = draining_attempts(tx)
 
     assert (found.job_id, found.number, found.since_s, found.gpus) == (job.id, 1, 1.0, 2)
     assert found.spec == {"gpus": 2}
@@ -83,8 +89,8 @@ def test_the_queue_is_reported_in_its_order_and_since_when_it_stands(store: Stor
         submit(store, number)
 
     with store.read() as tx:
-        assert [row.id for row in jobs_in(tx, (JobState.QUEUED,), 2)] == [f"{number:026}" for number in (1, 2)]
-        assert waits_since(tx) == 1.0
+        assert [row.id for row in jobs_in_states(tx, (JobState.QUEUED,), 2)] == [f"{number:026}" for number in (1, 2)]
+        assert longest_wait_since(tx) == 1.0
         assert lease_tokens(tx) == {"scheduler": 1}
 
 
@@ -97,7 +103,7 @@ def test_the_last_events_come_first(store: Store, fence: int) -> None:
         assert last_events(tx, 2) == events[:0:-1]
         assert last_events(tx, 2, before_seq=events[1].seq) == events[:1]
         assert last_events(tx, 2, job_id=f"{1:026}") == events[1:2]
-        assert last_event_of(tx, f"{1:026}") == events[1].seq
+        assert last_seq_of_job(tx, f"{1:026}") == events[1].seq
 
 
 def test_it_is_known_when_a_job_came_into_the_queue_and_which_attempt_was_its_last(store: Store, fence: int) -> None:
@@ -110,8 +116,8 @@ def test_it_is_known_when_a_job_came_into_the_queue_and_which_attempt_was_its_la
     with store.read() as tx:
         assert queued_at(tx, job.id, last) == 7.0
         assert queued_at(tx, job.id, 1) is None
-        assert opened_before(tx, job.id, last) == 1
-        assert opened_before(tx, job.id, 1) is None
+        assert attempt_opened_before(tx, job.id, last) == 1
+        assert attempt_opened_before(tx, job.id, 1) is None
 
 
 def test_decisions_are_read_without_what_the_policy_saw(store: Store, fence: int) -> None:

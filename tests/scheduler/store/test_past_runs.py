@@ -14,7 +14,7 @@ from longshore.scheduler.model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store import jobs
 from longshore.scheduler.store.database import Store, open_store
-from longshore.scheduler.store.jobs import GIVEN, UNKNOWN, UNNAMED, NewJob, estimated, insert_job
+from longshore.scheduler.store.jobs import GIVEN, UNKNOWN, UNNAMED, NewJob, insert_job, with_estimate
 from longshore.scheduler.store.schema import attempt, job
 from tests.support.budgets import examples
 
@@ -66,7 +66,7 @@ def put(tx: Connection, jobs: list[Past]) -> None:
 def found(store: Store, jobs: list[Past], new: NewJob | None = None) -> NewJob:
     def write(tx: Connection) -> NewJob:
         put(tx, jobs)
-        return estimated(tx, new or asked())
+        return with_estimate(tx, new or asked())
 
     return store.write(write)
 

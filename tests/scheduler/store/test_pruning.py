@@ -20,10 +20,10 @@ from longshore.scheduler.service.retention import (
     old_jobs,
 )
 from longshore.scheduler.store import schema
-from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, add_decisions, register
+from longshore.scheduler.store.attempts import CheckpointRow, NewDecision, add_decisions, store_checkpoint
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import append_all, events_after, last_seq, owners_events_after
-from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, sum_of_estimates, try_again
+from longshore.scheduler.store.jobs import get_job, insert_job, list_jobs, retry_job, sum_of_estimates
 
 from .store_rows import change_attempt, change_job, drain, job_now, new_job, start, submit
 
@@ -44,7 +44,7 @@ def ended(store: Store, fence: int, number: int, *, closed: bool = True) -> str:
     def work(tx: Connection) -> None:
         start(tx, fence, row, number)
         add_decisions(tx, [decision(row.id)])
-        register(tx, CheckpointRow(row.id, 1, 7, "/there", "", 1.0), writer="job")
+        store_checkpoint(tx, CheckpointRow(row.id, 1, 7, "/there", "", 1.0), writer="job")
         drain(tx, fence, row)
         change_job(tx, fence, row.id, JobState.STARTING, JobState.STOPPING)
         change_attempt(tx, fence, row, AttemptState.RELEASED)
@@ -100,11 +100,11 @@ def test_a_job_that_ended_later_stays(store: Store, fence: int, before_s: float)
 
 def test_a_failed_job_is_either_claimed_or_tried_again(store: Store, fence: int) -> None:
     claimed, retried = (failed(store, fence, number) for number in range(2))
-    assert store.write(lambda tx: try_again(tx, retried, at_s=5000.0, writer="api"))
+    assert store.write(lambda tx: retry_job(tx, retried, at_s=5000.0, writer="api"))
 
     assert store.write(lambda tx: claim_jobs(tx, [claimed, retried], 1e12)) == [claimed]
 
-    assert not store.write(lambda tx: try_again(tx, claimed, at_s=5000.0, writer="api"))
+    assert not store.write(lambda tx: retry_job(tx, claimed, at_s=5000.0, writer="api"))
     assert store.write(lambda tx: delete_jobs(tx, [claimed, retried], 1e12)) == 1
     assert job_now(store, retried).state is JobState.QUEUED
 

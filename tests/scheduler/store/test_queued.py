@@ -11,11 +11,11 @@ from longshore.scheduler.rules.jobs import in_queue_order
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.jobs import (
     NewJob,
+    count_queued,
+    filtered_job_ids,
     insert_job,
-    listed_jobs,
     open_jobs,
     owners_of,
-    queued_of,
     waiting_jobs,
 )
 from longshore.scheduler.store.schema import job
@@ -52,7 +52,7 @@ def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> No
 def test_queued_jobs_are_counted_by_owner(store: Store) -> None:
     fill(store)
     with store.read() as tx:
-        assert [queued_of(tx, owner) for owner in ("ada", "bob", "eve")] == [10, 6, 0]
+        assert [count_queued(tx, owner) for owner in ("ada", "bob", "eve")] == [10, 6, 0]
         assert owners_of(tx, ["0" * 26, f"{1:026}", "x"]) == {"0" * 26: "bob", f"{1:026}": "ada"}
 
 
@@ -60,7 +60,7 @@ def test_a_held_job_counts_as_one_that_is_queued_so_that_holding_makes_no_room(s
     fill(store)
     store.write(lambda tx: tx.execute(update(job).where(job.c.owner == "ada").values(state=JobState.HELD)))
     with store.read() as tx:
-        assert [queued_of(tx, owner) for owner in ("ada", "bob")] == [10, 6]
+        assert [count_queued(tx, owner) for owner in ("ada", "bob")] == [10, 6]
 
 
 def test_jobs_are_found_by_state_owner_and_name(store: Store) -> None:
@@ -70,9 +70,12 @@ def test_jobs_are_found_by_state_owner_and_name(store: Store) -> None:
     queued = [JobState.QUEUED]
     with store.read() as tx:
         found = [
-            listed_jobs(tx, queued), listed_jobs(tx, queued, "ada"), listed_jobs(tx, queued, None, "train-*"),
-            listed_jobs(tx, queued, "ada", "train-1"), listed_jobs(tx, [JobState.RUNNING]),
-            listed_jobs(tx, queued, name="*r*"),
-        ]  # fmt: skip
+            filtered_job_ids(tx, queued),
+            filtered_job_ids(tx, queued, "ada"),
+            filtered_job_ids(tx, queued, None, "train-*"),
+            filtered_job_ids(tx, queued, "ada", "train-1"),
+            filtered_job_ids(tx, [JobState.RUNNING]),
+            filtered_job_ids(tx, queued, name="*r*"),
+        ]
 
     assert [[int(job) for job in jobs] for jobs in found] == [[0, 1, 2], [1, 2], [0, 1], [], [], [0, 1, 2]]

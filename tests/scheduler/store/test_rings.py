@@ -10,20 +10,27 @@ from longshore.scheduler.model.job import JobRow, NewEvent, ReservationRow
 from longshore.scheduler.model.states import AttemptState
 from longshore.scheduler.store.attempts import held_gpus
 from longshore.scheduler.store.database import FencedError, StaleWriteError, Store, TakenError
-from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire
-from longshore.scheduler.store.rings import ReplacementRow, give, hold, note, replacements_of, take_back
+from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease
+from longshore.scheduler.store.rings import (
+    ReplacementRow,
+    free_ring_gpus,
+    give_ring_gpu,
+    hold_ring_gpu,
+    note_ring_event,
+    replacements_of,
+)
 
 from .store_rows import NODE, all_events, change_attempt, drain, start, submit
 
 Write = Callable[[Connection, str, NewEvent], None]
 WRITES: dict[str, Write] = {
-    "hold": lambda tx, job, event: hold(tx, ReservationRow(NODE, 7, job, 1, 1.0), event),
-    "give": lambda tx, job, event: give(tx, ReplacementRow(job, 1, 1, NODE, 7, 1.0, {}), event),
-    "give what is held": lambda tx, job, event: give(
+    "hold": lambda tx, job, event: hold_ring_gpu(tx, ReservationRow(NODE, 7, job, 1, 1.0), event),
+    "give": lambda tx, job, event: give_ring_gpu(tx, ReplacementRow(job, 1, 1, NODE, 7, 1.0, {}), event),
+    "give what is held": lambda tx, job, event: give_ring_gpu(
         tx, ReplacementRow(job, 1, 1, NODE, 0, 1.0, {}), event, is_held=True
     ),
-    "take back": lambda tx, job, event: take_back(tx, job, 1, [(NODE, 0)], event),
-    "note": lambda tx, _job, event: note(tx, event),
+    "take back": lambda tx, job, event: free_ring_gpus(tx, job, 1, [(NODE, 0)], event),
+    "note": lambda tx, _job, event: note_ring_event(tx, event),
 }
 
 
@@ -54,7 +61,7 @@ def test_each_is_written_with_its_event(store: Store, fence: int, job: JobRow, n
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_scheduler_that_was_taken_over_writes_nothing(store: Store, fence: int, job: JobRow, name: str) -> None:
-    assert store.write(lambda tx: acquire(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0)) == fence + 1
+    assert store.write(lambda tx: acquire_lease(tx, SCHEDULER_LEASE, "other", now_s=100.0, ttl_s=60.0)) == fence + 1
     before = everything(store, job)
     with pytest.raises(FencedError):
         store.write(lambda tx: WRITES[name](tx, job.id, event_of(job, fence)))
@@ -92,5 +99,5 @@ def test_a_gpu_that_is_not_held_is_not_given_as_held(store: Store, fence: int, j
     row = ReplacementRow(job.id, 1, 1, NODE, 7, 1.0, {})
     before = everything(store, job)
     with pytest.raises(StaleWriteError):
-        store.write(lambda tx: give(tx, row, event_of(job, fence), is_held=True))
+        store.write(lambda tx: give_ring_gpu(tx, row, event_of(job, fence), is_held=True))
     assert everything(store, job) == before
