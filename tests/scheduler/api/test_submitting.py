@@ -118,8 +118,8 @@ run_time: {model: simple, node_penalty: 0.05}
 # Settings, or a limit of job files, that no longer allow the job.
 CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
     "lower-priority": lambda _folder, _patch: {"limits": UserLimits(priority=0)},
-    "fewer-gpus-of-a-user": lambda _folder, _patch: {"limits": UserLimits(gpus=2)},
-    "quota-reached": lambda _folder, _patch: {"limits": UserLimits(queued_jobs=1)},
+    "fewer-gpus-of-a-user": lambda _folder, _patch: {"limits": UserLimits(priority=5, gpus=2)},
+    "quota-reached": lambda _folder, _patch: {"limits": UserLimits(priority=5, queued_jobs=1)},
     "smaller-cluster": lambda folder, _patch: {"cluster": cluster_file(folder)},
     "full-disk": lambda _folder, _patch: {"least_free_bytes": 1 << 60},
     "job-file-refused": lambda _folder, patch: patch.setattr(job_spec, "MAX_SUBMITTED_GPUS", 3) or {},
@@ -134,7 +134,8 @@ def cluster_file(folder: Path) -> Path:
 
 def submissions(folder: Path, *keys: str, **changes: Any) -> list[tuple[int, object]]:
     """Submit one job with each of some keys to a scheduler with these settings, as a user."""
-    service = Service(ServeOptions(SchedulerSettings(folder=folder, **changes)))
+    settings = SchedulerSettings(folder=folder, **{"limits": UserLimits(priority=5), **changes})
+    service = Service(ServeOptions(settings))
     token = new_token("-".join(keys), "ada", Role.USER, service.now_s(), None)
     service.store.write(lambda tx: add_token(tx, token.row))
     headers = {"Authorization": f"Bearer {token.secret}"}
