@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -43,16 +42,11 @@ from .folders import (
 )
 from .ranks import SPEC_FILE, AttemptTraces, kill_all, log_name
 from .ring_host import PLACES, RING, added_gpu_file, read_members, read_places
-from .supervision import CANCELLED, write_exit_marker
+from .supervision import CANCELLED, python_command, write_exit_marker
 from .supervisor import STARTED_BEFORE, TWIN
 
 _PLACE_BYTES = 4096
 _START_WITHIN_S = 30.0  # a machine under load; usually 0.03
-_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
-_SUPERVISE = (
-    "import os, sys; sys.path.append(sys.argv[1]); "
-    "from longshore.scheduler.backends.local.supervisor import main; os._exit(main(sys.argv[2]))"
-)
 _KILL_WITHIN_S = 0.3  # what needs longer is tried again with the next call
 _NOTE_BYTES = 1 << 20
 
@@ -213,10 +207,8 @@ class LocalBackend(Backend):
 
 def _spawn_supervisor(path: Path) -> None:
     """Start a supervisor on an attempt's folder, unless there is or was one."""
-    # -I -S: none of the user's settings or site packages, which also makes it start fast. It has nothing of the
-    # environment but HOME, for ranks of a user whom the machine does not know.
-    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _SUPERVISE, str(_ROOT), str(path)]
-    null = subprocess.DEVNULL
+    command, null = python_command("local.supervisor", "main", str(path)), subprocess.DEVNULL
+    # It has nothing of the environment but HOME, for ranks of a user whom the machine does not know.
     environment = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
     try:
         done = subprocess.run(

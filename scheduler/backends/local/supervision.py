@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from ....cluster.files.durable import is_there, write_whole
 from ....cluster.files.processes import Process, boot_id, find, free_port, shows_this_process
@@ -29,23 +29,44 @@ from .ranks import (
     remove_cgroup,
     send_signal,
 )
+from .supervisor import log_to_stderr, run_and_exit
 
 _SIGNAL_EXIT = 128  # plus the signal: exit code of a process that a signal ended, as in shells
 _SOURCE_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
-_HOST = (
-    "import os, sys; sys.path.append(sys.argv[1]); "
-    "from longshore.scheduler.backends.local.ring_host import main; os._exit(main(sys.argv[2]))"
+_CALL_FUNCTION = (
+    "import importlib, os, sys; sys.path += filter(None, sys.argv[1:3]); "
+    "call = getattr(importlib.import_module('longshore.scheduler.backends.' + sys.argv[3]), sys.argv[4]); "
+    "os._exit(call(*sys.argv[5:]))"
 )
 _POLL_S = 0.5  # between two checks of the cancel file
 _DISK_TRIES = 60  # a second apart, when the disk is full
 CANCELLED = "cancelled"
 
 
-def run_guarded(supervise: Callable[[Process | None], int]) -> int:
+def python_command(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:
+    """Return the command that calls a function of this package and exits with what it returns.
+
+    On another node, Python and this package must be found under the same paths as here.
+
+    Args:
+        module: Of the package of all backends, such as `slurm.node`.
+        function: Takes texts and returns an exit code.
+        arguments: For it.
+        packages: Folder of packages that it needs beside the standard library.
+    """
+    # -I -S: none of the user's settings or site packages, which also makes it start fast.
+    flags = ("-I", "-S", "-X", "utf8")
+    return [sys.executable, *flags, "-c", _CALL_FUNCTION, str(_SOURCE_ROOT), packages, module, function, *arguments]
+
+
+def run_guarded(
+    supervise: Callable[[Process | None], int], log_error: Callable[[bytes], object] = log_to_stderr
+) -> int:  # fmt: skip
     """Run a supervisor as a child of this process, and return when it and all that it left are gone.
 
     Args:
         supervise: What the child does; its return value is the exit code. It gets this process as its guard.
+        log_error: Called with the traceback of an error in the child.
 
     Returns:
         Exit code of the child.
@@ -57,22 +78,10 @@ def run_guarded(supervise: Callable[[Process | None], int]) -> int:
     guard = find(os.getpid())
     supervisor = os.fork()
     if supervisor == 0:
-        _become_supervisor(supervise, guard)
+        run_and_exit(partial(supervise, guard), log_error)
     code = _wait_for_exit(supervisor)
     kill_children()
     return code
-
-
-def _become_supervisor(supervise: Callable[[Process | None], int], guard: Process | None) -> NoReturn:
-    code = 1
-    try:
-        code = supervise(guard)
-    except BaseException:
-        import traceback  # Only here: it takes as much time and memory as all the rest.
-
-        os.write(2, traceback.format_exc().encode())
-    finally:  # A copy of the guard must not live on.
-        os._exit(code)
 
 
 def _wait_for_exit(supervisor: int) -> int:
@@ -104,8 +113,8 @@ class StopRequests:
         return reason
 
 
-def supervise(folder: int, path: str, guard: Process | None) -> None:
-    """Run an attempt to its end, in a process of its own.
+def supervise(folder: int, path: str, guard: Process | None) -> int:
+    """Run an attempt to its end, in a process of its own, and return 0; the exit marker has how it ended.
 
     1. Adopt orphans, so that no process of the attempt is lost.
     2. Write the started marker: from here on the attempt never starts again.
@@ -127,19 +136,19 @@ def supervise(folder: int, path: str, guard: Process | None) -> None:
     requests = StopRequests(folder)
     if reason := requests.reason():
         write_exit_marker_patiently(folder, spec.attempt, reason, 0.0, [])
-        return
-    if spec.seats:
+    elif spec.seats:
         gpus = ",".join(str(gpu) for gpu in sorted({rank.gpu for rank in spec.ranks}))
         host = _ring_host_spec(spec, path)
         run_ranks(host, RankGroup({0: gpus}, "127.0.0.1", 0), folder, path, requests, confines=True)
-        return
-    visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
-    run_ranks(spec, RankGroup(visible, "127.0.0.1", free_port()), folder, path, requests, confines=True)
+    else:
+        visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
+        run_ranks(spec, RankGroup(visible, "127.0.0.1", free_port()), folder, path, requests, confines=True)
+    return 0
 
 
 def _ring_host_spec(spec: Spec, path: str) -> Spec:
     """Return what runs the ring of an attempt; by its environment it and what it starts find Longshore's own code."""
-    command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", _HOST, str(_SOURCE_ROOT), path)
+    command = tuple(python_command("local.ring_host", "main", path))
     found = [str(_SOURCE_ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
     return spec._replace(command=command, environment={**spec.environment, "PYTHONPATH": os.pathsep.join(found)})
 

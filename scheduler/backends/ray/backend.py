@@ -21,10 +21,10 @@ from ....cluster.model.placement import Placement
 from ...model.gpu_index import Layout
 from ...model.states import Run, Status
 from ..local.folders import as_backend_error, opened_folder
-from ..local.supervision import CANCELLED
+from ..local.supervision import CANCELLED, python_command
 from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 from ..shared_folder.backend import ALIVE_S, AttemptRecords, SharedFolderBackend, proven_status, status_of_running
-from ..shared_folder.node import python_command, revoke_unclaimed
+from ..shared_folder.node import revoke_unclaimed
 from .launcher import ALIVE, LABEL, QUEUE, gpu_resource
 
 DEADLINE_S = 5.0  # of a call; one takes 0.01 s

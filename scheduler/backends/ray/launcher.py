@@ -14,13 +14,16 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ....cluster.files.durable import is_there, open_folder, read_whole
 from ....cluster.model.placement import Share
 from ..local.ranks import SPEC_FILE, read_spec
-from ..shared_folder.node import Grant, claim_attempt, gpus_on, nodes_of, python_command, run_part, write_stop
+from ..local.supervision import python_command
+from ..local.supervisor import run_and_exit
+from ..shared_folder.node import Grant, claim_attempt, gpus_on, nodes_of, run_part, write_stop
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -343,21 +346,15 @@ def start_part(path: str, token: str, node: str) -> int:
         OSError: If there can be no further process.
     """
     if os.fork() == 0:
-        _run_and_exit(path, token, node)
+        run_and_exit(partial(_run_daemon, path, token, node))
     return 0
 
 
-def _run_and_exit(path: str, token: str, node: str) -> None:
-    code = 1
-    try:
-        _undo_worker_settings()
-        # As JSON, from the worker that has started this.
-        gpus = gpu_indices_in(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
-        code = run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
-    except BaseException:  # Every exit is the same: the code that forked this process must not continue in it.
-        os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(code)
+def _run_daemon(path: str, token: str, node: str) -> int:
+    _undo_worker_settings()
+    # As JSON, from the worker that has started this.
+    gpus = gpu_indices_in(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
+    return run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
 
 
 def _undo_worker_settings() -> None:

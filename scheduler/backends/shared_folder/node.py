@@ -15,9 +15,9 @@ A sweep ends, on its node, what is left of a part whose supervisor wrote no exit
 
 import json
 import os
-import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ from ....cluster.files.durable import is_there, make_folder, open_folder, read_w
 from ....cluster.files.processes import Identity, Process, boot_id, find, free_port, is_alive, kill
 from ..local.ranks import AttemptTraces, RankGroup, Spec, adopt_orphans, kill_all, read_spec
 from ..local.supervision import StopRequests, run_guarded, run_ranks, started_marker, write_exit_marker_patiently
+from ..local.supervisor import STARTED_BEFORE
 
-STARTED_BEFORE = 76  # exit code of a second start
 STOPPED_BY_PREFIX = "stopped by "
 MISPLACED = "misplaced: "
 SWITCHED_OFF = "the node is switched off"  # a proof
@@ -37,12 +37,6 @@ _MEET_POLL_S = 0.1
 _MAX_MARKER_BYTES = 1 << 20
 _END_WITHIN_S = 10.0  # for a supervisor that is to end
 _SWEEP_POLL_S = 0.1
-_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
-_CALL_FUNCTION = (
-    "import importlib, os, sys; sys.path += sys.argv[1].split(os.pathsep); "
-    "call = getattr(importlib.import_module('longshore.scheduler.backends.' + sys.argv[2]), sys.argv[3]); "
-    "os._exit(call(*sys.argv[4:]))"
-)
 
 
 class Grant(NamedTuple):
@@ -111,7 +105,7 @@ def run_part(path: str, token: str, grant: Grant) -> int:
     Raises:
         OSError: If there can be no further process.
     """
-    return run_guarded(lambda guard: _supervise_part(path, token, grant, guard))
+    return run_guarded(partial(_supervise_part, path, token, grant))
 
 
 def _supervise_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
@@ -300,19 +294,3 @@ def _end_part(part_folder: int, attempt: str) -> None:
         groups = dict(json.loads(read_whole(part_folder, "ranks.json", _MAX_MARKER_BYTES))["ranks"])
     while not kill_all(AttemptTraces(attempt, part_folder, started["session"], groups), _END_WITHIN_S):
         pass
-
-
-def python_command(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:
-    """Return the command that calls a function of this package and exits with what it returns.
-
-    Python and this package must be found on the node under the same paths as here.
-
-    Args:
-        module: Of the package of all backends, such as `slurm.node`.
-        function: Takes texts and returns an exit code.
-        arguments: For it.
-        packages: Folder of packages that it needs beside the standard library.
-    """
-    path = os.pathsep.join([str(_ROOT), *([packages] if packages else [])])
-    # -I -S: none of the user's settings or site packages, which also makes it start fast.
-    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _CALL_FUNCTION, path, module, function, *arguments]

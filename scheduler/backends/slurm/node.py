@@ -12,7 +12,9 @@ from pathlib import Path
 
 from ....cluster.files.durable import open_folder
 from ..local.ranks import read_spec
-from ..shared_folder.node import STARTED_BEFORE, Grant, claim_attempt, nodes_of, python_command
+from ..local.supervision import python_command
+from ..local.supervisor import STARTED_BEFORE
+from ..shared_folder.node import Grant, claim_attempt, nodes_of
 from ..shared_folder.node import run_part as run_granted
 
 

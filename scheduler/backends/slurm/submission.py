@@ -14,9 +14,10 @@ from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement, Share
 from ..local.folders import NO_FILE_OF_OURS, opened_folder
 from ..local.ranks import Spec, read_spec
+from ..local.supervision import python_command
 from ..protocol import CannotHonourError
 from ..shared_folder.backend import AttemptRecords
-from ..shared_folder.node import SWITCHED_OFF, nodes_of, python_command, write_proof
+from ..shared_folder.node import SWITCHED_OFF, nodes_of, write_proof
 from .commands import Commands, SlurmNode, SlurmSnapshot
 
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
