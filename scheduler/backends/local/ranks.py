@@ -83,11 +83,7 @@ class Spec(NamedTuple):
 
 def encode_spec(spec: Spec) -> bytes:
     """Return the spec as a file holds it; equal specs give equal bytes."""
-    fields = spec._asdict()
-    for name, default in Spec._field_defaults.items():
-        if fields[name] == default:
-            del fields[name]  # so that attempts of older versions are recognised
-    return json.dumps(fields, sort_keys=True).encode()
+    return json.dumps(spec._asdict(), sort_keys=True).encode()
 
 
 def decode_spec(content: bytes) -> Spec:
@@ -98,8 +94,7 @@ def decode_spec(content: bytes) -> Spec:
     """
     try:
         fields = json.loads(content)
-        # Older versions wrote more of each rank.
-        ranks = tuple(RankPlace(node, gpu) for node, gpu, *_ in fields.pop("ranks"))
+        ranks = tuple(RankPlace(*place) for place in fields.pop("ranks"))
         return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an attempt: {type(error).__name__}: {error}") from error
