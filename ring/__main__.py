@@ -40,9 +40,8 @@ from pathlib import Path
 
 from .coordinator_server import make_ring_folder
 from .launcher import MemberStart, RingLauncher
-from .wire import LOST_STATUS, RESTART_STATUS, UNKNOWN_STATUS
+from .wire import LOST_STATUS, UNKNOWN_STATUS
 
-RESTART_PAUSE_S = 1.0  # before a member is started for one that requested a restart without a reason
 TERM_GRACE_S = 30.0  # for members that handle SIGTERM to end
 
 
@@ -85,7 +84,7 @@ class RingRun:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options, self._folder = options, folder
-        self._next, self._restarts = 0, int(options.restarts)
+        self._next = 0
         self._local_ranks: dict[int, int] = {}  # of each member; a replacement inherits that of its predecessor
         self._signals: list[int] = []  # received
         self._on_signal: Callable[[], object] = lambda: None
@@ -96,7 +95,10 @@ class RingRun:
         """Start all processes, and wait for the end."""
         options = self._options
         make_ring_folder(self._folder, options.seats, spares=options.spares, backups=options.backups)
-        async with RingLauncher(self._folder, on_exit=self._member_exited) as self._launcher:
+        # There is no other machine for a member that was declared gone.
+        async with RingLauncher(
+            self._folder, on_exit=self._member_exited, restarts=options.restarts, keeps_declared=True
+        ) as self._launcher:
             self._on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end_members)
             if self._signals:
                 self._end_members()
@@ -128,17 +130,13 @@ class RingRun:
         """Start another member for one that died."""
         if status == 0 or self._signals or self._launcher.is_over:
             return
-        local_rank = self._local_ranks[start.member]
-        if self._launcher.needs_restart(start.member, status):
+        local_rank, following = self._local_ranks[start.member], self._launcher.next_start(start.member, status)
+        if following is None or not following.is_requested:
+            sys.stderr.write(f"longshore.ring: member {start.member} {self._launcher.describe_exit(start.member)}\n")
+        if following is not None and following.pause_s:
+            asyncio.get_running_loop().call_later(following.pause_s, self._start_replacement, local_rank)
+        elif following is not None:
             self._start_member(local_rank)
-            return
-        sys.stderr.write(f"longshore.ring: member {start.member} {self._launcher.describe_exit(start.member)}\n")
-        if self._restarts:
-            self._restarts -= 1
-            if status == RESTART_STATUS:
-                asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._start_replacement, local_rank)
-            else:
-                self._start_member(local_rank)
 
     def _start_replacement(self, local_rank: int) -> None:
         if not self._signals and not self._launcher.is_over:

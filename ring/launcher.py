@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import SubprocessError
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
@@ -197,6 +197,7 @@ FAILED_STATUS = 127  # of a member that could not be started
 GREETING_S = 5.0  # for a coordinator to prove the secret
 EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
 LOST_GRACE_S = 5.0  # for members of a lost ring to end
+RESTART_PAUSE_S = 1.0  # before a process in place of one that requested it without a reason, or could not be started
 _WARM = "longshore.ring.warm"
 # What a module imports beside PyTorch takes as long again; it is imported once, for all members that run it.
 _WARM_IMPORTS = {"longshore.stage": "longshore.planner.execution.worker"}
@@ -214,21 +215,32 @@ class MemberStart:
     node: str = ""  # for reports
 
 
+class NextStart(NamedTuple):
+    """Another process is to be started in place of one that exited."""
+
+    is_requested: bool  # by the ring, in place of a process that did as it should
+    pause_s: float = 0.0
+
+
 class RingLauncher:
     """Starts processes of one ring on this machine. Use it in one event loop.
 
     Args:
         folder: Of the ring.
         warm: Socket of a warm process that another one started, if there is one.
+        restarts: How many processes are started in place of ones that failed, besides those that the ring requests.
+        keeps_declared: Whether also the place of a member that was declared gone gets another process. A scheduler
+            that has other GPUs takes the place back instead.
         on_exit: Called with a member's start and exit status (minus the signal's number) when its process has exited.
         on_declared: Called with the number of a member that was declared gone, and the reason; perhaps more than once.
     """
 
     def __init__(
         self, folder: Path, warm: Path | None = None, on_exit: Callable[[MemberStart, int], object] | None = None,
-        on_declared: Callable[[int, str], object] | None = None,
+        on_declared: Callable[[int, str], object] | None = None, *, restarts: int = 0, keeps_declared: bool = False,
     ) -> None:  # fmt: skip
         self.folder, self._warm, self.on_exit, self.on_declared = folder, warm, on_exit, on_declared
+        self._restarts, self._keeps_declared = restarts, keeps_declared
         self._settings: RingSettings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
@@ -296,7 +308,20 @@ class RingLauncher:
         self._send(MemberStarting(start.member))
         self._run_in_background(self._run_member(start))
 
-    def needs_restart(self, member: int, status: int) -> bool:
+    def next_start(self, member: int, status: int) -> NextStart | None:
+        """Return how to start another process in place of one that exited, None if there shall be none; call it once.
+
+        A member that ended as it has no seat was declared gone, though that message may come after its end.
+        """
+        if self._is_restart_requested(member, status):
+            return NextStart(is_requested=True)
+        was_declared = status == GONE_STATUS or member in self.declared
+        if status == 0 or not self._restarts or (was_declared and not self._keeps_declared):
+            return None
+        self._restarts -= 1
+        return NextStart(is_requested=False, pause_s=RESTART_PAUSE_S if status == RESTART_STATUS else 0.0)
+
+    def _is_restart_requested(self, member: int, status: int) -> bool:
         """Return whether the ring needs another process in place of one that ended.
 
         A script may end with any status, so the coordinator's file decides: either the coordinator ended the member to

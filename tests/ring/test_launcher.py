@@ -14,7 +14,7 @@ import pytest
 from longshore.ring import warm as warm_process
 from longshore.ring import wire
 from longshore.ring.coordinator_server import STATE, make_ring_folder, read_settings
-from longshore.ring.launcher import MemberStart, RingLauncher
+from longshore.ring.launcher import MemberStart, NextStart, RingLauncher
 from longshore.ring.wire import make_welcome, new_challenge
 from tests.support import processes
 
@@ -101,9 +101,28 @@ def test_the_coordinator_decides_whether_a_member_restarts(
     async def run() -> bool:
         make_ring_folder(tmp_path, 1)
         (tmp_path / STATE).write_text(json.dumps({"port": 1, "gone": gone, "holders": holders}))
-        return RingLauncher(tmp_path).needs_restart(4, status)
+        return RingLauncher(tmp_path).next_start(4, status) == NextStart(is_requested=True)
 
     assert asyncio.run(run()) is restarts
+
+
+@pytest.mark.parametrize("keeps_declared", [False, True])
+@pytest.mark.parametrize(
+    ("status", "is_declared", "pause_s"),
+    [(1, False, 0.0), (-9, True, 0.0), (wire.GONE_STATUS, False, 0.0), (wire.RESTART_STATUS, False, 1.0)],
+)
+def test_a_failed_process_is_replaced_and_that_of_a_declared_member_only_where_there_is_no_other_place(
+    tmp_path: Path, status: int, pause_s: float, *, is_declared: bool, keeps_declared: bool
+) -> None:
+    async def run() -> list[NextStart | None]:
+        make_ring_folder(tmp_path, 1)
+        launcher = RingLauncher(tmp_path, restarts=1, keeps_declared=keeps_declared)
+        launcher.declared.update({4: "it sent nothing for 10 s"} if is_declared else {})
+        return [launcher.next_start(4, each) for each in (0, status, status)]
+
+    is_replaced = keeps_declared or not (is_declared or status == wire.GONE_STATUS)
+    following = NextStart(is_requested=False, pause_s=pause_s) if is_replaced else None
+    assert asyncio.run(run()) == [None, following, None]  # none for one that ended well, nor once all are used up
 
 
 def test_a_warm_process_that_cannot_fork_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

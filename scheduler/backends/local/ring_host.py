@@ -30,8 +30,8 @@ from ....cluster.files.durable import open_folder, read_whole
 from ....cluster.files.processes import Process, environment, kill, living
 from ....ring.coordinator import WORN_OUT
 from ....ring.coordinator_server import make_ring_folder, write_file
-from ....ring.launcher import MemberStart, RingLauncher
-from ....ring.wire import GONE_STATUS, RESTART_STATUS, UNKNOWN_STATUS, RingEnd
+from ....ring.launcher import RESTART_PAUSE_S, MemberStart, RingLauncher
+from ....ring.wire import GONE_STATUS, UNKNOWN_STATUS, RingEnd
 from .ranks import (
     RankGroup,
     RankPlace,
@@ -50,8 +50,6 @@ RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked f
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
 MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
-# Before a member is started in place of one that asked for it without a reason, or could not be started.
-RESTART_PAUSE_S = 1.0
 _MAX_FILE_BYTES = 4 << 20
 _ATTEMPT, _MEMBER = b"LONGSHORE_ATTEMPT", b"LONGSHORE_RING_MEMBER"
 
@@ -155,7 +153,7 @@ class RingHost:
         self._anew: set[int] = set()  # members for which the ring wants another process
         self._placed: object = None  # as last written
         self._failures: dict[str, str] = {}  # the last failure of each kind of work
-        self._restarts, self._is_ending = RESTARTS, False
+        self._is_ending = False
         self._folder = open_folder(path)
         self._logs = [open_log(self._folder, rank) for rank in range(len(spec.ranks))]
 
@@ -164,7 +162,9 @@ class RingHost:
         ring = Path(self._path) / RING
         seats = self._spec.seats
         make_ring_folder(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
-        async with RingLauncher(ring, on_exit=self._on_exit, on_declared=self._on_declared_gone) as self._launcher:
+        async with RingLauncher(
+            ring, on_exit=self._on_exit, on_declared=self._on_declared_gone, restarts=RESTARTS
+        ) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             await self._launcher.start_coordinator()
@@ -262,23 +262,19 @@ class RingHost:
         self._launcher.start(start)
 
     def _on_exit(self, start: MemberStart, status: int) -> None:
-        """Record a member's end, and start another on its GPU unless that was given up.
-
-        A member that ended as it has no seat was declared gone, though that message may come after its end.
-        """
+        """Record a member's end, and start another on its GPU unless that was given up."""
         rank = self._ranks[start.member]
         self._write_done(rank)
         if self._is_ending or self._launcher.is_over:
             return
         self._log(f"member {start.member} on {start.node} {self._launcher.describe_exit(start.member)}")
-        if self._launcher.needs_restart(start.member, status):
-            self._anew.add(start.member)
-            self._start_member(rank)
-        elif status not in (0, GONE_STATUS) and self._restarts and start.member not in self._launcher.declared:
-            self._restarts -= 1
-            self._start_member(rank, RESTART_PAUSE_S if status == RESTART_STATUS else 0.0)
-        else:
+        following = self._launcher.next_start(start.member, status)
+        if following is None:
             self._leave_rank(rank)
+            return
+        if following.is_requested:
+            self._anew.add(start.member)
+        self._start_member(rank, following.pause_s)
 
     def _on_declared_gone(self, member: int, reason: str) -> None:
         """Count the rank of a member that was declared gone as unused, however long its process takes to end."""
