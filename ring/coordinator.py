@@ -24,11 +24,11 @@ from .membership import (
     Phase,
     RecoveryTimer,
     RingLimits,
+    connected_spares,
     returning_members,
     silent_members,
     unstopped_members,
     until_mismatch,
-    waiting_members,
     worn_out_member,
 )
 from .wire import describe_exit
@@ -203,7 +203,7 @@ class Coordinator:
         return True
 
     def _fill_seats(self) -> bool:
-        """Give empty seats to waiting members; return whether to wait for another one."""
+        """Give empty seats to spares; return whether to wait for another member."""
         since_s = self.now_s - self._began_s
         fill_seats(self.state, self.members, is_gathering=since_s <= self.limits.gather_s)
         for member in self._seated_members():
@@ -275,7 +275,7 @@ class Coordinator:
             return True
         if not all(member.ran for member in members):
             return False
-        if NO_MEMBER in self.state.holders and waiting_members(self.state, self.members):
+        if NO_MEMBER in self.state.holders and connected_spares(self.state, self.members):
             self._begin_recovery("a member joins")
             return True
         if self._change_seats():
@@ -585,7 +585,7 @@ class AwaitedMembers:
 
 
 def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, is_gathering: bool) -> None:
-    """Give empty seats to members that are connected and have none.
+    """Give empty seats to connected spares.
 
     At the start, member k has seat k as long as it may connect; later the spare of the smallest number is first.
 
@@ -597,7 +597,7 @@ def fill_seats(state: CoordinatorState, members: Mapping[int, MemberState], *, i
     holders = state.holders
     if NO_MEMBER not in holders:
         return
-    spares = waiting_members(state, members)
+    spares = connected_spares(state, members)
     for seat in [seat for seat, holder in enumerate(holders) if holder == NO_MEMBER]:
         if state.has_run:
             taker = spares[0] if spares else NO_MEMBER

@@ -122,13 +122,26 @@ class CoordinatorState:
 
 @dataclass(slots=True)
 class MemberState:
-    """What a member that is not gone has reported."""
+    """What a member that is not gone has reported.
+
+    | in its life it                             | `fresh` | `is_trying` | `ready` | `ran` |
+    | ------------------------------------------ | ------- | ----------- | ------- | ----- |
+    | is a spare                                 | yes     | no          | no      | no    |
+    | has a seat in a recovery: a new member     | yes     | no          | no      | no    |
+    | has a seat in a recovery: one that stays   | no      | no          | no      | no    |
+    | has the ring's state, and awaits `Resume`  | no      | no          | yes     | no    |
+    | has done a step of this generation         | no      | no          | yes     | yes   |
+    | is relieved, and measures itself           | yes     | yes         | any     | any   |
+    | is fast again, until it has a seat         | yes     | yes         | any     | any   |
+
+    A restarted coordinator takes it that the members of its state file have done a step.
+    """
 
     number: int
     token: str
     last_message_s: float
     connected: bool = False
-    fresh: bool = True
+    fresh: bool = True  # its state is not the ring's
     step: int = 0
     stopped: bool = False  # in this generation
     awaits_layout: bool = False
@@ -191,8 +204,8 @@ def returning_members(state: CoordinatorState, last_message_s: float) -> dict[in
     return found
 
 
-def waiting_members(state: CoordinatorState, members: Mapping[int, MemberState]) -> list[int]:
-    """Return the connected members that may take a seat. Those that are relieved as slow may not."""
+def connected_spares(state: CoordinatorState, members: Mapping[int, MemberState]) -> list[int]:
+    """Return the spares that are connected: members without a seat that may take one, so none that is relieved."""
     free = (member for member in members.values() if str(member.number) not in state.tokens)
     return sorted(member.number for member in free if member.connected)
 
@@ -535,7 +548,7 @@ class Backups:
         for number in self._well:
             if str(number) in state.relieved and members[number].connected:
                 return self._reinstate(state, members, number)
-        spares = waiting_members(state, members)
+        spares = connected_spares(state, members)
         for slow in self.slow:
             if spares and state.has_seat(slow.number):
                 return _relieve_member(state, members, slow, spares[0])
@@ -545,9 +558,9 @@ class Backups:
         return None
 
     def slow_without_backup(self, state: CoordinatorState, members: Mapping[int, MemberState]) -> list[int]:
-        """Return slow seated members that need a backup, while no member waits that could be it."""
+        """Return slow seated members that need a backup, while there is no spare that could be it."""
         slow = [slow.number for slow in self.slow if state.has_seat(slow.number)]
-        return [] if not slow or waiting_members(state, members) else slow
+        return [] if not slow or connected_spares(state, members) else slow
 
     def _reinstate(self, state: CoordinatorState, members: Mapping[int, MemberState], number: int) -> SeatChange:
         stays = len(members) < self._needed_members(state)
