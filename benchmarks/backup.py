@@ -77,7 +77,7 @@ class Trial:
         """Start a member when the coordinator asks for a backup, and let the ring run with it for a while."""
         scheduler = RingClient(self._folder, lambda: None, self._folder / "none")
         try:
-            await self._until(lambda: scheduler.want is not None and scheduler.want.slow)
+            await self._until(lambda: scheduler.seat_request is not None and scheduler.seat_request.slow)
             self._asked_s = time.time()
             scheduler.send(MemberOffer(SEATS))
             launcher.start(self._start(SEATS, steps))

@@ -96,10 +96,11 @@ class RingClient:
 
     def __init__(self, folder: Path, wake: Callable[[], object], watched: Path) -> None:
         self._folder, self._wake, self._watched = folder, wake, watched
-        self.want: SeatRequest | None = None  # the last one; None before the first, and once the ring is over
+        self.seat_request: SeatRequest | None = None  # the last one; None before the first, and once the ring is over
         self._connection: socket.socket | None = None
         self._closed = threading.Event()
         self._hints: list[str] = []
+        self._hints_lock = threading.Lock()  # the thread adds one while the caller takes all
         self._seen_ns = 0
         self._thread = threading.Thread(
             target=self._keep_listening, name=f"client of {folder.parent.name}", daemon=True
@@ -108,7 +109,8 @@ class RingClient:
 
     def hints(self) -> list[str]:
         """Return the coordinator's hints on the script, each once."""
-        found, self._hints = self._hints, []
+        with self._hints_lock:
+            found, self._hints = self._hints, []
         return found
 
     def send(self, message: Message) -> bool:
@@ -137,7 +139,7 @@ class RingClient:
                 self._listen()
             except MADE_UP_ERRORS as error:
                 log.debug("connection to %s: %s", self._folder, error)
-            self._connection, self.want = None, None
+            self._connection, self.seat_request = None, None
             self._closed.wait(RING_RETRY_S)
 
     def _listen(self) -> None:
@@ -150,7 +152,7 @@ class RingClient:
             for message in received:
                 self._receive(message)
             while not self._closed.is_set():
-                is_short = self.want is not None and bool(self.want.empty)
+                is_short = self.seat_request is not None and bool(self.seat_request.empty)
                 connection.settimeout(WATCH_S if is_short else ANSWER_TIMEOUT_S)
                 try:
                     data = connection.recv(1 << 16)
@@ -164,17 +166,21 @@ class RingClient:
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, SeatRequest):
-            self.want = message
+            self.seat_request = message
             self._wake()
-        elif isinstance(message, ScriptHint) and len(self._hints) < MAX_HINTS:
-            self._hints.append(message.text[:MAX_HINT])
-            self._wake()
+        elif isinstance(message, ScriptHint):
+            with self._hints_lock:
+                is_kept = len(self._hints) < MAX_HINTS
+                if is_kept:
+                    self._hints.append(message.text[:MAX_HINT])
+            if is_kept:
+                self._wake()
         elif isinstance(message, RingEnd):
-            self.want = None
+            self.seat_request = None
 
     def _check_watched(self) -> None:
         """Wake the scheduler if the watched file has changed while a seat is empty."""
-        if self.want is None or not self.want.empty:
+        if self.seat_request is None or not self.seat_request.empty:
             return
         with contextlib.suppress(FileNotFoundError):
             changed_ns = self._watched.stat().st_mtime_ns

@@ -118,7 +118,7 @@ class RingConnection(Protocol):
     """A connection to the coordinator of a ring: which members it lacks, and the replies to that."""
 
     @property
-    def want(self) -> SeatRequest | None:
+    def seat_request(self) -> SeatRequest | None:
         """The empty seats that the coordinator last reported; None if not known, or once the ring is over."""
         ...
 

@@ -172,7 +172,7 @@ class Seating:
 
     def _resend_starting_members(self, ring: LiveRing, places: Sequence[MemberPlace]) -> None:
         """Repeat which members are starting: scheduler or coordinator may have been replaced since."""
-        want = ring.connection.want
+        want = ring.connection.seat_request
         for row in self._unseen_members(ring, places):
             if want is not ring.reminded:
                 ring.connection.send(MemberOffer(-1))
@@ -268,7 +268,7 @@ class Seating:
         chosen, why = ring.checked.pop(gpu), found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
-        spec, want = stored_job_or_default(job.spec), ring.connection.want
+        spec, want = stored_job_or_default(job.spec), ring.connection.seat_request
         lacking = self._missing_gpus(ring, want, spec, places) + len(members_to_back_up(want, spec))
         if lacking <= len(ring.checked):
             why = why or "the seat is filled"
@@ -296,7 +296,7 @@ class Seating:
             now_s: The present.
             grows: Whether for the seats that it goes on without; else for those that have become empty since.
         """
-        want = ring.connection.want
+        want = ring.connection.seat_request
         if want is None or not want.empty:
             ring.short = ring.short if want is None else 0  # without a request nothing has changed
             return
@@ -327,15 +327,15 @@ class Seating:
             choice, links = found
             chosen = chosen_gpu_of(choice, links, want, replacement_formula(cache), self._parts.layout, began_s)
             self._assign_or_check(cache, ring, places, chosen, now_s)
-            missing, want = missing - 1, ring.connection.want
+            missing, want = missing - 1, ring.connection.seat_request
             ring.short = min(ring.short, missing)
         is_late = any(time.monotonic() - checked.began_s > CHECKED_S for checked in ring.checked.values())
-        if is_late and want and ring.connection.want:
+        if is_late and want and ring.connection.seat_request:
             self._let_ring_shrink(cache, ring, want, "a GPU is checked first", now_s)
 
     def _add_backup(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
-        want, spec = ring.connection.want, stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
+        want, spec = ring.connection.seat_request, stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
         slow = members_to_back_up(want, spec)
         if why_blocked or want is None or want.empty or not slow or ring.given is None:
             return

@@ -18,7 +18,7 @@ async def offer_members(trial: Trial, most: int, may_start: Callable[[], bool] =
     answered: SeatRequest | None = None
     offered = started = 0
     while not trial.launcher.is_over:
-        want = scheduler.want
+        want = scheduler.seat_request
         if want is not None and want.empty and want is not answered:
             missing = len(want.empty) - len(on_their_way(trial, want)) - (offered - started)
             if offered and missing < len(want.empty):  # a restarted coordinator does not know

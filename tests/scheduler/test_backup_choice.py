@@ -40,7 +40,7 @@ class Restless(Obedient):
         self._left = after
 
     @property
-    def want(self) -> SeatRequest:
+    def seat_request(self) -> SeatRequest:
         is_relieved = len(self.given) > 2 and self._left <= 0
         self._left -= len(self.given) > 2
         compute_s = {"0": 0.1, "1": 0.8, "2": 0.1}

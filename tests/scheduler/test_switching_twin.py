@@ -61,7 +61,7 @@ class Launched:
     def until_a_seat_is_empty(self) -> None:
         """Let time pass until the fault of a member is found."""
         connection = self.backend.connect_to_ring(NAME, lambda: None)
-        while connection.want is None or not connection.want.empty:
+        while connection.seat_request is None or not connection.seat_request.empty:
             self.pass_on()
             report = self.backend.ring_report(NAME)
             assert report is not None
@@ -101,7 +101,7 @@ def test_a_member_is_gone_once_its_fault_is_found_and_its_gpu_is_proven_left(str
     gone = [it for it in places if not it.is_used]
     assert gone
     assert all(it.is_left for it in gone)
-    want = struck.backend.connect_to_ring(NAME, lambda: None).want
+    want = struck.backend.connect_to_ring(NAME, lambda: None).seat_request
     assert want is not None
     assert len(want.empty) == len(gone)
     assert len(want.order) == struck.seats - len(gone)
@@ -145,14 +145,14 @@ def test_a_ring_goes_on_once_it_knows_that_no_member_comes_and_grows_when_one_do
     connection = case.backend.connect_to_ring(NAME, lambda: woken.append(1))
     assert connection.send(NoMemberOffer("no GPU is free"))
     assert woken
-    want = connection.want
+    want = connection.seat_request
     assert want is not None
     node, gpu = case.free()
     case.backend.add_to_ring(NAME, case.seats, node, gpu)
     assert case.used == used + 1
-    assert connection.want is not None
-    assert len(connection.want.empty) == len(want.empty) - 1
-    assert connection.want.generation > want.generation
+    assert connection.seat_request is not None
+    assert len(connection.seat_request.empty) == len(want.empty) - 1
+    assert connection.seat_request.generation > want.generation
 
 
 def test_a_ring_that_lacks_no_member_takes_none() -> None:

@@ -71,7 +71,7 @@ class _Ring:
     empty: list[int] = field(default_factory=list)  # GPUs that failed, of the seats for which it asks
     before_s: float = 0.0  # iteration time before that
     held: int = 0  # GPUs of a running ring before others were added at this moment; 0 if none were
-    want: SeatRequest | None = None  # its last report of empty seats, if that still holds
+    seat_request: SeatRequest | None = None  # its last report of empty seats, if that still holds
     wake: Callable[[], object] | None = None  # of its connection
 
 
@@ -89,7 +89,7 @@ class SimulatedConnection:
         ring.wake = wake
 
     @property
-    def want(self) -> SeatRequest | None:
+    def seat_request(self) -> SeatRequest | None:
         """The empty seats of the ring; None while it stands still with a fault not found yet, and once it is over."""
         return self._backend.seat_request_of(self._ring)
 
@@ -325,12 +325,12 @@ class SimulatedBackend(Backend):
             self._continue_ring(ring)
 
     def seat_request_of(self, ring: _Ring) -> SeatRequest | None:
-        """Return the empty seats of a ring, as `want` of its connection."""
+        """Return the empty seats of a ring, as `seat_request` of its connection."""
         if not self._is_present(ring) or (self._stands_still(ring) and not ring.asks):
             return None
-        if ring.want is None:
+        if ring.seat_request is None:
             members = self._members(ring)
-            ring.want = SeatRequest(
+            ring.seat_request = SeatRequest(
                 generation=ring.generation,
                 empty=list(self._empty_seats(ring, members)),
                 order=[rank for _, rank in members],
@@ -338,7 +338,7 @@ class SimulatedBackend(Backend):
                 compute_s={str(rank): float(compute_s(self.sim, ROW, ring.job, gpu)) for gpu, rank in members},
                 nodes={str(rank): self.layout.node_and_index(gpu)[0] for gpu, rank in members},
             )
-        return ring.want
+        return ring.seat_request
 
     def give_up_seats(self, ring: _Ring) -> None:
         """Let a ring that stands still continue without the members for which it asks."""
@@ -406,7 +406,7 @@ class SimulatedBackend(Backend):
 
     def _notify(self, ring: _Ring) -> None:
         """Wake the reader of the ring's connection."""
-        ring.want = None
+        ring.seat_request = None
         if ring.wake is not None:
             ring.wake()
 
