@@ -1,1 +1,1 @@
-"""The control loop: what is wanted and what is seen become, step by step, the same."""
+"""The control loop: desired and observed state become, step by step, the same."""

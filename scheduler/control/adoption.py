@@ -82,7 +82,7 @@ class UnknownAttempts:
         """Return why no job may start under a lease, "" if jobs may."""
         if not self.are_listed(fence):
             return NOT_KNOWN
-        return "" if all(it.placement for it in self._found.values()) else NOT_KNOWN_WHERE
+        return "" if all(unknown.placement for unknown in self._found.values()) else NOT_KNOWN_WHERE
 
     @property
     def is_listing_due(self) -> bool:
@@ -142,7 +142,8 @@ class UnknownAttempts:
 
     def blocked_gpus(self) -> tuple[int, ...]:
         """Return the GPUs that they keep from jobs, ascending."""
-        return tuple(sorted({gpu for it in self._found.values() for gpu in self._gpus_in_cluster(it.placement)}))
+        placements = [unknown.placement for unknown in self._found.values()]
+        return tuple(sorted({gpu for placement in placements for gpu in self._gpus_in_cluster(placement)}))
 
     def _resolve_one(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
         request = self._requests.get(unknown.name, "")  # it stays until it is done

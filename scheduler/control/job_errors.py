@@ -29,10 +29,8 @@ log = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT")
 
 ERROR_EVENT = "error"  # kind of events
-MAX_ERRORS_IN_A_ROW = 3  # in a row, after which a job is held
-MAX_ERRORS_OF_TWO = (
-    15  # of two jobs that fail at the same step, and no other; with the rests between them, nine minutes
-)
+MAX_ERRORS_IN_A_ROW = 3  # after which a job is held
+MAX_ERRORS_OF_TWO = 15  # of two jobs that fail at the same step, and no other; with the rests that is nine minutes
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # during which a job is left alone; doubled with each error
 SHARED_FRACTION = 0.3  # of several jobs: if more fail at the same step within SHARED_S, none is at fault
 SHARED_S = 2.0 * LONGEST_REST_S  # in which each job that fails again and again is tried once at least
@@ -112,7 +110,7 @@ class JobErrors:
         """Return whether the error of a job is its own fault."""
         if not tally.is_fault_shared or tally.others_took_step(tally.failed_now[job], self._counts[job].before_s):
             return True
-        errors = [self._counts[it].errors for it in tally.failed_s.keys() & self._counts.keys()]
+        errors = [self._counts[failed].errors for failed in tally.failed_s.keys() & self._counts.keys()]
         return len(tally.failed_s) == 2 and min(errors, default=0) > MAX_ERRORS_OF_TWO - MAX_ERRORS_IN_A_ROW
 
     @property
@@ -201,9 +199,9 @@ class JobErrors:
         """Return the jobs to hold, with their last errors; one whose hold failed comes again after its rest."""
         failing = {job: count for job, count in self._counts.items() if count.charged >= MAX_ERRORS_IN_A_ROW}
         return {
-            job: it.words
-            for job, it in failing.items()
-            if it.charged == MAX_ERRORS_IN_A_ROW or not self.is_resting(job, now_s)
+            job: count.words
+            for job, count in failing.items()
+            if count.charged == MAX_ERRORS_IN_A_ROW or not self.is_resting(job, now_s)
         }
 
     def forget(self, jobs: Collection[str]) -> None:
@@ -233,9 +231,9 @@ class FailedLaunches:
 
     def is_due(self, name: str, now_s: float) -> bool:
         """Return whether an attempt may be launched now."""
-        it = self._failed.get(name)
+        last = self._failed.get(name)
         # A wait that is longer than any is that of a clock that was set back.
-        return it is None or not 0.0 < it.again_s - now_s <= LONGEST_LAUNCH_WAIT_S
+        return last is None or not 0.0 < last.again_s - now_s <= LONGEST_LAUNCH_WAIT_S
 
     def record_failure(self, name: str, words: str, now_s: float) -> bool:
         """Note that a launch failed, and return whether the reason differs from the last one."""
@@ -246,13 +244,13 @@ class FailedLaunches:
 
     def last_error(self, name: str) -> str:
         """Return why the last launch of an attempt failed, "" if it did not."""
-        it = self._failed.get(name)
-        return "" if it is None else it.words
+        last = self._failed.get(name)
+        return "" if last is None else last.words
 
     def why_not_launched(self, job: str) -> str:
         """Return why the last launch of a job failed, "" if it did not. Any thread may call it."""
         attempts = f"ls-{job}-"
-        return next((it.words for name, it in list(self._failed.items()) if name.startswith(attempts)), "")
+        return next((last.words for name, last in list(self._failed.items()) if name.startswith(attempts)), "")
 
     def forget(self, name: str) -> None:
         """Forget an attempt: it was launched, or will not be."""

@@ -63,13 +63,14 @@ def quarantine_findings(
     """
     checked_gpus = {(share.node, gpu) for share in placement for gpu in share.gpus}
     found = dict[tuple[HardwarePlace, str], QuarantineFinding]()
-    for it in (it for it in report.bad_results if it.check not in of_job):
-        place = _faulty_place(it, checked_gpus)
-        how = "did not pass" if it.outcome is CheckOutcome.FAIL else "did not come to an end"
-        finding = QuarantineFinding(
-            place, it.check, f"{it.check} {how}", _evidence_text(it), shortened_line(it.action), Clears.CHECKS, at_s
-        )  # fmt: skip
-        found.setdefault((place, it.check), finding)
+    for result in report.bad_results:
+        if result.check in of_job:
+            continue
+        place = _faulty_place(result, checked_gpus)
+        how = "did not pass" if result.outcome is CheckOutcome.FAIL else "did not end"
+        cause, action = f"{result.check} {how}", shortened_line(result.action)
+        finding = QuarantineFinding(place, result.check, cause, _evidence_text(result), action, Clears.CHECKS, at_s)
+        found.setdefault((place, result.check), finding)
     return list(found.values())
 
 
@@ -80,9 +81,9 @@ def finding_lines(report: RoundReport) -> tuple[str, ...]:
 
 def results_for_event(results: Iterable[CheckResult]) -> list[Mapping[str, object]]:
     """Return results as an event holds them, the first ones only."""
-    cut = [asdict(result) for result in list(results)[:MAX_STORED_RESULTS]]
     return [
-        {name: shortened_line(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut
+        {name: shortened_line(value) if isinstance(value, str) else value for name, value in asdict(result).items()}
+        for result in list(results)[:MAX_STORED_RESULTS]
     ]
 
 
@@ -216,9 +217,8 @@ class NodeChecks:
         name = row.name
         if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
             return CheckStatus()
-        if not row.placement or not self.are_wanted(
-            stored_job_or_default(job.spec)
-        ):  # where a torn one lies is not known
+        # Where a torn one lies is not known.
+        if not row.placement or not self.are_wanted(stored_job_or_default(job.spec)):
             return CheckStatus()
         ended = self._ended.get(name, CheckStatus(Checks.RUN))
         if row.state is AttemptState.RESERVED:
@@ -229,7 +229,7 @@ class NodeChecks:
 
     def _has_running_checks(self, attempt: str) -> bool:
         """Return whether checks run that began before the end of an attempt."""
-        return any(it.attempt == attempt and it.when is not CheckPhase.END for it in self._begun.values())
+        return any(begun.attempt == attempt and begun.when is not CheckPhase.END for begun in self._begun.values())
 
     def begin(self, row: AttemptRow, job: JobRow) -> None:
         """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
@@ -330,15 +330,17 @@ class NodeChecks:
     def resting_gpus(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
         """Return node and index of the GPUs on which no job starts for a while because checks failed there."""
         # A clock that was set back must not make it longer.
-        self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S}
+        self._resting = {
+            place: until_s for place, until_s in self._resting.items() if 0.0 < until_s - now_s <= UNFIT_REST_S
+        }
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
     def retry_unfit_jobs(
         self, store: Store, jobs: dict[str, JobRow], health: ClusterHealth, fence: int, now_s: float
     ) -> None:
         """Retry at once the jobs that wait because nodes were not fit, if GPUs came back into service."""
-        self._tried = {job: it for job, it in self._tried.items() if job in jobs}
-        self._waited = {job: it for job, it in self._waited.items() if job in jobs}
+        self._tried = {job: tries for job, tries in self._tried.items() if job in jobs}
+        self._waited = {job: times for job, times in self._waited.items() if job in jobs}
         self._seats = {name: seat for name, seat in self._seats.items() if name[0] in jobs}
         before, self._closed = self._closed, frozenset(health.closed)
         if not before - self._closed:
@@ -423,9 +425,9 @@ def _quarantine_found(
     """Quarantine findings, and return the places that the limit keeps out of quarantine."""
     check_fence(tx, fence)
     refused = [
-        it.place
-        for it in found
-        if quarantine(tx, fleet, it, it.at_s, writer=SCHEDULER_WRITER) is QuarantineOutcome.REFUSED
+        finding.place
+        for finding in found
+        if quarantine(tx, fleet, finding, finding.at_s, writer=SCHEDULER_WRITER) is QuarantineOutcome.REFUSED
     ]
     append_all(tx, [] if event is None else [event])
     return refused

@@ -93,7 +93,7 @@ class Seating:
 
         Args:
             cache: What the scheduler knows.
-            why_blocked: Why no GPU may be given away at the moment, "" if they may.
+            why_blocked: Why no GPU may be assigned at the moment, "" if they may.
             now_s: The present.
 
         Raises:

@@ -593,7 +593,7 @@ def with_held_gpus(
     for gpu in held:  # by node and index
         if gpu.job_id in rings and gpu.number == attempts[gpu.job_id].number:
             gpus[gpu.job_id].setdefault(gpu.node, []).append(gpu.gpu)
-    shares = {job: tuple(Share(node, tuple(its)) for node, its in nodes.items()) for job, nodes in gpus.items()}
+    shares = {job: tuple(Share(node, tuple(held)) for node, held in nodes.items()) for job, nodes in gpus.items()}
     return {job: row._replace(placement=shares[job]) if shares.get(job) else row for job, row in attempts.items()}
 
 

@@ -161,7 +161,7 @@ def fault_report(past: FaultHistory, beliefs: Beliefs | None, layout: Layout, ty
         )
         for at, (node, faults) in enumerate(by_node.items())
     ]  # fmt: skip
-    nodes.sort(key=lambda it: (not it.is_lemon, -it.per_day, -(it.hazard_per_s or 0.0), it.node))
+    nodes.sort(key=lambda node: (not node.is_lemon, -node.per_day, -(node.hazard_per_s or 0.0), node.node))
     return FaultReport(past.since_s, nodes, _faults_by_type(by_node, types, days))
 
 

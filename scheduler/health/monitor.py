@@ -211,7 +211,7 @@ def is_attempt_gone(
         placement: Its GPUs.
         fenced: Nodes whose leases have run out.
         reports: The last report of each agent.
-        since_s: When the backend was asked to stop it, by the clock of the reports' arrival.
+        since_s: When the backend was first to stop it, by the clock of the reports' arrival.
     """
     return all(
         share.node in fenced or _reports_attempt_gone(reports.get(share.node), attempt, since_s) for share in placement
@@ -459,7 +459,8 @@ class Monitor:
         faulty = [gpu for gpu in gpus if not gpu.healthy and gpu.gpu < self._layout.nodes.get(gpu.node, 0)]
         self._faulty = frozenset((each.node, each.gpu) for each in faulty)
         _, self._at_once = judge_nodes(list(self._rows.values()), {}, now_s, polls=False)
-        latest_first = sorted(faulty, key=lambda it: it.since_s, reverse=True)  # of several of a node the first counts
+        # Of several of a node the first counts.
+        latest_first = sorted(faulty, key=lambda gpu: gpu.since_s, reverse=True)
         self._accusers = Accusers({each.node: each.since_s for each in latest_first})
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s

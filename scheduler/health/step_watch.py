@@ -391,7 +391,7 @@ def average_iteration_of(ranks: Sequence[RankStepTimes]) -> Average | None:
         return None
     computing = [(compute_s, number) for compute_s, number in known if compute_s is not None]
     stepping = [(ranks[number].step_s or 0.0, number) for _, number in known]
-    _, slowest = max(computing or stepping, key=lambda it: (it[0], -it[1]))
+    _, slowest = max(computing or stepping, key=lambda timed: (timed[0], -timed[1]))
     return Average(ranks[slowest].step_s or 0.0, slowest, ranks[slowest].steps)
 
 

@@ -178,7 +178,7 @@ def _candidates_of(cluster: Cluster, ring: RingGap, free: FreeGpus, formula: int
     recorded = np.array([ring.recorded_s.get(int(kind), math.nan) for kind in kinds])
     demand = typical_flops(records) if formula == SOURCE and math.isnan(ring.demand_flops) else ring.demand_flops
     whole = compute_times_s(recorded, peak, demand, records, formula)
-    usual_s, sure_s = (it * ring.share for it in whole)
+    usual_s, sure_s = (step_s * ring.share for step_s in whole)
     before, after = neighbour_nodes(ring)
     return Candidates(
         usual_s,
@@ -326,7 +326,7 @@ def other_gpu_sets(
     found = [gpus[order[:wanted]].tolist() for order in (few, fast)]
     if form is None:
         return found
-    return [list(suited) for it in found if (suited := gpus_of_shape(mirror, usable, it, wanted, form))]
+    return [list(suited) for chosen in found if (suited := gpus_of_shape(mirror, usable, chosen, wanted, form))]
 
 
 def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:

@@ -81,7 +81,7 @@ class Layout:
         """
         lost = [row for row in held if not self.has(row.node, row.gpu)]
         if lost:
-            nodes, jobs = sorted({it.node for it in lost}), sorted({it.job_id for it in lost})
+            nodes, jobs = sorted({gpu.node for gpu in lost}), sorted({gpu.job_id for gpu in lost})
             raise InputError(
                 f"the cluster file lacks GPUs of {_names_in_words(nodes, 'node')} "
                 f"on which {_names_in_words(jobs, 'job')} may run",

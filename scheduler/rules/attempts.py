@@ -266,7 +266,7 @@ def _classify_rank_end(first: RankEnd, error: str) -> tuple[ExitClass, str]:
         by_itself = "" if first.signal else f"ended with exit code {first.code}: a command of it "
         return known, f"{rank} {by_itself}was ended by signal {number}"
     if first.code == TEMPFAIL:
-        return ExitClass.AGAIN, f"{rank} asked to be run again (exit code {TEMPFAIL})"
+        return ExitClass.AGAIN, f"{rank} requested another run (exit code {TEMPFAIL})"
     if error.startswith("the ring is lost"):  # Its ranks are one to the backend.
         return ExitClass.USER, f"{error} (exit code {first.code})"
     return ExitClass.USER, f"{rank} ended with exit code {first.code}" + (f": {error}" if error else "")

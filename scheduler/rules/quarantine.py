@@ -85,7 +85,7 @@ def is_over_budget(place: HardwarePlace, entries: Iterable[QuarantineEntry], fle
     """
     kind = fleet.types[place.node]
     lately = [entry.place for entry in entries if entry.check != BY_HAND and is_within(entry.since_s, now_s, BUDGET_S)]
-    gpus = {gpu for it in (*lately, place) for gpu in _budgeted_gpus(it, fleet) if fleet.types[gpu[0]] == kind}
+    gpus = {gpu for each in (*lately, place) for gpu in _budgeted_gpus(each, fleet) if fleet.types[gpu[0]] == kind}
     total = sum(size for node, size in fleet.sizes.items() if fleet.types[node] == kind)
     return len(gpus) > max(BUDGET * total, float(fleet.sizes[place.node]))
 
@@ -113,7 +113,7 @@ def closed_gpus(places: Iterable[HardwarePlace], sizes: Mapping[str, int]) -> se
         worst = max(count, key=lambda end: (count[end], end))
         closed.add(worst)
         links = [link for link in links if not worst.covers(link)]
-    return {gpu for it in closed for gpu in _gpus_at_place(it, sizes)}
+    return {gpu for place in closed for gpu in _gpus_at_place(place, sizes)}
 
 
 def _gpus_at_place(place: HardwarePlace, sizes: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -57,7 +57,7 @@ class RunningScheduler:
         return self._reconciler.parts.checks.jobs_being_checked
 
     def why_not_launched(self, job: str) -> str:
-        """Return why the backend has not started a job yet, "" if it was not asked or did not refuse."""
+        """Return why the backend has not started a job yet, "" if it did or has not refused."""
         cache = self._reconciler.cache
         return "" if cache is None else cache.launches.why_not_launched(job)
 

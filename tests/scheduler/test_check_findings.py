@@ -53,7 +53,7 @@ def test_what_passes_warns_or_is_skipped_comes_into_no_quarantine() -> None:
     (found,) = quarantine_findings(
         report(CheckResult("x", "b", CheckOutcome.INCOMPLETE, reason="it broke")), PLACEMENT, 7.0
     )
-    assert (found.cause, found.evidence) == ("x did not come to an end", "it broke")
+    assert (found.cause, found.evidence) == ("x did not end", "it broke")
 
 
 TEXTS = st.text(st.characters(), max_size=2000)

@@ -128,7 +128,7 @@ def bare(number: int, **more: Any) -> KubernetesPod:
         ("Error", 139, "", AMBIGUOUS, "rank 2 was ended by signal 11"),
         ("Error", 143, "", AMBIGUOUS, "rank 2 was ended by signal 15"),
         ("Error", 255, "", ExitClass.USER, "rank 2 ended with exit code 255"),
-        ("Error", 75, "", ExitClass.AGAIN, "rank 2 asked to be run again (exit code 75)"),
+        ("Error", 75, "", ExitClass.AGAIN, "rank 2 requested another run (exit code 75)"),
         ("Completed", 0, "", INFRASTRUCTURE, f"{NAME}-1: Completed with exit code 0, and no record of its ranks"),
         ("OOMKilled", 137, "", ExitClass.RESOURCE, "rank 2 was killed as memory ran out"),
         ("StartError", 128, NO_PYTHON, ExitClass.USER, f"{NAME}-1: StartError: {NO_PYTHON}"),

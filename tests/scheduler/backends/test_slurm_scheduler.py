@@ -121,7 +121,7 @@ def test_checks_travel_with_the_command_of_a_job_and_one_that_fails_lets_it_be_t
         site.ticks_until(lambda: len(jobs.attempts(job)) > 0 and jobs.attempts(job)[0].ended_s is not None)
         found = jobs.attempts(job)[0]
         assert (found.outcome, jobs.row(job).state) == ("again", JobState.QUEUED)
-        assert "asked to be run again (exit code 75)" in found.cause
+        assert "requested another run (exit code 75)" in found.cause
         assert not (tmp_path / "ranks").exists()
         assert b"count.type" in site.backend.logs(f"ls-{job}-1", 0, 0, 10_000)[0]
 
