@@ -22,6 +22,7 @@ from .every_order import (
     OrderAdvice,
     WindowGroup,
 )
+from .report import estimate_document, heading_html
 from .table import VERDICT_STYLES, Verdict, percent_text, time_unit
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _losses_text(advice: OrderAdvice) -> str:
 
 def _side_effects_text(advice: OrderAdvice) -> str:
     """Return how the chosen changes the figures that it was not chosen by."""
-    shown, easy, figures = advice.grid.is_reported, advice.grid.candidates.index(COMMON[-1]), advice.grid.figures
+    shown, easy, figures = advice.grid.is_reported, advice.grid.easy_row, advice.grid.figures
     if advice.chosen_row == easy or advice.saving is None:
         return ""
     parts = []
@@ -344,9 +345,7 @@ def terminal_ranking(advice: OrderAdvice) -> "Table":
     for line in shown:
         style = {"chosen": "bold cyan", "common today": "bold"}.get(line.tag, "")
         versus = [Text(f"{one.text} {one.interval}".rstrip(), style=VERDICT_STYLES[one.verdict]) for one in line.versus]
-        table.add_row(
-            Text(str(line.candidate), style=style), *line.cells, *versus, line.above
-        )  # fmt: skip
+        table.add_row(Text(str(line.candidate), style=style), *line.cells, *versus, line.above)
     left = len(listed) - len(shown)
     more = f" {left} more pairs are in the report (--report) and in the figures (--json)." if left else ""
     table.caption = ranking_caption(advice) + more
@@ -429,9 +428,7 @@ def _section_html(title: str, inside: str, note: str) -> str:
 
 
 def _table_html(titles: Iterable[tuple[str, str]], body: Iterable[str]) -> str:
-    top = "".join(
-        f'<th scope="col">{escape(title)}<small>{escape(unit) or "&nbsp;"}</small></th>' for title, unit in titles
-    )
+    top = "".join(f'<th scope="col">{heading_html(title, unit)}</th>' for title, unit in titles)
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
@@ -560,10 +557,10 @@ def _saved_hours_document(saving: HoursSaved) -> dict[str, Any]:
     return {
         "monthly": saving.monthly,
         "jobs": saving.jobs,
-        "job_hours": _estimate_document(saving.jct),
-        "job_hours_of_waiting": _estimate_document(saving.wait),
-        "gpu_hours_held": _estimate_document(saving.held),
-        "gpu_hours_lost_to_faults": _estimate_document(saving.lost),
+        "job_hours": estimate_document(saving.jct),
+        "job_hours_of_waiting": estimate_document(saving.wait),
+        "gpu_hours_held": estimate_document(saving.held),
+        "gpu_hours_lost_to_faults": estimate_document(saving.lost),
     }
 
 
@@ -573,18 +570,18 @@ def _ageing_bound_document(bound: AgeingBoundFigures) -> dict[str, Any]:
         "mean_s": bound.mean_s,
         "p99_jct_s": bound.p99_jct_s,
         "longest_wait_s": bound.longest_wait_s,
-        "relative_percent": _estimate_document(IntervalEstimates(*(end[0] for end in bound.percent))),
+        "relative_percent": estimate_document(IntervalEstimates(*(end[0] for end in bound.percent))),
     }
 
 
 def _candidate_document(advice: OrderAdvice, row: int) -> dict[str, Any]:
     grid, shown = advice.grid, advice.grid.is_reported
     ended = bool(grid.ended[row])
-    left_out = {"finished"} if grid.weighting.weight("slowdown") else {"finished", "mean_slowdown"}
-    names = [name for name in CandidateFigures._fields if name not in left_out]
+    omitted = {"finished"} if grid.weighting.weight("slowdown") else {"finished", "mean_slowdown"}
+    names = [name for name in CandidateFigures._fields if name not in omitted]
     figures = {name: float(getattr(grid.figures, name)[row, shown].mean()) for name in names}
     versus = {
-        f"{against.rival.order}+{against.rival.policy}": _estimate_document(
+        f"{against.rival.order}+{against.rival.policy}": estimate_document(
             IntervalEstimates(*(end[row] for end in against.percent))
         )
         for against in advice.against
@@ -604,12 +601,5 @@ def _window_group_document(group: WindowGroup) -> dict[str, Any]:
     return {
         "what": group.trait, "which": group.portion, "from": group.low, "to": group.high, "windows": group.windows,
         "losses": group.losses,
-        "relative_percent": _estimate_document(IntervalEstimates(*(end[0] for end in group.percent))),
+        "relative_percent": estimate_document(IntervalEstimates(*(end[0] for end in group.percent))),
     }  # fmt: skip
-
-
-def _estimate_document(estimates: IntervalEstimates) -> dict[str, float | None]:
-    return {
-        name: None if math.isnan(float(end)) else float(end)
-        for name, end in zip(IntervalEstimates._fields, estimates, strict=True)
-    }

@@ -11,7 +11,7 @@ from ..cluster.model.intervals import IntervalEstimates, ratio_estimates, unit_s
 from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs_labels
 from ..cluster.presets.problems import Regime
-from .comparison import CONFIDENCE, run_all, scenario_metrics
+from .comparison import CONFIDENCE, real_jobs, run_all, scenario_metrics
 from .table import ShowStatus
 
 HOUR_S = 3600.0
@@ -222,8 +222,7 @@ def compare_layouts(
 def layout_figures(problem: Problem, outcome: Outcome) -> LayoutFigures:
     """Return the figures of a problem's layout from an outcome of its scenarios."""
     jobs = problem.scenarios
-    real = np.arange(jobs.gpus.shape[1]) < jobs.jobs[:, None]
-    jct_s = np.where(real, outcome.finish_s - jobs.submit_s, 0.0).sum(axis=1) / jobs.jobs
+    jct_s = np.where(real_jobs(jobs), outcome.finish_s - jobs.submit_s, 0.0).sum(axis=1) / jobs.jobs
     return LayoutFigures(
         jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1), outcome.finished == jobs.jobs
     )
@@ -344,13 +343,14 @@ def planning_aside(
         if after not in compared:
             continue
         show(f"running {policy.name} with the plans of two layouts: {before} and {after}")
-        if before in ruled and after in ruled:
-            found = compare_layouts(ruled, policy, before, after)
-            words = "unknown: with one of the layouts jobs had not ended at the cut"
-        else:
-            found, words = None, "unknown: the nodes of this cluster have no room for some of the plans"
+        fits = before in ruled and after in ruled
+        found = compare_layouts(ruled, policy, before, after) if fits else None
         if found is not None:
             words = layouts_in_words(found)
+        elif fits:
+            words = "unknown: with one of the layouts jobs had not ended at the cut"
+        else:
+            words = "unknown: the nodes of this cluster have no room for some of the plans"
         asides.append(Aside(title, words, {} if found is None else layouts_document(found)))
     return asides
 

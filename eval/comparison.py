@@ -79,6 +79,12 @@ def metrics_with_objective(objective: Weighting | str | None) -> tuple[Metric, .
     )
 
 
+def real_jobs(scenarios: Scenarios) -> NDArray[np.bool_]:
+    """Return which columns of each scenario hold a job, shape (scenarios, jobs)."""
+    real: NDArray[np.bool_] = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
+    return real
+
+
 def scenario_metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> RunMetrics:
     """Return the figures of each scenario under one policy."""
     return metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)
@@ -295,12 +301,13 @@ def _reshaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) 
 
 
 def _compare_job_sizes(outcomes: list[Outcome], best: int, scenarios: Scenarios, unit: NDArray[np.intp]) -> JobSizes:
-    real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
+    real = real_jobs(scenarios)
     titles, size = size_classes(scenarios.gpus[real])
     cell = np.repeat(unit, scenarios.jobs) * len(titles) + size  # one cell for each unit and class
     units = int(unit.max()) + 1
     jct = unit_sums(np.array([(outcome.finish_s - scenarios.submit_s)[real] for outcome in outcomes]), cell)
-    jct = _padded_with_zeros(jct, units * len(titles)).reshape(len(outcomes), units, -1).swapaxes(1, 2)
+    jct = np.pad(jct, ((0, 0), (0, units * len(titles) - jct.shape[1])))  # the last cells may have no job
+    jct = jct.reshape(len(outcomes), units, -1).swapaxes(1, 2)
     jobs = np.bincount(size)
     base = np.broadcast_to(jct[best], jct.shape)
     relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=CONFIDENCE)
@@ -308,11 +315,6 @@ def _compare_job_sizes(outcomes: list[Outcome], best: int, scenarios: Scenarios,
     return JobSizes(
         titles, jobs, jct.sum(axis=-1) / jobs, _reshaped(relative, jct.shape[:2]), _adjusted_p_values(p, best)
     )
-
-
-def _padded_with_zeros(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
-    """Return rows with zeros behind: the last cells may have no job."""
-    return np.pad(rows, ((0, 0), (0, length - rows.shape[1])))
 
 
 CHUNK = 4096  # scenarios that are run side by side: more are no faster, but take memory and show no progress

@@ -22,7 +22,7 @@ from ..cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs_labels
 from ..cluster.model.topology import speed_sum
 from ..cluster.presets.problems import Regime
-from .comparison import CONFIDENCE, EQUAL_SHARE, run_all, scenario_metrics
+from .comparison import CONFIDENCE, EQUAL_SHARE, real_jobs, run_all, scenario_metrics
 from .setting import is_heuristic
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,12 @@ class OrderGrid(NamedTuple):
     @property
     def is_reported(self) -> NDArray[np.bool_]:
         """The scenarios that figures are reported of, shape (scenarios,)."""
-        return ~_choosing_scenarios(self.unit) if self.has_held_out_windows else np.ones(self.unit.size, dtype=bool)
+        return _choosing_and_reported(self.unit)[1]
+
+    @property
+    def easy_row(self) -> int:
+        """Row of EASY with pack."""
+        return self.candidates.index(COMMON[-1])
 
     @property
     def objective_name(self) -> str:
@@ -138,7 +143,7 @@ def run_grid(
         InputError: If no candidate ended all jobs.
     """
     unit = window_numbers(problem.scenarios)
-    choosing = _choosing_scenarios(unit) if unit.max() + 1 >= MIN_HELD_OUT_WINDOWS else np.ones(unit.size, dtype=bool)
+    choosing, _ = _choosing_and_reported(unit)  # 1
     by = weighting or usual_weighting(problem.scenarios.submit_s)
     candidates: list[Candidate] = []
     rows: list[CandidateFigures] = []
@@ -146,12 +151,12 @@ def run_grid(
     for regime in regimes:
         ruled = problem._replace(rules=regime.applied_to(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
-        outcomes = run_all(ruled, [*policies, *own], partial(_report_progress, on_progress, regime.order))
+        outcomes = run_all(ruled, [*policies, *own], partial(_report_progress, on_progress, regime.order))  # 2
         for name, outcome in outcomes.items():
             candidates.append(Candidate(regime.order, name))
             rows.append(candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size))
             cost = float(by.cost(rows[-1])[choosing].mean()) if rows[-1].finished.all() else np.inf
-            if cost < least or not kept:
+            if cost < least or not kept:  # 3
                 chosen, least, kept = len(rows) - 1, cost, outcomes
     if not np.isfinite(least):
         raise InputError(
@@ -174,16 +179,18 @@ def window_numbers(scenarios: Scenarios) -> NDArray[np.intp]:
     return place[label]
 
 
-def _choosing_scenarios(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return the scenarios of the earlier half of the windows, the smaller one, shape (scenarios,)."""
-    early: NDArray[np.bool_] = unit < (int(unit.max()) + 1) // 2
-    return early
+def _choosing_and_reported(unit: NDArray[np.intp]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the scenarios of the earlier half of the windows, the smaller one, and the others; of few windows all."""
+    windows = int(unit.max()) + 1
+    if windows < MIN_HELD_OUT_WINDOWS:
+        return np.ones(unit.size, dtype=bool), np.ones(unit.size, dtype=bool)
+    return unit < windows // 2, unit >= windows // 2
 
 
 def candidate_figures(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> CandidateFigures:
     """Return the figures of one candidate, each of shape (scenarios,)."""
     found = scenario_metrics(outcome, scenarios, cluster_gpus)
-    real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
+    real = real_jobs(scenarios)
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
     jct_s = np.where(real, np.maximum(finish_s - scenarios.submit_s, 0.0), np.nan)
     slowdown = jct_s / np.maximum(scenarios.work_s, SLOWDOWN_FLOOR_S)
@@ -327,10 +334,8 @@ def advice_of(
         None if row is None else grid.candidates[row] for row in (_second_best(grid), _best_heuristic(grid))
     )
     rivals = [*COMMON, *(one for one in (second, heuristic) if one is not None)]
-    easy_ended = bool(grid.ended[grid.candidates.index(COMMON[-1])])
-    worse = _sums_by_unit(cost[grid.chosen], unit) > _sums_by_unit(cost[grid.candidates.index(COMMON[-1])], unit) * (
-        1 + EQUAL_SHARE
-    )
+    easy_ended = bool(grid.ended[grid.easy_row])
+    worse = _sums_by_unit(cost[grid.chosen], unit) > _sums_by_unit(cost[grid.easy_row], unit) * (1 + EQUAL_SHARE)
     return OrderAdvice(
         grid=grid,
         chosen=grid.candidates[grid.chosen],
@@ -380,7 +385,7 @@ def _best_heuristic(grid: OrderGrid) -> int | None:
 
 def _cost_on_choosing_windows(grid: OrderGrid) -> NDArray[np.float64]:
     """Return the mean objective on the windows that chose, shape (candidates,); inf of those that did not end."""
-    choosing = ~grid.is_reported if grid.has_held_out_windows else grid.is_reported
+    choosing, _ = _choosing_and_reported(grid.unit)
     return np.where(grid.ended, grid.cost[:, choosing].mean(axis=1), np.inf)
 
 
@@ -404,7 +409,7 @@ def _window_groups(
     """Return how the chosen does against EASY with pack in windows grouped by each trait."""
     count = int(unit.max()) + 1
     names = _portion_names(count)
-    own, base = (_sums_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.candidates.index(COMMON[-1])))
+    own, base = (_sums_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.easy_row))
     found = []
     for what, values in _window_traits(grid, problem).items():
         value = _sums_by_unit(values[shown], unit) / np.bincount(unit)
@@ -426,7 +431,7 @@ def _portion_names(windows: int) -> tuple[str, ...]:
 
 def _window_traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.float64]]:
     """Return the traits by which windows are grouped, each of shape (scenarios,)."""
-    scenarios, easy = problem.scenarios, grid.candidates.index(COMMON[-1])
+    scenarios, easy = problem.scenarios, grid.easy_row
     jobs, last_s = scenarios.jobs, scenarios.submit_s.max(axis=1, initial=0.0)
     gpu_s = (scenarios.gpus * scenarios.work_s).sum(axis=1)
     capacity = speed_sum(problem.cluster)
@@ -442,7 +447,7 @@ def _window_traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.fl
 
 def _hours_saved(grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> HoursSaved:
     """Return what the chosen saves against EASY with pack, a month where jobs arrive over time."""
-    easy, own = grid.candidates.index(COMMON[-1]), grid.chosen
+    easy, own = grid.easy_row, grid.chosen
     jobs = problem.scenarios.jobs[shown].astype(np.float64)
     span_s = problem.scenarios.submit_s[shown].max(axis=1, initial=0.0)
     monthly = bool((span_s > 0.0).all())

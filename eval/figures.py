@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..cluster.files.errors import InputError
 from ..cluster.model.outcome import Event, Outcome
 from ..cluster.model.problem import Scenarios
-from .comparison import CONFIDENCE, Comparison
+from .comparison import CONFIDENCE, Comparison, real_jobs
 from .table import time_unit
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def jct_distribution_picture(comparison: Comparison, outcomes: Mapping[str, Outc
     """Return the share of jobs that are done within a time, all scenarios together, for every policy."""
     from matplotlib.figure import Figure
 
-    real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
+    real = real_jobs(scenarios)
     jct = {name: np.sort((outcomes[name].finish_s - scenarios.submit_s)[real]) for name in comparison.policies}
     name, scale = time_unit(float(np.median([column[-1] for column in jct.values()])))
     with figure_style():
@@ -323,11 +323,7 @@ def spells_of(events: Sequence[Event], cluster_gpus: int) -> Spells:
             found += [(gpu, DOWN, down_since_s[gpu], event.time_s) for gpu in gpus if faults[gpu] == 0]
     found += [(int(gpu), int(holder[gpu]), job_since_s[gpu], end_s) for gpu in np.flatnonzero(~np.isnan(job_since_s))]
     found += [(int(gpu), DOWN, down_since_s[gpu], end_s) for gpu in np.flatnonzero(faults > 0)]
-    return _as_spells([spell for spell in found if spell[3] > spell[2]])
-
-
-def _as_spells(found: list[tuple[int, int, float, float]]) -> Spells:
-    columns = np.array(found, dtype=np.float64).reshape(-1, 4).T
+    columns = np.array([spell for spell in found if spell[3] > spell[2]], dtype=np.float64).reshape(-1, 4).T
     return Spells(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3])
 
 

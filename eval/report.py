@@ -139,18 +139,17 @@ def _policy_document(comparison: Comparison, row: int, names: Sequence[str]) -> 
 def _estimates_document(
     estimates: IntervalEstimates, row: int, names: Sequence[str]
 ) -> dict[str, dict[str, float | None]]:
-    columns = zip(*(part[row].tolist() for part in estimates), strict=True)
-    return {
-        name: {
-            end: None if math.isnan(number) else number
-            for end, number in zip(IntervalEstimates._fields, ends, strict=True)
-        }
-        for name, ends in zip(names, columns, strict=True)
-    }
+    columns = zip(*(part[row] for part in estimates), strict=True)
+    return {name: estimate_document(IntervalEstimates(*ends)) for name, ends in zip(names, columns, strict=True)}
+
+
+def estimate_document(estimate: IntervalEstimates) -> dict[str, float | None]:
+    """Return one estimate as it is in JSON; None for an end that is not known."""
+    return {name: None if math.isnan(float(end)) else float(end) for name, end in estimate._asdict().items()}
 
 
 def _main_table_html(comparison: Comparison) -> str:
-    head = ["policy", *(_heading_html(*title) for title in (*metric_titles(comparison), *versus_titles(comparison)))]
+    head = ["policy", *(heading_html(*title) for title in (*metric_titles(comparison), *versus_titles(comparison)))]
     return _table_html(head, [_main_row_html(row) for row in table_rows(comparison)])
 
 
@@ -181,7 +180,7 @@ def _relative_table_html(comparison: Comparison) -> str:
         if name != comparison.best_heuristic:
             cells = [_relative_td(comparison, row, metric) for metric in range(len(comparison.metrics))]
             body.append(_tr(escape(name), cells))
-    head = [_heading_html(metric.title, f"{metric.better} is better") for metric in comparison.metrics]
+    head = [heading_html(metric.title, f"{metric.better} is better") for metric in comparison.metrics]
     return _table_html(["policy", *head], body)
 
 
@@ -203,7 +202,7 @@ def _size_table_html(comparison: Comparison) -> str:
             cells.append(_td(f"{mean_s * scale:.2f}{versus}"))
         body.append(_tr(escape(name), cells, "baseline" if name == comparison.best_heuristic else ""))
     head = [
-        _heading_html(f"{title} ({unit})", _count_text(int(jobs), "job"))
+        heading_html(f"{title} ({unit})", _count_text(int(jobs), "job"))
         for title, jobs in zip(sizes.title, sizes.jobs, strict=True)
     ]
     return _table_html(["policy", *head], body)
@@ -255,7 +254,8 @@ def _definition_html(term: str, meaning: str, *, code: bool) -> str:
     return f"<dt>{escape(term)}</dt><dd{style}>{escape(meaning)}</dd>"
 
 
-def _heading_html(title: str, second: str) -> str:
+def heading_html(title: str, second: str) -> str:
+    """Return what stands in the head of a column: a title, and a second line."""
     return f"{escape(title)}<small>{escape(second) or '&nbsp;'}</small>"
 
 

@@ -63,7 +63,7 @@ class _LayoutCase:
     micro_batches: int
     types: list[GpuType]  # of each stage
     needs: MemoryCosts
-    costs: list[StageCosts]  # of each stage
+    costs: Sequence[StageCosts] = ()  # of each stage
     is_away: bool = False  # whether optimizer state is offloaded during the passes
 
 
@@ -80,8 +80,7 @@ def evaluate(request: PlanRequest, chain: Chain, layout: PlanLayout) -> FoundPla
         return _evaluate_on_host(request, request.hardware, chain[0], layout)
     degree = [np.full((1, 1), float(value)) for value in (layout.tensor, layout.micro_batch, layout.saving.recomputes)]
     work = MicroBatchWork(*(column[0] for column in layer_work(request.layers, *degree)))
-    case = _case_without_costs(request, layout, stage_types(chain, layout))
-    case.costs.extend(_costs_by_stage(case, work))  # 1
+    case = _with_costs(_case_without_costs(request, layout, stage_types(chain, layout)), work)  # 1
     cuts = partition(case.costs)  # 2
     if cuts is not None:
         return _plan_of_cuts(case, work, cuts)  # 3
@@ -95,16 +94,16 @@ def _case_without_costs(request: PlanRequest, layout: PlanLayout, types: list[Gp
     needs = memory_costs(
         request.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, has_tied_copies=copies
     )
-    return _LayoutCase(request, layout, micro_batches, types, needs, [])
+    return _LayoutCase(request, layout, micro_batches, types, needs)
 
 
-def _costs_by_stage(case: _LayoutCase, work: MicroBatchWork) -> list[StageCosts]:
+def _with_costs(case: _LayoutCase, work: MicroBatchWork) -> _LayoutCase:
     of_type: dict[GpuType, list[float]] = {}
     for gpu_type in case.types:
         if gpu_type not in of_type:
             each_s = micro_batch_s(work, gpu_type.peak_flops, case.request.constants(gpu_type))
             of_type[gpu_type] = prefix_sums(each_s.tolist())
-    return [_stage_costs(case, k, of_type[gpu_type]) for k, gpu_type in enumerate(case.types)]
+    return replace(case, costs=[_stage_costs(case, k, of_type[gpu_type]) for k, gpu_type in enumerate(case.types)])
 
 
 def _stage_costs(case: _LayoutCase, stage: int, time_s: list[float]) -> StageCosts:
@@ -237,8 +236,7 @@ def iteration_work(
 
 def _plan_with_offload(case: _LayoutCase, work: MicroBatchWork) -> FoundPlan | None:
     """Return the plan with offloaded optimizer state; None if that does not fit or pay."""
-    away = replace(case, is_away=True, costs=[])
-    away.costs.extend(_costs_by_stage(away, work))
+    away = _with_costs(replace(case, is_away=True), work)
     cuts = partition(away.costs)
     return None if cuts is None else with_offload_time(_plan_of_cuts(away, work, cuts), case.types)
 
@@ -291,7 +289,7 @@ def _evaluate_on_host(request: PlanRequest, host: HostProfile, rank: GpuType, la
     if layout.data > 1:
         once_s += host.reduce[layout.data - 2].byte_s * HOST_NUMBER_BYTES
     time_s = prefix_sums((forward_s + backward_s + once_s * layers.parameters / case.micro_batches).tolist())
-    case.costs.extend(_stage_costs(case, k, time_s) for k in range(layout.pipeline))
+    case = replace(case, costs=[_stage_costs(case, k, time_s) for k in range(layout.pipeline)])
     cuts = _cuts_on_host(request, case.costs)
     if cuts is None:
         return _misfit(case, _cuts_on_host(request, _memory_as_time(case.costs)))

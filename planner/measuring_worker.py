@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,6 +34,7 @@ from .hardware import HOST_NUMBER_BYTES, Accuracy, ExchangeCost, HostProfile, La
 from .profile.profiling import ModelProfile
 from .profile.rungs import profile_by_rungs
 from .request import LayerArrays, host_layer_arrays
+from .step_time import Array
 
 TENSOR_SIZES = (16_384, 262_144, 1_048_576, 4_194_304)  # numbers
 TENSORS_PER_SIZE = 16  # tensors that they are in
@@ -102,18 +102,12 @@ def _median_call_s(call: Callable[[], object], group: dist.ProcessGroup | None) 
 
 
 def _fit_exchange_cost(members: int, taken_s: Sequence[float]) -> ExchangeCost:
-    """Fit start and slope, by least squares of relative errors; neither is below 0."""
-    from scipy.optimize import nnls
-
+    """Fit start and slope."""
     volumes = HOST_NUMBER_BYTES * np.array(TENSOR_SIZES[: len(taken_s)])
-    columns = np.column_stack([np.ones(volumes.size), volumes]) / np.array(taken_s)[:, None]
-    scale = columns.max(axis=0)
-    found, _ = nnls(columns / scale, np.ones(volumes.size))
-    start_s, byte_s = map(float, found / scale)
+    start_s, byte_s = _fit_factors(np.column_stack([np.ones(volumes.size), volumes]), taken_s)
     return ExchangeCost(members=members, start_s=start_s, byte_s=byte_s)
 
 
-Array = NDArray[np.float64]
 MIN_MEASURED_S, MIN_CALLS = 0.25, 5  # of a measurement
 BOUND_SHARE = 0.9
 # Blocks: width, length, samples. Words and heads: words, width, length, samples.
@@ -252,12 +246,17 @@ def _rate_factors(times: Sequence[LayerTime], direction: int) -> Array:
 
 
 def _fit_rates(figures: Array, times_s: Sequence[float]) -> LayerRates:
+    return LayerRates(**dict(zip(LayerRates.model_fields, _fit_factors(figures, times_s), strict=True)))
+
+
+def _fit_factors(columns: Array, taken_s: Sequence[float]) -> list[float]:
+    """Fit a factor of each column, none below 0, by least squares of relative errors."""
     from scipy.optimize import nnls
 
-    relative = figures / np.array(times_s)[:, None]
+    relative = columns / np.array(taken_s)[:, None]
     scale = relative.max(axis=0)
-    found, _ = nnls(relative / scale, np.ones(len(times_s)))
-    return LayerRates(**dict(zip(LayerRates.model_fields, map(float, found / scale), strict=True)))
+    found, _ = nnls(relative / scale, np.ones(len(taken_s)))
+    return [float(factor) for factor in found / scale]
 
 
 BUSY_S, SPEED_ROUNDS = 0.4, 7  # of a measurement with N busy ranks, and its repetitions, of which the median counts

@@ -15,6 +15,8 @@ from .schedule import StageSeconds
 
 Counts = NDArray[np.int64]
 SAVINGS = tuple(MemorySaving)
+ZERO = np.array([float(saving.zero) for saving in SAVINGS])  # stage of ZeRO of each
+RECOMPUTES = np.array([float(saving.recomputes) for saving in SAVINGS])  # 1 or 0
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # samples: efficiency is flat long before the last
 MAX_LAYOUTS = 2_000_000  # beyond, longer pipelines are omitted: only batches of hundreds of divisors have more
 
@@ -92,7 +94,7 @@ def possible_layouts(batch: int, layers: int, tensor: list[int], gpus: int, min_
 
 def _distinct_mask(found: PlanLayouts) -> NDArray[np.bool_]:
     """Return which layouts differ from all others: ZeRO spreads over data-parallel members only."""
-    zero = np.array([saving.zero for saving in SAVINGS])[found.saving]
+    zero = ZERO[found.saving]
     alone: NDArray[np.bool_] = (zero == 0) | (found.data > 1)
     # ZeRO-3 gathers a layer for every micro-batch: in a pipeline that is too often, and no library offers it.
     whole: NDArray[np.bool_] = (zero != 3) | ((found.pipeline == 1) & (found.tensor == 1))

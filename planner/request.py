@@ -13,8 +13,7 @@ import numpy as np
 from ..cluster.model.topology import Cluster
 from ..cluster.model.training_plan import MemorySaving
 from ..cluster.presets.cluster_file import ClusterSetup
-from .hardware import HOST_NUMBER_BYTES as HOST_BYTES
-from .hardware import HardwareProfile, HostProfile, scaled_to_bandwidths
+from .hardware import HOST_NUMBER_BYTES, HardwareProfile, HostProfile, scaled_to_bandwidths
 from .memory import kept_activation_share, optimizer_bytes_per_parameter, state_bytes_per_parameter
 from .plan import PlanLayout
 from .profile.profiling import ModelProfile
@@ -127,7 +126,7 @@ def layer_arrays(profile: ModelProfile) -> LayerArrays:
 
 def host_layer_arrays(profile: ModelProfile) -> LayerArrays:
     """Return the figures of a profile as arrays, with the bytes of numbers on a machine without GPUs."""
-    found, wider = layer_arrays(profile), HOST_BYTES / NUMBER_BYTES
+    found, wider = layer_arrays(profile), HOST_NUMBER_BYTES / NUMBER_BYTES
     names = ("saved_bytes", "output_bytes", "frozen_bytes", "tied_frozen_bytes")
     return replace(found, **{name: getattr(found, name) * wider for name in names})
 

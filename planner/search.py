@@ -17,7 +17,7 @@ from ..cluster.model.training_plan import MemorySaving
 from .evaluating import evaluate, iteration_work, max_stages_on_host
 from .hardware import HostProfile
 from .memory import OPTIMIZER_STATE_BYTES, STATE_BYTES, kept_activation_share, usable_memory_bytes
-from .plan import SAVINGS, FoundPlan, Misfit, PlanLayouts, possible_layouts, tensor_degrees
+from .plan import RECOMPUTES, SAVINGS, ZERO, FoundPlan, Misfit, PlanLayouts, possible_layouts, tensor_degrees
 from .request import Chain, GpuType, PlanRequest, chains, layer_work, total_gpus
 from .step_time import NUMBER_BYTES, Array, compute_s, iteration_s, micro_batch_s
 
@@ -67,9 +67,7 @@ def find_plan(request: PlanRequest) -> SearchResult:
         return SearchResult(plan, meets=True, layouts=count, evaluated=evaluated)
     more = _plan_with_more_gpus(request)  # 7
     closest = None if plan is not None else _closest_to_fitting(space)
-    return SearchResult(
-        plan, meets=False, layouts=count, evaluated=evaluated, closest=closest, with_more_gpus=more
-    )  # fmt: skip
+    return SearchResult(plan, meets=False, layouts=count, evaluated=evaluated, closest=closest, with_more_gpus=more)
 
 
 @dataclass(slots=True)
@@ -143,7 +141,7 @@ def _allowed_layouts(request: PlanRequest, found: PlanLayouts) -> PlanLayouts:
     if request.is_plain:
         found = _select_layouts(found, (found.tensor == 1) & (found.saving == NO_MEMORY_SAVING))
     if request.is_replicated:
-        whole = np.array([saving.zero == 0 for saving in SAVINGS])[found.saving]
+        whole = ZERO[found.saving] == 0
         found = _select_layouts(found, (found.pipeline == 1) & (found.tensor == 1) & whole)
     if request.degrees is None:
         return found
@@ -152,10 +150,6 @@ def _allowed_layouts(request: PlanRequest, found: PlanLayouts) -> PlanLayouts:
 
 def _select_layouts(found: PlanLayouts, keep: NDArray[np.bool_]) -> PlanLayouts:
     return PlanLayouts(*(column[keep] for column in found))
-
-
-RECOMPUTES = np.array([float(saving.recomputes) for saving in SAVINGS])
-ZERO = np.array([float(saving.zero) for saving in SAVINGS])
 
 
 def min_step_s(request: PlanRequest, chain: Chain, found: PlanLayouts) -> Array:
@@ -268,7 +262,9 @@ def _plan_with_more_gpus(request: PlanRequest) -> FoundPlan | None:
         return None  # more ranks were not measured
     found = list[FoundPlan]()
     for gpu_type in request.pool:
-        for gpus in _doubled_counts(gpu_type.gpus):
+        gpus = gpu_type.gpus
+        while gpus < MAX_CLUSTER_GPUS:
+            gpus = min(2 * gpus, MAX_CLUSTER_GPUS)
             more = replace(request, pool=(gpu_type._replace(gpus=gpus),))
             space = _search_space(more, [more.pool])
             plan = _plan_with_fewest_gpus(space)
@@ -276,12 +272,6 @@ def _plan_with_more_gpus(request: PlanRequest) -> FoundPlan | None:
                 found.append(plan)
                 break
     return min(found, key=lambda plan: (plan.gpus, plan.step_s), default=None)
-
-
-def _doubled_counts(gpus: int) -> Iterator[int]:
-    while gpus < MAX_CLUSTER_GPUS:
-        gpus = min(2 * gpus, MAX_CLUSTER_GPUS)
-        yield gpus
 
 
 def best_by_degrees(request: PlanRequest) -> Iterator[FoundPlan | Misfit]:

@@ -24,6 +24,7 @@ from ..cluster.files.durable import open_folder, read_whole, write_first
 from ..cluster.files.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -342,8 +343,14 @@ def open_product(folder: Path, dtype: str, node: str, size: int = SIZE, seed: in
 def _rounded(matrix: NDArray[np.float32], dtype: str) -> "Tensor":
     import torch
 
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    return torch.from_numpy(matrix).to(kinds[dtype])
+    return torch.from_numpy(matrix).to(torch_dtype(dtype))
+
+
+def torch_dtype(dtype: str) -> "torch.dtype":
+    """Return PyTorch's type for fp32, bf16 or fp16."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
 
 
 def _exact_products(

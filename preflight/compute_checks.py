@@ -108,12 +108,13 @@ def measure_product_speed(context: Context) -> Iterator[CheckFinding]:
     """Measure the FLOP/s of large products."""
     import torch
 
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    from .arithmetic import torch_dtype
+
     share_s = SHARE * context.chosen.limit_s / max(1, len(context.chosen.gpus))
     budget_s = share_s if context.is_long else min(SPEED_S, share_s)
     for gpu in context.chosen.gpus:
         where = context.torch_device(gpu)
-        factor = torch.ones((SPEED_SIZE, SPEED_SIZE), dtype=kinds[context.workload.dtype], device=where)
+        factor = torch.ones((SPEED_SIZE, SPEED_SIZE), dtype=torch_dtype(context.workload.dtype), device=where)
         _ = factor @ factor
         torch.cuda.synchronize(where)
         times, begin_s = 0, time.perf_counter()
@@ -238,7 +239,9 @@ def _train_small_network(torch_device: str, dtype: str) -> float:
     """
     import torch
 
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
+    from .arithmetic import torch_dtype
+
+    half = None if dtype == "fp32" else torch_dtype(dtype)
     draws = torch.Generator().manual_seed(1)
     shapes = ((WIDTH, WIDTH), (WIDTH, 1), (BATCH, WIDTH), (BATCH, 1))
     first, second, data, labels = (torch.randn(shape, generator=draws).to(torch_device) for shape in shapes)

@@ -57,11 +57,7 @@ def _profile_or_problem(path: str, function: str) -> dict[str, Any]:
         at = user_line(error)
         where = f" ({at})" if at else ""
         return {"problem": f"it raised {type(error).__name__}: {text}{where}; run `python {path}` for details"}
-    layers = [layer.model_dump() for layer in found.layers]
-    return {
-        "rung": found.rung, "tokens_per_sample": found.tokens_per_sample, "layers": layers, "notes": found.notes,
-        "min_samples": found.min_samples,
-    }  # fmt: skip
+    return {**found._asdict(), "layers": [layer.model_dump() for layer in found.layers]}
 
 
 if __name__ == "__main__":

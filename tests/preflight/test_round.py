@@ -140,7 +140,7 @@ def test_a_node_that_was_killed_is_started_again_for_the_next_round(tmp_path: Pa
 class Unkillable(LocalNode):
     """A process that no signal reaches, as one that waits for a driver."""
 
-    def _signal(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         del number
 
     def close(self) -> None:
