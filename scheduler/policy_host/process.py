@@ -368,9 +368,8 @@ class Rollover:
         self.name, self.deadline_s, self.sample_temperature = name, deadline_s, sample_temperature
         self.reloads: Counter[Reload] = Counter()
         self.last_refusal = ""  # why a newer version was refused, "" since one took over
-        self._stamp = self._changed = checkpoint_stamp(
-            name
-        )  # before it is read, or a change in between would be missed
+        # Before it is read, or a change in between would be missed.
+        self._stamp = self._changed = checkpoint_stamp(name)
         self._poll_at = 0.0  # of `time.monotonic`
         self._edition = read_edition(name)  # the last one that runs
         self._serving: PolicyProcess | None = None
@@ -496,28 +495,38 @@ class Rollover:
         self._reload_requested.set()
 
     def advance_reload(self, mirror: ClusterMirror) -> None:
-        """Begin to load a newer version if there is one, and let one take over that is loaded. Never takes long."""
+        """Begin to load a newer version if there is one, and let one take over that is loaded. Never takes long.
+
+        1. Check the policy's file; once it has changed, read it in a thread.
+        2. Once it is read, start a process with it, the successor.
+        3. Once the successor is loaded and knows all that has happened, let it take over.
+        """
         if self._successor is not None:
             self._let_take_over(self._successor, mirror)
         elif self._reading is not None:
             if self._reading.done():
                 reading, self._reading = self._reading, None
-                try:
-                    edition = reading.result()
-                except Exception as error:  # of a package that is being replaced, or without memory
-                    self._refuse_version(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
-                else:
-                    self._start_successor(edition, mirror)
+                self._start_successor(reading, mirror)
         elif self._reload_requested.is_set() or time.monotonic() >= self._poll_at:
-            self._poll_at = time.monotonic() + CHECKPOINT_POLL_S
-            stamp = checkpoint_stamp(self.name)
-            is_stable, self._changed = stamp == self._changed, stamp
-            if self._reload_requested.is_set() or (stamp is not None and stamp != self._stamp and is_stable):
-                self._reload_requested.clear()
-                self._stamp = stamp
-                self._reading = _read_edition_in_thread(self.name)
+            self._read_changed_file()
 
-    def _start_successor(self, edition: Edition, mirror: ClusterMirror) -> None:
+    def _read_changed_file(self) -> None:
+        """Begin to read the policy's file if it has changed, and stays as it is."""
+        self._poll_at = time.monotonic() + CHECKPOINT_POLL_S
+        stamp = checkpoint_stamp(self.name)
+        is_stable, self._changed = stamp == self._changed, stamp
+        if self._reload_requested.is_set() or (stamp is not None and stamp != self._stamp and is_stable):
+            self._reload_requested.clear()
+            self._stamp = stamp
+            self._reading = _read_edition_in_thread(self.name)
+
+    def _start_successor(self, reading: Future[Edition], mirror: ClusterMirror) -> None:
+        """Start a process with a version that was read, unless it is the one that decides."""
+        try:
+            edition = reading.result()
+        except Exception as error:  # of a package that is being replaced, or without memory
+            self._refuse_version(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
+            return
         if edition.content is not None and edition == self._edition:
             self.reloads[Reload.UNCHANGED] += 1
             return
