@@ -78,7 +78,7 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
     for row in list(cache.table.earlier) if jobs is None else ():
         _try_step(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     cache.write(now_s)
-    until, unreachable = time.monotonic() + ADVANCE_S, Status(Run.UNREACHABLE)
+    until = time.monotonic() + ADVANCE_S
     faulty, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
     stops = {} if jobs is not None else check_step_times(cache, names, statuses, cut_off, now_s)
     owned = {job: cache.table.jobs[job] for job in names if job in cache.table.jobs}
@@ -88,14 +88,11 @@ def advance_attempts(cache: StateCache, now_s: float, jobs: Collection[str] | No
     while active:
         again = []
         for at, job in enumerate(active):
-            row = cache.table.attempts[job]
-            status = statuses.get(names[job], unreachable)
-            if row.backend != cache.parts.backend_name:  # one backend does not know another's attempts
-                status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
-            status = status_by_lease(cache, row) or status
             if at and time.monotonic() > until:
                 break  # the next cycle begins with the rest, after the renewal of the lease
             reached.add(job)
+            row = cache.table.attempts[job]
+            status = _known_status(cache, row, statuses.get(names[job], Status(Run.UNREACHABLE)))
             has_fault = job in faulty and not retire_faulty_members(cache, row)
             if _try_step(
                 cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=stops.get(job)
@@ -129,6 +126,14 @@ def _poll_statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Sta
         except BackendError as error:
             statuses[name] = Status(Run.UNREACHABLE, words=str(error))
     return statuses
+
+
+def _known_status(cache: StateCache, row: AttemptRow, polled: Status) -> Status:
+    """Return the status of an attempt: what leases prove, else what its backend reports."""
+    if row.backend != cache.parts.backend_name:  # one backend does not know another's attempts
+        words = f"it is known to {row.backend}, not to {cache.parts.backend_name}"
+        polled = Status(Run.UNREACHABLE, words=words)
+    return status_by_lease(cache, row) or polled
 
 
 def _try_step(

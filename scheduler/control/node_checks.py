@@ -157,7 +157,7 @@ class NodeChecks:
         scratch: Folder on each node in which a job that is checked has one of its own; None for none.
 
     Attributes:
-        checked: Jobs whose nodes are being checked before they start, or will be next. Any thread may read it.
+        jobs_being_checked: Jobs whose nodes are checked before they start, or will be next. Any thread may read it.
     """
 
     def __init__(
@@ -307,13 +307,11 @@ class NodeChecks:
         if fence != self._fence:
             self._reset_for_lease(fence)
         for name, ended in self._rounds.abort_late_and_get_ended().items():
-            begun = self._begun.get(name)
+            begun, report = self._begun.get(name), ended.report
             if begun is not None:
-                found = (
-                    []
-                    if ended.report is None
-                    else quarantine_findings(ended.report, begun.placement, ended.ended_s, begun.of_job)
-                )
+                found = []
+                if report is not None:
+                    found = quarantine_findings(report, begun.placement, ended.ended_s, begun.of_job)
                 event = self._round_event(begun, ended, now_s)
                 put = partial(_quarantine_found, fleet=fleet, fence=fence, found=found, event=event)
                 self._resting |= dict.fromkeys(store.write(put), now_s + UNFIT_REST_S)
