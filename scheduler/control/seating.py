@@ -196,15 +196,15 @@ class Seating:
         is_left = {(place.node, place.gpu): place.is_left for place in places}
         is_left |= {(row.node, row.gpu): False for row in self._unseen_members(ring, places)}
         is_left |= {layout.node_and_index(gpu): False for gpu in ring.checked}
-        gone = [
+        left = [
             place
             for place in sorted(is_left)
             if is_left[place] and layout.has(*place) and layout.number(*place) in held
         ]
-        if gone:
-            words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
+        if left:
+            words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in left)
             event = self._seat_event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
-            self._free_gpus(cache, ring, gone, event, now_s)
+            self._free_gpus(cache, ring, left, event, now_s)
         for gpu in held:  # what another scheduler had reserved to be checked
             if layout.node_and_index(gpu) not in is_left:
                 self._strike_off_gpu(cache, ring, gpu, CHECKS_UNFINISHED, now_s)

@@ -47,7 +47,7 @@ PLACES = [
     *(Place(attempt_driver, name) for name in ("_run_or_drain", "stored_job")),
     *(Place(attempt_driver, name) for name in ("_release_attempt", "read_last_report", "_decide_outcome")),
     *(Place(StepMonitor, name, EITHER) for name in ("_begin_following", "_read_and_judge")),
-    Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_checkpoint_rows", "store_checkpoint")),
+    Place(judging, "_watching_of", EITHER), Place(judging, "_checkpoint_rows"), Place(judging, "store_checkpoint"),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
     *(Place(cache, name) for name in ("opened_job", "opened_attempt")),
     *(Place(cache, name, EITHER) for name in ("job_request_of", "running_progress")),
