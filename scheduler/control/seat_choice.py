@@ -219,7 +219,7 @@ class RingJob(NamedTuple):
 
 
 def ring_gap_of(
-    ring_job: RingJob, want: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]
+    ring_job: RingJob, request: SeatRequest, empty: EmptySeat, seats: int, records: Iterable[ComputeRecord]
 ) -> RingGap:
     """Return a ring with one of its empty seats, from the request of its coordinator and the records of the job.
 
@@ -227,7 +227,7 @@ def ring_gap_of(
 
     Args:
         ring_job: The job and its cluster.
-        want: The last request of its coordinator.
+        request: The last request of its coordinator.
         empty: The seat.
         seats: Of the ring once all are filled that are to be filled; each member then computes as much of a batch more
             as there are fewer than the job requests.
@@ -235,10 +235,12 @@ def ring_gap_of(
     """
     site, spec = ring_job.mirror.site, ring_job.spec
     number = {node: at for at, node in enumerate(ring_job.layout.nodes)}
-    nodes = [number.get(want.nodes.get(str(member), ""), -1) for member in want.order]
-    gap = want.order.index(empty.before) + 1 if empty.before in want.order else 0
+    nodes = [number.get(request.nodes.get(str(member), ""), -1) for member in request.order]
+    gap = request.order.index(empty.before) + 1 if empty.before in request.order else 0
     reported_s = {
-        at: time_s for at, member in enumerate(want.order) if (time_s := want.compute_s.get(str(member), 0.0)) > 0.0
+        at: time_s
+        for at, member in enumerate(request.order)
+        if (time_s := request.compute_s.get(str(member), 0.0)) > 0.0
     }
     recorded = _recorded_compute_s(ring_job, records)
     if -1 in nodes:  # a member that reports another node
@@ -254,7 +256,7 @@ def ring_gap_of(
         gap=gap,
         seats=seats,
         compute_s=max(reported_s.values(), default=0.0),
-        average_s=max(want.step_s, 0.0),
+        average_s=max(request.step_s, 0.0),
         volume_bytes=float(spec.parameter_bytes) if site.rules.ring else 0.0,
         demand_flops=math.nan if spec.iteration_flops is None else float(spec.iteration_flops),
         recorded_s=recorded,
@@ -410,14 +412,14 @@ class ChosenGpu(NamedTuple):
 
 
 def chosen_gpu_of(
-    choice: SeatChoice, links: LinksAround, want: SeatRequest, formula: str, layout: Layout, began_s: float
+    choice: SeatChoice, links: LinksAround, request: SeatRequest, formula: str, layout: Layout, began_s: float
 ) -> ChosenGpu:  # fmt: skip
     """Return the chosen GPU, with the choice in words and as the store keeps it: the candidates, the chosen one first.
 
     Args:
         choice: The choice, of a GPU.
         links: Between the candidates and the neighbours of the seat.
-        want: The request of the coordinator.
+        request: The request of the coordinator.
         formula: Of an iteration's time, that decided.
         layout: Of the cluster.
         began_s: When the choice began, by `time.monotonic`.
@@ -427,30 +429,30 @@ def chosen_gpu_of(
     kept = kept[:MAX_STORED_CANDIDATES]
     stored = {
         "formula": formula,
-        "average_s": want.step_s,
-        "seats": len(want.order) + len(want.empty),
-        "generation": want.generation,
+        "average_s": request.step_s,
+        "seats": len(request.order) + len(request.empty),
+        "generation": request.generation,
         "considered": len(choice.considered),
         "candidates": [_stored_candidate(row, links.links_of(row.gpu), layout) for row in kept]
         + _stored_cut_off(links, layout),
         "took_s": round(took_s, 6),
     }
     is_measured = any(getattr(mine, name) is not None for name in LINK_AGES)
-    words = [_choice_reason(choice, want, formula), *([f"its links: {mine.words}"] if is_measured else [])]
+    words = [_choice_reason(choice, request, formula), *([f"its links: {mine.words}"] if is_measured else [])]
     return ChosenGpu(choice.gpu, "; ".join([*words, *links.cut_off_reasons()]), stored, began_s)
 
 
-def _choice_reason(choice: SeatChoice, want: SeatRequest, formula: str) -> str:
+def _choice_reason(choice: SeatChoice, request: SeatRequest, formula: str) -> str:
     """Return why a candidate was chosen, for people."""
     chosen = next(candidate for candidate in choice.considered if candidate.gpu == choice.gpu)
     time_s, among = _iteration_s(chosen, formula), f"of {len(choice.considered)} candidates"
     if not math.isfinite(time_s):
         return f"its iteration time is not known; the weakest {among}"
-    if want.step_s <= 0.0:
+    if request.step_s <= 0.0:
         return f"an iteration takes {time_s:.3g} s, the shortest {among}"
-    if time_s <= want.step_s:
-        return f"an iteration takes {time_s:.3g} s of the {want.step_s:.3g} s that it may; the weakest such {among}"
-    return f"an iteration takes {time_s:.3g} s instead of {want.step_s:.3g} s, the shortest {among}"
+    if time_s <= request.step_s:
+        return f"an iteration takes {time_s:.3g} s of the {request.step_s:.3g} s that it may; the weakest such {among}"
+    return f"an iteration takes {time_s:.3g} s instead of {request.step_s:.3g} s, the shortest {among}"
 
 
 def _stored_candidate(row: Considered, links: LinksOf, layout: Layout) -> dict[str, object]:
@@ -480,18 +482,18 @@ def _iteration_s(row: Considered, formula: str) -> float:
     return row.source_s if formula == "source" else row.ring_s
 
 
-def relieved_members(want: SeatRequest | None, spec: StoredJob) -> int:
+def relieved_members(request: SeatRequest | None, spec: StoredJob) -> int:
     """Return how many members of a ring are alive without a seat, as they are slow; at most what its job requested."""
-    return 0 if want is None else min(len(want.relieved), spec.backups)
+    return 0 if request is None else min(len(request.relieved), spec.backups)
 
 
-def members_to_back_up(want: SeatRequest | None, spec: StoredJob) -> list[SlowSeat]:
+def members_to_back_up(request: SeatRequest | None, spec: StoredJob) -> list[SlowSeat]:
     """Return the slow members of a ring that backups are wanted for: no more than its job requested."""
-    return [] if want is None else want.slow[: max(spec.backups - len(want.relieved), 0)]
+    return [] if request is None else request.slow[: max(spec.backups - len(request.relieved), 0)]
 
 
 def choose_backup(
-    parts: Parts, cache: StateCache, ring: LiveRing, want: SeatRequest, places: Sequence[MemberPlace],
+    parts: Parts, cache: StateCache, ring: LiveRing, request: SeatRequest, places: Sequence[MemberPlace],
     slow: Sequence[SlowSeat],
     slow_index: int, now_s: float,
 ) -> ChosenGpu | str | None:  # fmt: skip
@@ -501,7 +503,7 @@ def choose_backup(
         parts: What the scheduler works with.
         cache: What it knows.
         ring: The ring.
-        want: The last request of its coordinator.
+        request: The last request of its coordinator.
         places: All GPUs that it was given, by rank.
         slow: Its slow members that want backups.
         slow_index: Which of them the backup is for.
@@ -511,57 +513,61 @@ def choose_backup(
         The GPU, or why there is none; None while the links of the best candidates are measured.
     """
     job, began_s = cache.table.jobs[ring.row.job_id], time.monotonic()
-    left, seat = request_without_slow(want, slow, slow_index)
-    busy = gpus_unfit_for_backup(want, parts.layout, parts.monitor.reports.last(), now_s)
+    left, seat = request_without_slow(request, slow, slow_index)
+    busy = gpus_unfit_for_backup(request, parts.layout, parts.monitor.reports.last(), now_s)
     seats = left, seat, stored_job_or_default(job.spec).seats
     found = choose_gpu_for_seat(parts, cache, ring, places, seats, now_s, grows=False, excluded=busy)
     if found is None or isinstance(found, str):
         return found
     choice, links = found
-    if why := _why_no_gain(choice, want) or _why_over_quota(cache, job):
+    if why := _why_no_gain(choice, request) or _why_over_quota(cache, job):
         return why
     chosen = chosen_gpu_of(choice, links, left, replacement_formula(cache), parts.layout, began_s)
     return chosen._replace(choice={**chosen.choice, "backup_for": slow[slow_index].member})
 
 
-def request_without_slow(want: SeatRequest, slow: Sequence[SlowSeat], slow_index: int) -> tuple[SeatRequest, EmptySeat]:
+def request_without_slow(
+    request: SeatRequest, slow: Sequence[SlowSeat], slow_index: int
+) -> tuple[SeatRequest, EmptySeat]:
     """Return the request that a ring would send without its slow members, and the seat of one of them as empty.
 
     Iterations would take as much less as the slow one computes longer than others.
 
     Args:
-        want: The last request of its coordinator.
+        request: The last request of its coordinator.
         slow: Its slow members.
         slow_index: Which of them.
     """
     numbers = {member.member for member in slow}
-    compute_s = {str(member): want.compute_s.get(str(member), 0.0) for member in want.order if member not in numbers}
-    slow_s = max((want.compute_s.get(str(number), 0.0) for number in numbers), default=0.0)
+    compute_s = {
+        str(member): request.compute_s.get(str(member), 0.0) for member in request.order if member not in numbers
+    }
+    slow_s = max((request.compute_s.get(str(number), 0.0) for number in numbers), default=0.0)
     saved_s = max(slow_s - max(compute_s.values(), default=0.0), 0.0)
     left = SeatRequest(
-        generation=want.generation,
+        generation=request.generation,
         empty=[EmptySeat(slow[slow_index].seat, slow[slow_index].before, slow[slow_index].after)],
-        order=[member for member in want.order if member not in numbers],
-        step_s=max(want.step_s - saved_s, 0.0),
+        order=[member for member in request.order if member not in numbers],
+        step_s=max(request.step_s - saved_s, 0.0),
         compute_s=compute_s,
-        nodes=want.nodes,
+        nodes=request.nodes,
     )
     return left, left.empty[0]
 
 
 def gpus_unfit_for_backup(
-    want: SeatRequest, layout: Layout, reports: Mapping[str, AgentReport], now_s: float
+    request: SeatRequest, layout: Layout, reports: Mapping[str, AgentReport], now_s: float
 ) -> list[int]:
     """Return the GPUs that get no backup: those of the slow members' nodes, and those in use.
 
     Args:
-        want: The last request of the ring's coordinator.
+        request: The last request of the ring's coordinator.
         layout: Of the cluster.
         reports: The last of each node.
         now_s: The present.
     """
-    members = [*(seat.member for seat in want.slow), *want.relieved]
-    nodes = {want.nodes.get(str(member), "") for member in members}
+    members = [*(seat.member for seat in request.slow), *request.relieved]
+    nodes = {request.nodes.get(str(member), "") for member in members}
     places = [(node, gpu) for node in nodes & set(layout.nodes) for gpu in range(layout.nodes[node])]
     for node, report in reports.items():
         if 0.0 <= now_s - report.at_s < FRESH_REPORT_S:
@@ -579,9 +585,9 @@ def _why_over_quota(cache: StateCache, row: JobRow) -> str:
     return "" if has < most else f"its owner has {has} of {most} GPUs"
 
 
-def _why_no_gain(choice: SeatChoice, want: SeatRequest) -> str:
+def _why_no_gain(choice: SeatChoice, request: SeatRequest) -> str:
     """Return why a GPU gets no backup that was chosen, "" if it does: the ring is to be faster with it."""
     chosen = next(candidate for candidate in choice.considered if candidate.gpu == choice.gpu)
     # An unknown time counts in favour of a GPU.
-    is_no_gain = math.isfinite(chosen.ring_s) and 0.0 < want.step_s <= chosen.ring_s
+    is_no_gain = math.isfinite(chosen.ring_s) and 0.0 < request.step_s <= chosen.ring_s
     return "it would be faster with no free GPU" if is_no_gain else ""

@@ -172,12 +172,12 @@ class Seating:
 
     def _resend_starting_members(self, ring: LiveRing, places: Sequence[MemberPlace]) -> None:
         """Repeat which members are starting: scheduler or coordinator may have been replaced since."""
-        want = ring.connection.seat_request
+        request = ring.connection.seat_request
         for row in self._unseen_members(ring, places):
-            if want is not ring.reminded:
+            if request is not ring.reminded:
                 ring.connection.send(MemberOffer(-1))
             call_backend(self._backend.add_to_ring, ring.row.name, row.rank, row.node, row.gpu)
-        ring.reminded = want
+        ring.reminded = request
 
     def _grow_ring(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring members that goes on without some, where they make it faster."""
@@ -268,8 +268,8 @@ class Seating:
         chosen, why = ring.checked.pop(gpu), found.found
         if gpu in {*cache.health.faulty, *cache.health.closed}:
             why = why or "it went out of service"
-        spec, want = stored_job_or_default(job.spec), ring.connection.seat_request
-        lacking = self._missing_gpus(ring, want, spec, places) + len(members_to_back_up(want, spec))
+        spec, request = stored_job_or_default(job.spec), ring.connection.seat_request
+        lacking = self._missing_gpus(ring, request, spec, places) + len(members_to_back_up(request, spec))
         if lacking <= len(ring.checked):
             why = why or "the seat is filled"
         if why:
@@ -278,14 +278,14 @@ class Seating:
             self._assign_gpu(cache, ring, places, chosen, now_s, is_held=True)
 
     def _missing_gpus(
-        self, ring: LiveRing, want: SeatRequest | None, spec: StoredJob, places: Sequence[MemberPlace]
+        self, ring: LiveRing, request: SeatRequest | None, spec: StoredJob, places: Sequence[MemberPlace]
     ) -> int:  # fmt: skip
         """Return how many GPUs a ring lacks for its seats; what is checked for it may never be its.
 
         It must be compared with figures of the same request: another one may arrive at any moment.
         """
         has = sum(place.is_used for place in places) + len(self._unseen_members(ring, places))
-        return spec.seats + relieved_members(want, spec) - has
+        return spec.seats + relieved_members(request, spec) - has
 
     def _fill_empty_seats(self, cache: StateCache, ring: LiveRing, now_s: float, *, grows: bool) -> None:
         """Assign free GPUs to a ring, one after the other, or report that there are none.
@@ -296,25 +296,25 @@ class Seating:
             now_s: The present.
             grows: Whether for the seats that it goes on without; else for those that have become empty since.
         """
-        want = ring.connection.seat_request
-        if want is None or not want.empty:
-            ring.short = ring.short if want is None else 0  # without a request nothing has changed
+        request = ring.connection.seat_request
+        if request is None or not request.empty:
+            ring.short = ring.short if request is None else 0  # without a request nothing has changed
             return
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
         spec = stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
-        missing = self._missing_gpus(ring, want, spec, places) - len(ring.checked)
-        missing = min(max(missing, 0), len(want.empty))
+        missing = self._missing_gpus(ring, request, spec, places) - len(ring.checked)
+        missing = min(max(missing, 0), len(request.empty))
         ring.short = min(ring.short, missing)
         most = ring.short if grows else missing - ring.short
         for left in range(most, 0, -1):
-            if want is None or len(want.empty) < missing:
+            if request is None or len(request.empty) < missing:
                 return
-            at = len(want.empty) - missing  # the seats before it are about to be filled
-            seats = len(want.order) + at + (1 if grows else left)
+            at = len(request.empty) - missing  # the seats before it are about to be filled
+            seats = len(request.order) + at + (1 if grows else left)
             began_s = time.monotonic()
-            seat = want, want.empty[at], seats
+            seat = request, request.empty[at], seats
             found = choose_gpu_for_seat(self._parts, cache, ring, places, seat, now_s, grows=grows)
             if found is None or self.is_measuring:  # earlier seats come first, and no other seat may take their GPU
                 self.is_measuring, ring.waits_since_s = True, ring.waits_since_s or began_s
@@ -322,37 +322,37 @@ class Seating:
             began_s, ring.waits_since_s = ring.waits_since_s or began_s, 0.0
             if isinstance(found, str):
                 ring.short = missing
-                self._let_ring_shrink(cache, ring, want, found, now_s)
+                self._let_ring_shrink(cache, ring, request, found, now_s)
                 return
             choice, links = found
-            chosen = chosen_gpu_of(choice, links, want, replacement_formula(cache), self._parts.layout, began_s)
+            chosen = chosen_gpu_of(choice, links, request, replacement_formula(cache), self._parts.layout, began_s)
             self._assign_or_check(cache, ring, places, chosen, now_s)
-            missing, want = missing - 1, ring.connection.seat_request
+            missing, request = missing - 1, ring.connection.seat_request
             ring.short = min(ring.short, missing)
         is_late = any(time.monotonic() - checked.began_s > CHECKED_S for checked in ring.checked.values())
-        if is_late and want and ring.connection.seat_request:
-            self._let_ring_shrink(cache, ring, want, "a GPU is checked first", now_s)
+        if is_late and request and ring.connection.seat_request:
+            self._let_ring_shrink(cache, ring, request, "a GPU is checked first", now_s)
 
     def _add_backup(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Give a ring a GPU for a member that computes in place of a slow one, or report why there is none."""
-        want, spec = ring.connection.seat_request, stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
-        slow = members_to_back_up(want, spec)
-        if why_blocked or want is None or want.empty or not slow or ring.given is None:
+        request, spec = ring.connection.seat_request, stored_job_or_default(cache.table.jobs[ring.row.job_id].spec)
+        slow = members_to_back_up(request, spec)
+        if why_blocked or request is None or request.empty or not slow or ring.given is None:
             return
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
-        lacking = self._missing_gpus(ring, want, spec, places) + len(slow) - len(ring.checked)
+        lacking = self._missing_gpus(ring, request, spec, places) + len(slow) - len(ring.checked)
         if not 0 < lacking <= len(slow):
             return
-        found = choose_backup(self._parts, cache, ring, want, places, slow, len(slow) - lacking, now_s)
+        found = choose_backup(self._parts, cache, ring, request, places, slow, len(slow) - lacking, now_s)
         if found is None or self.is_measuring:
             self.is_measuring = True
         elif isinstance(found, ChosenGpu):
             self._assign_or_check(cache, ring, places, found, now_s)
         elif ring.reported_slow != (members := tuple(seat.member for seat in slow)):
             ring.reported_slow, member = members, slow[-lacking].member
-            node = want.nodes.get(str(member), "?")
+            node = request.nodes.get(str(member), "?")
             cause = f"all wait for member {member} on {node}, and it gets no backup: {found}"
             event = self._seat_event(cache, ring, SLOW, cause, now_s)._replace(data={"member": member})
             self._parts.store.write(partial(note_ring_event, event=event))
@@ -403,14 +403,14 @@ class Seating:
         ring.connection.send(MemberOffer(-1))
         call_backend(self._backend.add_to_ring, ring.row.name, rank, node, gpu)
 
-    def _let_ring_shrink(self, cache: StateCache, ring: LiveRing, want: SeatRequest, why: str, now_s: float) -> None:
+    def _let_ring_shrink(self, cache: StateCache, ring: LiveRing, request: SeatRequest, why: str, now_s: float) -> None:
         """Let a ring shrink at once, and report it."""
-        if ring.refused != want.generation and ring.connection.send(NoMemberOffer(why)):
-            ring.refused = want.generation
-        if ring.reported == want.generation:
+        if ring.refused != request.generation and ring.connection.send(NoMemberOffer(why)):
+            ring.refused = request.generation
+        if ring.reported == request.generation:
             return
-        ring.reported = want.generation
-        empty, seats = len(want.empty), len(want.empty) + len(want.order)
+        ring.reported = request.generation
+        empty, seats = len(request.empty), len(request.empty) + len(request.order)
         cause = f"{empty} of {seats} seats stay empty, as {why}: the ring goes on without, and grows once a GPU is free"
         event = self._seat_event(cache, ring, EMPTY, cause, now_s)._replace(data={"empty": empty, "seats": seats})
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
