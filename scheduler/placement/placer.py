@@ -223,12 +223,12 @@ class Placer:
             return self._pass_over(mirror, due, began)
         chosen = suited
         expected = expected_start_of(mirror, chosen)
-        fallback_expected = (
-            expected if chosen.agrees_with(fallback_proposal) else expected_start_of(mirror, fallback_proposal)
-        )
-        proposal_expected = None
-        if proposal is not None:
-            proposal_expected = expected if proposal.agrees_with(chosen) else expected_start_of(mirror, proposal)
+
+        def expected_of(other: Proposal) -> ExpectedStart | None:
+            return expected if other.agrees_with(chosen) else expected_start_of(mirror, other)
+
+        fallback_expected = expected_of(fallback_proposal)
+        proposal_expected = None if proposal is None else expected_of(proposal)
         started = _carry_out_proposal(mirror, chosen)
         self._unstored += self._forward_new_calls(mirror)
         # Jobs that a heuristic lets wait are not worth a record, and a full cluster has many of them. But the calls of

@@ -51,7 +51,7 @@ class Vetoed:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("mode", "decided_by"),
+    ("mode", "obeyed"),
     [
         (Mode.ACTIVE, HEURISTICS["patient"]),
         (Mode.SHADOW, HEURISTICS["spread"]),
