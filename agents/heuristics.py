@@ -13,8 +13,8 @@ from ..cluster.kernels.compiled import kernel, kernel_of_numbered
 from ..cluster.model.problem import Rules
 from ..cluster.placing import (
     DRAWS_PER_PLACEMENT,
+    pick_by_draws,
     picked_slowdown,
-    random_free_node,
     safest_gpu,
     take_gpu,
     take_node,
@@ -26,6 +26,7 @@ from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.state.border import checked_scenario_indices
 from ..cluster.state.holding import need_class_of
 from ..cluster.state.state import Simulation
+from ..cluster.switching import link_bytes_per_s
 from .protocol import TO_THE_END, Check, decisions_between_checks
 
 # A rule gets a simulation, a row in which a job is due, and the patience: how much waiting a second of saved run time
@@ -34,15 +35,6 @@ from .protocol import TO_THE_END, Check, decisions_between_checks
 Rule: TypeAlias = Callable[[Simulation, int, float], bool]
 
 RANDOM_ATTEMPTS = 8  # placements that best-of-random compares
-
-
-@kernel
-def pick_by_draws(sim: Simulation, row: int, first_draw: int) -> None:
-    """Pick all GPUs of the current job from random nodes, by the draws from a number on."""
-    draw = first_draw
-    while sim.state.need[row] > 0:
-        take_node(sim, row, random_free_node(sim, row, draw))
-        draw += 1
 
 
 @kernel
@@ -263,19 +255,6 @@ def pick_eft_hazard(sim: Simulation, row: int, patience: float) -> bool:
 
 
 @kernel
-def link_bytes_per_s(sim: Simulation, node: int, other: int) -> float:
-    """Return the bandwidth between two GPUs, one of each node; both may be of one node."""
-    cluster = sim.cluster
-    if node == other:
-        return cluster.intra_bytes_per_s[node]
-    link = min(cluster.nic_bytes_per_s[node], cluster.nic_bytes_per_s[other])
-    if cluster.node_rack[node] != cluster.node_rack[other]:
-        uplink = cluster.uplink_bytes_per_s
-        link = min(link, uplink[cluster.node_rack[node]], uplink[cluster.node_rack[other]])
-    return link
-
-
-@kernel
 def reference_iteration_s(sim: Simulation, row: int, job: int) -> float:
     """Return a job's iteration time on the reference placement, which stands for F3's measured one."""
     scenario = sim.state.scenario[row]
@@ -309,7 +288,7 @@ def replacement_node(sim: Simulation, row: int, first: int, last: int) -> int:
             continue
         time_s = sim.scenarios.compute_s[scenario, job] / speed[scenario, node]
         if first >= 0:
-            link = min(link_bytes_per_s(sim, last, node), link_bytes_per_s(sim, node, first))
+            link = min(link_bytes_per_s(sim.cluster, last, node), link_bytes_per_s(sim.cluster, node, first))
             time_s += volume / link
         allowed = time_s <= allowed_s
         better = time_s < best_s

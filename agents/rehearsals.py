@@ -87,9 +87,8 @@ def heuristics() -> Rehearsal:
 
 def environments() -> Rehearsal:
     """Steps of environments, one program for all actions and observations, and the random runs of a reward."""
-    from ..cluster.simulator.engine import write_least_random_makespans_s
     from ..envs.batch import AgentView, Batch, begin_rows, step_rows
-    from ..envs.rewards import least_random_makespan_s
+    from ..envs.rewards import least_random_makespan_s, write_random_makespans
 
     batch = Batch(_small_problem(), AgentView("node", "full", "dt"), 1)
 
@@ -98,7 +97,7 @@ def environments() -> Rehearsal:
         batch.step(batch.masks.argmax(axis=1))
         least_random_makespan_s(batch.sim, 1)
 
-    return Rehearsal([begin_rows, step_rows, write_least_random_makespans_s], [batch.sim], play)
+    return Rehearsal([begin_rows, step_rows, write_random_makespans], [batch.sim], play)
 
 
 def networks() -> Rehearsal:

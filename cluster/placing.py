@@ -359,3 +359,12 @@ def random_free_node(sim: Simulation, row: int, draw: int) -> int:
                 return node
             left -= 1
     return -1
+
+
+@kernel
+def pick_by_draws(sim: Simulation, row: int, first_draw: int) -> None:
+    """Pick all GPUs of the current job from random nodes, by the draws from a number on."""
+    draw = first_draw
+    while sim.state.need[row] > 0:
+        take_node(sim, row, random_free_node(sim, row, draw))
+        draw += 1

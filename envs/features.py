@@ -224,6 +224,26 @@ def _write_next_jobs(sim: Simulation, row: int, unit_s: float, size: int, out: R
 
 
 @kernel
+def _write_cluster_load(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int, first: int) -> None:
+    """Write `usable` to `queued_gpu_time`, which both observations have in the same order, from column `first` on."""
+    state, shift = sim.state, first - DECISION.usable
+    cluster_gpus, largest = state.gpu_job.shape[1], 0
+    for node in range(sim.cluster.speed.size):
+        largest = max(largest, state.free[row, node])
+    out[at, shift + DECISION.usable] = state.usable[row] / cluster_gpus
+    out[at, shift + DECISION.busy] = state.busy[row] / cluster_gpus
+    out[at, shift + DECISION.down] = state.down[row] / cluster_gpus
+    high, low = sim.traits.max_speed[state.scenario[row]], lowest_speed(sim, row)
+    usable, empty = free_shares_at_speed(sim, row, high)
+    out[at, shift + DECISION.usable_fastest], out[at, shift + DECISION.empty_fastest] = usable, empty
+    usable, empty = free_shares_at_speed(sim, row, low)
+    out[at, shift + DECISION.usable_slowest], out[at, shift + DECISION.empty_slowest] = usable, empty
+    out[at, shift + DECISION.largest_free] = largest / size
+    out[at, shift + DECISION.queued] = math.log1p(float(state.queued[row])) / 4.0
+    out[at, shift + DECISION.queued_gpu_time] = clip_feature(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+
+
+@kernel
 def _write_global_features(
     sim: Simulation, row: int, unit_s: float, best_s: float, best_speed: float, out: Rows, at: int
 ) -> None:
@@ -231,11 +251,7 @@ def _write_global_features(
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
     high = sim.traits.max_speed[scenario]
-    cluster_gpus = state.gpu_job.shape[1]
-    size, largest = largest_node_gpus(sim), 0
-    for node in range(sim.cluster.speed.size):
-        largest = max(largest, state.free[row, node])
-    gpus = sim.scenarios.gpus[scenario, job]
+    size, gpus = largest_node_gpus(sim), sim.scenarios.gpus[scenario, job]
     out[at, GLOBAL.gpus_per_node_size] = clip_feature(gpus / size)
     out[at, GLOBAL.log2_gpus] = math.log2(gpus) / 5.0
     out[at, GLOBAL.need_share] = state.need[row] / gpus
@@ -246,15 +262,7 @@ def _write_global_features(
     out[at, GLOBAL.picked_speed] = state.picked_speed[row] / high if state.picked_nodes[row] > 0 else 1.0
     out[at, GLOBAL.best_run] = clip_feature(best_s / unit_s)
     out[at, GLOBAL.best_speed] = best_speed / high
-    out[at, GLOBAL.usable] = state.usable[row] / cluster_gpus
-    out[at, GLOBAL.busy] = state.busy[row] / cluster_gpus
-    out[at, GLOBAL.down] = state.down[row] / cluster_gpus
-    out[at, GLOBAL.usable_fastest], out[at, GLOBAL.empty_fastest] = free_shares_at_speed(sim, row, high)
-    low = lowest_speed(sim, row)
-    out[at, GLOBAL.usable_slowest], out[at, GLOBAL.empty_slowest] = free_shares_at_speed(sim, row, low)
-    out[at, GLOBAL.largest_free] = largest / size
-    out[at, GLOBAL.queued] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, GLOBAL.queued_gpu_time] = clip_feature(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    _write_cluster_load(sim, row, unit_s, size, out, at, GLOBAL.usable)
     out[at, GLOBAL.may_wait] = 1.0 if may_wait(sim, row) else 0.0
     _write_next_jobs(sim, row, unit_s, size, out, at)
 
@@ -496,24 +504,12 @@ def _write_candidate_globals(
     """Write the global features; return the last expected end, from now."""
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
-    cluster_gpus = state.gpu_job.shape[1]
     gpus = sim.scenarios.gpus[scenario, job]
     out[at, DECISION.gpus_per_node_size] = clip_feature(gpus / size)
     out[at, DECISION.log2_gpus] = math.log2(gpus) / 5.0
     out[at, DECISION.estimate] = clip_feature(estimated_work_s(sim, row, job) / unit_s)
     out[at, DECISION.restarted] = 1.0 if state.stops[row, job] > 0 else 0.0
-    out[at, DECISION.usable] = state.usable[row] / cluster_gpus
-    out[at, DECISION.busy] = state.busy[row] / cluster_gpus
-    out[at, DECISION.down] = state.down[row] / cluster_gpus
-    high, low = sim.traits.max_speed[scenario], lowest_speed(sim, row)
-    out[at, DECISION.usable_fastest], out[at, DECISION.empty_fastest] = free_shares_at_speed(sim, row, high)
-    out[at, DECISION.usable_slowest], out[at, DECISION.empty_slowest] = free_shares_at_speed(sim, row, low)
-    largest = 0
-    for node in range(sim.cluster.speed.size):
-        largest = max(largest, state.free[row, node])
-    out[at, DECISION.largest_free] = largest / size
-    out[at, DECISION.queued] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, DECISION.queued_gpu_time] = clip_feature(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    _write_cluster_load(sim, row, unit_s, size, out, at, DECISION.usable)
     _write_candidate_queue(sim, row, unit_s, size, out, at)
     _write_order_and_scales(sim, row, unit_s, out, at)
     last_s = _write_drain_times(sim, row, unit_s, out, at)
@@ -687,7 +683,7 @@ def write_candidate_features(sim: Simulation, row: int, candidates: int, out: Ro
         sim: The simulation; a job must be due in the row, and its candidates must be listed.
         row: Row of the decision.
         candidates: Number of candidates in the list.
-        out: Takes the features, shape (rows, CANDIDATE_GLOBAL_COUNT + CANDIDATES x CANDIDATE_FEATURE_COUNT).
+        out: Takes the features, shape (rows, CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES x CANDIDATE_FEATURE_COUNT).
         at: Row of `out`.
     """
     unit_s = time_unit_s(sim, row)

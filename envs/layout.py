@@ -123,7 +123,7 @@ class CandidateFeatures(NamedTuple):
     ahead_end_5: int
     ahead_start_6: int
     ahead_end_6: int
-    ahead_sum: int  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
+    ahead_sum: int  # sum of the ends of all jobs ahead, its own finish included, over AHEAD_JOBS
     ahead_last: int  # last of all ends, those of running jobs included
     ahead_sum_over_base: int
     ahead_last_over_base: int

@@ -9,19 +9,13 @@ The live scheduler has real events in place of imagined ones (scheduler/mirror/c
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.structures import heapify, push
 from ..placing import (
-    DRAWS_PER_PLACEMENT,
     make_job_due,
     picked_slowdown,
-    random_free_node,
     refuse_unsuited_picks,
-    take_node,
     undo_picks,
 )
 from ..queue.expected import note_run_start, start_overhead_s
@@ -396,32 +390,3 @@ def _reset_sources(sim: Simulation, row: int) -> None:
             count += 1
     state.source_count[row] = count
     heapify(state.source_s, state.source_heap, state.source_place, state.source_count, row)
-
-
-@kernel
-def write_least_random_makespans_s(
-    sim: Simulation, scenarios: NDArray[np.int64], runs: int, least_s: NDArray[np.float64]
-) -> None:
-    """Write the smallest makespan of several random runs of each scenario, all on the scenario's own faults.
-
-    Run a draws from the counters that placement a of `best-of-random` has, so the first is the policy `random`'s.
-
-    Args:
-        sim: A simulation, of which row 0 is run.
-        scenarios: Which, shape (some,).
-        runs: Random runs of each.
-        least_s: Takes the makespans, or the time at which runs were cut off, shape (some,).
-
-    Source: SPEC R5.
-    """
-    for i in range(scenarios.size):
-        least_s[i] = np.inf
-        for run in range(runs):
-            reset(sim, 0, scenarios[i])
-            while advance(sim, 0):
-                draw = run * DRAWS_PER_PLACEMENT
-                while sim.state.need[0] > 0:
-                    take_node(sim, 0, random_free_node(sim, 0, draw))
-                    draw += 1
-                start(sim, 0)
-            least_s[i] = min(least_s[i], sim.state.now_s[0])

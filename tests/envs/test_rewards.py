@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import pick_by_draws
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.placing import DRAWS_PER_PLACEMENT
+from longshore.cluster.placing import DRAWS_PER_PLACEMENT, pick_by_draws
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.envs.batch import AgentView, Batch, episode_summaries
