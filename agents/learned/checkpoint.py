@@ -37,7 +37,6 @@ from .schema import (
     check_features,
     feature_names,
     item_count,
-    with_all_features,
 )
 
 MAX_SCHEMA_KEYS, MAX_SCHEMA_KEY_CHARS = 100, 100  # of a schema, and letters of each
@@ -130,7 +129,7 @@ def _read_checkpoint(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]
     with open_archive(file, (SCHEMA, WEIGHTS), packed=True) as archive:
         schema = _parse_schema(path, read_entry(archive, SCHEMA, MAX_SCHEMA_BYTES))
         check_features(schema, str(path))
-        kind, layout = _network_class(path, schema), layout_of(schema)
+        kind = _network_class(path, schema)
         expected = _weight_shapes(kind, schema)
         most_bytes = MAX_FILE_BYTES if kind.sized_by else min(max_unpacked_bytes(expected), MAX_FILE_BYTES)
         content = read_entry(archive, WEIGHTS, most_bytes)
@@ -139,16 +138,7 @@ def _read_checkpoint(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]
         arrays = arrays_in(weights, _weight_shapes(kind, schema, *width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
-    complete = with_all_features(schema)
-    if complete == schema:
-        return schema, kind.made_for(schema, layout, *width), arrays
-    grown = kind.with_later_features(arrays, layout, layout_of(complete))
-    if grown is None:
-        raise CheckpointError(
-            f"{path} was made before some features were added, and the network {schema.network!r} cannot be without "
-            f"them; use Longshore {schema.longshore}, or train it again"
-        )
-    return complete, kind.made_for(complete, layout_of(complete), *width), grown
+    return schema, kind.made_for(schema, layout_of(schema), *width), arrays
 
 
 def _network_class(path: Path, schema: Schema) -> type[Network]:

@@ -19,7 +19,6 @@ from ...envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, action_count, 
 from ..protocol import DecisionRecord
 from .schema import Schema
 
-Arrays = dict[str, NDArray[Any]]  # weights by name
 MAX_OUTPUT = 1e30  # bound of logits and values: finite weights can still overflow
 # Logits that differ by less are equal: rounding differs with the size of a batch, and between PyTorch and our kernels.
 LOGIT_TIE = 1e-4
@@ -79,20 +78,6 @@ class Network(nn.Module):
             observation: Shape (batch, size); a network for any size takes other numbers of items than its layout's.
         """
         raise NotImplementedError
-
-    @classmethod
-    def with_later_features(cls, arrays: Arrays, was: ObservationLayout, now: ObservationLayout) -> Arrays | None:
-        """Return the weights of a checkpoint for observations that have further features, None if there is no way.
-
-        Features are only ever added behind the others. A network can return its weights with zeros for the added ones.
-
-        Args:
-            arrays: Weights by name.
-            was: ObservationLayout that they are for.
-            now: ObservationLayout with further features, global ones or those of each item.
-        """
-        del arrays, was, now
-        return None
 
     def values(self, observation: Tensor) -> Tensor:
         """Return values of shape (batch,); worth writing where they take less than a whole pass."""

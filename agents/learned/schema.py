@@ -203,7 +203,7 @@ def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple
 
 
 def check_features(schema: Schema, source: str) -> None:
-    """Refuse a schema whose features are not the first of those that this version computes.
+    """Refuse a schema whose features are not those that this version computes.
 
     Raises:
         CheckpointError: If they differ, naming the first that does.
@@ -212,18 +212,12 @@ def check_features(schema: Schema, source: str) -> None:
         raise CheckpointError(f"{source} was made by Longshore {schema.longshore}, newer than this one; upgrade")
     names = feature_names(schema.action, schema.observation)
     for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
-        if not theirs or theirs != ours[: len(theirs)]:
+        if theirs != ours:
             odd = sorted(set(theirs) - set(ours)) or sorted(set(ours) - set(theirs)) or ["their order"]
             raise CheckpointError(
                 f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
                 f"{len(ours)}); use Longshore {schema.longshore}, or train it again"
             )
-
-
-def with_all_features(schema: Schema) -> Schema:
-    """Return a schema with the features that this version computes."""
-    of_all, of_item = feature_names(schema.action, schema.observation)
-    return schema.model_copy(update={"globals": of_all, "features": of_item})
 
 
 def _version_numbers(text: str) -> tuple[int, ...]:

@@ -31,7 +31,6 @@ from ...envs.features import (
 from ..learned.network import (
     LOGIT_TIE,
     MAX_OUTPUT,
-    Arrays,
     LearnedPolicy,
     Network,
     ObservationLayout,
@@ -42,7 +41,7 @@ from ..learned.network import (
 from ..learned.schema import Schema
 from ..protocol import TO_THE_END, Check, DecisionRecord, decisions_between_checks
 
-Row = NDArray[np.float32]
+Vector = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 
@@ -148,7 +147,9 @@ def score_observations(weights: CandidateWeights, observations: Rows, listed: In
 
 
 @kernel
-def _add_weighted_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, begin: int, size: int) -> None:
+def _add_weighted_rows(
+    total: Vector, count: int, values: Vector, rows: Indices, matrix: Rows, begin: int, size: int
+) -> None:
     """Add to columns `begin` to `begin` + `size` - 1 of a total those of some rows of a matrix, each times a value.
 
     Eight rows at a time, so that the total is seldom read and written.
@@ -175,7 +176,7 @@ def _add_weighted_rows(total: Row, count: int, values: Row, rows: Indices, matri
 
 @kernel
 def _append_nonzero(
-    observations: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices
+    observations: Vector, begin: int, size: int, first_row: int, count: int, values: Vector, rows: Indices
 ) -> int:
     """Append the features that are not 0 to `count` values, with the rows of their weights; return the new count."""
     for at in range(size):
@@ -189,7 +190,7 @@ def _append_nonzero(
 
 @kernel
 def _write_context_output(
-    weights: CandidateWeights, layer: Rows, bias: Row, observations: Row, candidates: int, total: Row
+    weights: CandidateWeights, layer: Rows, bias: Vector, observations: Vector, candidates: int, total: Vector
 ) -> None:
     """Write a layer's output for the context: the global features, the candidates' mean, and the first of them."""
     mean, values, rows = weights.scratch[2], weights.scratch[3], weights.rows
@@ -395,19 +396,6 @@ class CandidateNetwork(Network):
         logits = self.score(self.hidden(hidden).relu()).squeeze(-1)
         return logits, self.value(context).squeeze(-1)
 
-    @classmethod
-    def with_later_features(cls, arrays: Arrays, was: ObservationLayout, now: ObservationLayout) -> Arrays | None:
-        """Return the weights for observations with further features, which it does not read."""
-        grown = dict(arrays)
-        items, more = now.features - was.features, now.globals - was.globals
-        grown["item.weight"] = np.pad(arrays["item.weight"], ((0, 0), (0, items)))
-        for name in ("context.weight", "value.0.weight"):
-            parts = np.split(arrays[name], [was.globals, was.globals + was.features], axis=1)
-            grown[name] = np.hstack(
-                [np.pad(part, ((0, 0), (0, new))) for part, new in zip(parts, (more, items, items), strict=True)]
-            )
-        return grown
-
     def values(self, observation: Tensor) -> Tensor:
         """Return values of shape (batch,)."""
         values: Tensor = self.value(self._items_and_context(observation)[1]).squeeze(-1)
@@ -483,7 +471,7 @@ def candidate_weights(network: CandidateNetwork, margin: float = 0.0) -> Candida
 def _features_read(network: CandidateNetwork) -> tuple[int, int]:
     """Return how many global features, and features of each candidate, a network reads.
 
-    Those behind have weight 0, as they were added after the network was trained.
+    Those behind have weight 0, as the network was trained without them.
     """
     total, features = network.layout.globals, network.layout.features
     layers = network.context.weight, network.get_parameter("value.0.weight")

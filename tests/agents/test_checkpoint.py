@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from longshore.agents.learned.checkpoint import layout_of, load_policy, save_policy
-from longshore.agents.learned.network import LearnedPolicy, ObservationLayout
-from longshore.agents.networks.candidates import CandidateNetwork, candidate_weights
+from longshore.agents.learned.network import LearnedPolicy
+from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.drawn import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
-from longshore.envs.layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from tests.agents.untrained import untrained
 
 
@@ -168,26 +167,3 @@ def test_the_patent_network_has_the_patents_size() -> None:
     assert isinstance(policy.network.policy, torch.nn.Module)
     weights = sum(parameter.numel() for parameter in policy.network.policy.parameters())
     assert weights == 139_608  # SPEC R3 at N = 64, input N + 2
-
-
-def test_a_checkpoint_made_before_the_latest_features_decides_as_it_did() -> None:
-    torch.manual_seed(5)
-    was = ObservationLayout(30, 16, 40, 16, waiting=False)
-    old, now = (
-        CandidateNetwork(was, 24),
-        ObservationLayout(len(CANDIDATE_GLOBALS), 16, len(CANDIDATE_FEATURES), 16, waiting=False),
-    )
-    arrays = {name: tensor.numpy() for name, tensor in old.state_dict().items()}
-    grown = CandidateNetwork(now, 24)
-    found = CandidateNetwork.with_later_features(arrays, was, now)
-    assert found is not None
-    grown.load_state_dict({name: torch.from_numpy(array) for name, array in found.items()})
-    items = torch.rand(6, 16, now.features)
-    items[:, :, 0] = 1.0
-    head = torch.rand(6, now.globals)
-    seen = torch.cat((head, items.flatten(1)), 1)
-    seen_then = torch.cat((head[:, :30], items[:, :, :40].flatten(1)), 1)
-    for one, other in zip(grown(seen), old(seen_then), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    weights = candidate_weights(grown)
-    assert (weights.globals, weights.features) == (30, 40)
