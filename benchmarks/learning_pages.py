@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
-from longshore.training.config import REPLAYS
+from longshore.training.config import ACTOR_CRITICS
 from longshore.training.problems import PRESETS
 
 from .against import Difference, difference_of_means
@@ -262,7 +262,7 @@ def endings_of(runs: Runs, seed: int, share: float) -> Iterator[tuple[str, str, 
     ways = {(section.preset, options): name for section in SECTIONS for name, options in section.ways.items()}
     for (preset, options), name in ways.items():
         line = commands(options, seed, share, preset)[-1]
-        if _word(line, "--algo", "") in REPLAYS and line in runs:
+        if _word(line, "--algo", "") in ACTOR_CRITICS and line in runs:
             yield f"{preset}: {name}", line, stays(runs[line], -(-_steps_of(line) // _rollout_of(line)))
 
 

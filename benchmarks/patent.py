@@ -15,11 +15,12 @@ from longshore.agents.learned.checkpoint import schema_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.envs.layout import observation_size
-from longshore.training.config import REPLAYS, TrainingConfig
+from longshore.training.config import ACTOR_CRITICS, TrainingConfig
 from longshore.training.ppo import learn_by_ppo
 from longshore.training.problems import Hyperparameters
 from longshore.training.replay import sample_bytes
-from longshore.training.run_folder import SNAPSHOT, Progress, RunFolder
+from longshore.training.run_folder import Progress, RunFolder
+from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 
 from .harness import Row, main, medians
@@ -67,7 +68,7 @@ def measure() -> Iterator[Row]:
                 kept[replay] = kept_bytes(Path(folder))
         return rate
 
-    for algorithm, replays in REPLAYS.items():
+    for algorithm, replays in ACTOR_CRITICS.items():
         found = medians({replay: partial(one, algorithm, replay) for replay in replays}, ROUNDS)
         yield Row(f"{algorithm}: updates without replay", found["off"], "steps/s")
         for replay in replays[1:]:

@@ -15,7 +15,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticKnownError, core_schema
 
@@ -127,28 +126,16 @@ def to_parameter_type(bounds: ParameterRange, value: float) -> float:
     return int(value) if bounds.is_whole else float(value)
 
 
-REPLAYS = {
+ACTOR_CRITICS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
     "a2c": ("off", "dynamic", "literal", "literal-all", "vtrace"),
-}  # by algorithm
+}  # the kinds of replay that each takes
 LITERAL = ("literal", "literal-all")  # of these, samples are dropped from the buffer; of the others, whole rollouts
 BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MAX_TRAINING_STEPS = 1e15  # decades at any speed
 MAX_ENVIRONMENTS, MAX_BUFFER = 16_384, 10**9
 MAX_RUN_NAME_BYTES = 200  # of a run's folder: with prefixes and suffixes, a file system takes 255
-
-
-def upgraded_config(content: object) -> object:
-    """Return a configuration of an earlier version, with its one trace and one order regime as lists."""
-    if not isinstance(content, dict):
-        return content
-    content = dict(content)
-    for one, several in (("trace", "traces"), ("order", "orders")):
-        if one in content:
-            value = content.pop(one)
-            content[several] = [] if value is None else [value]
-    return content
 
 
 @dataclass(frozen=True)
@@ -201,8 +188,8 @@ class TrainingConfig(BaseModel):
     buffer: int | None = Field(default=None, ge=1, le=MAX_BUFFER)  # samples of replay; None: of `kept` rollouts
     environments: int | None = Field(default=None, ge=1, le=MAX_ENVIRONMENTS)  # None: the preset's
     waiting: bool = False
-    oracle: bool = True  # of fault rates; in runs without the field all policies knew them
-    turns: bool = False  # users of traces take turns; in runs without the field none did
+    oracle: bool = True  # policies know the true fault rates
+    turns: bool = False  # users of traces take turns
     orders: tuple[OrderName, ...] = ("fifo",)
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: no bound
     traces: tuple[str, ...] = ()
@@ -218,11 +205,6 @@ class TrainingConfig(BaseModel):
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
     distil: DistilParameters = DistilParameters()
     threads: int = Field(default=2, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _upgrade(cls, content: object) -> object:
-        return upgraded_config(content)
 
     @field_validator("objective")
     @classmethod
@@ -267,7 +249,7 @@ class TrainingConfig(BaseModel):
         brought += [Path(self.cluster).stem] if self.cluster else []
         ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []
         waiting = ["wait"] if self.waiting else []
-        usual_replay = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
+        usual_replay = PRESETS[self.preset].replay if self.algorithm in ACTOR_CRITICS else "off"
         replay = [f"replay-{self.replay}"] if self.replay != usual_replay else []
         sizes = [f"buffer{self.buffer}"] if self.buffer else []
         sizes += [f"env{self.environments}"] if self.environments else []
@@ -350,7 +332,7 @@ def config_of(
     loaded = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
     may_wait = own.waiting
     algorithm = algorithm or (own.algorithm if loaded is None or loaded.action == "candidate" else "ppo")
-    if loaded is not None and algorithm in REPLAYS:  # the run has the checkpoint's own options
+    if loaded is not None and algorithm in ACTOR_CRITICS:  # the run has the checkpoint's own options
         action, network, observation = (
             action or loaded.action,
             network or loaded.network,
@@ -362,13 +344,13 @@ def config_of(
     usual = default_options(preset, algorithm, action)
     action, network = action or usual.action, network or usual.network
     observation = observation or usual.observation
-    replay = replay or (own.replay if algorithm in REPLAYS else "off")
+    replay = replay or (own.replay if algorithm in ACTOR_CRITICS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "replay": replay,
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_option_value(field, value, _allowed_words(field))
     _check_network(algorithm, network, action)
-    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
+    if replay not in (able := ACTOR_CRITICS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
@@ -406,7 +388,8 @@ def with_objective(config: TrainingConfig, text: str) -> TrainingConfig:
     """
     weighting = weighting_of(text)
     if config.algorithm != "group":
-        what = "what its reward pays" if config.algorithm in REPLAYS else "the makespan of a batch, else the mean JCT"
+        by_reward = config.algorithm in ACTOR_CRITICS
+        what = "what its reward pays" if by_reward else "the makespan of a batch, else the mean JCT"
         raise InputError(f"{config.algorithm} minimises {what}", "omit it, or take --algo group", field="--objective")
     return config.model_copy(update={"objective": weighting.text})
 
@@ -421,13 +404,13 @@ def with_numbers(
     """
     algorithm, size, update = config.algorithm, config.hyperparameters, dict[str, object]()
     if random_runs is not None:
-        if algorithm not in REPLAYS or config.reward != "best_of_random":
-            paid = f"the reward {config.reward!r}" if algorithm in REPLAYS else algorithm
+        if algorithm not in ACTOR_CRITICS or config.reward != "best_of_random":
+            paid = f"the reward {config.reward!r}" if algorithm in ACTOR_CRITICS else algorithm
             fix = "omit it, or take --reward best_of_random with --algo ppo or a2c"
             raise InputError(f"{paid} compares with no random runs", fix, field="--random-runs")
         update["random_runs"] = random_runs
     if environments is not None:
-        if algorithm not in REPLAYS:
+        if algorithm not in ACTOR_CRITICS:
             problem, fix = f"{algorithm} runs groups of scenarios", "omit it, or take --algo ppo or a2c"
             raise InputError(problem, fix, field="--environments")
         # A2C learns from a whole rollout at once.

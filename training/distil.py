@@ -45,14 +45,13 @@ from ..cluster.state.state import MAX_CANDIDATES, Simulation
 from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, list_and_write_candidates
 from .group import CLOSED_LOGIT, OBSERVATION_SIZE, step_in_chunks, value_loss
 from .problems import DistilParameters
-from .run_folder import (
+from .run_folder import RunFolder
+from .snapshot import (
     SNAPSHOT,
     Arrays,
-    RunFolder,
     check_within,
     checked_counts,
     checked_record,
-    initial_candidate_network,
     read_arrays,
     restore_weights,
     write_arrays,
@@ -357,7 +356,8 @@ class DistilLearner:
     def __init__(self, problem: Problem, run_folder: RunFolder) -> None:
         config = run_folder.config
         self.run_folder, self.parameters, self.problem = run_folder, config.distil, problem
-        self._initial = initial_candidate_network(config)
+        assert run_folder.initial is None or isinstance(run_folder.initial, CandidateNetwork)
+        self._initial = run_folder.initial
         torch.manual_seed(config.seed)
         self.network = self._initial or CandidateNetwork(layout_of(run_folder.schema))
         self.pool = ThreadPoolExecutor(config.threads)

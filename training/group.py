@@ -35,14 +35,13 @@ from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from .credit import CreditBaseline, JobTimes, credits_of, divided_by_spread, feature_gaps_of, job_times, join_job_times
 from .history import ObservedDecision, Stays, read_history
 from .problems import TRAINED_PART
-from .run_folder import (
+from .run_folder import RunFolder
+from .snapshot import (
     SNAPSHOT,
     Arrays,
-    RunFolder,
     check_within,
     checked_alike,
     checked_counts,
-    initial_candidate_network,
     learned_arrays,
     read_arrays,
     restore_learned,
@@ -140,7 +139,9 @@ class GroupLearner:
         torch.manual_seed(config.seed)
         self.run_folder, self.parameters, self.problems = run_folder, config.group, problems
         self.weighting = config.weighting  # None: the usual objective of each problem
-        self.network = initial_candidate_network(config) or CandidateNetwork(layout_of(run_folder.schema))
+        initial = run_folder.initial
+        assert initial is None or isinstance(initial, CandidateNetwork)
+        self.network = initial or CandidateNetwork(layout_of(run_folder.schema))
         self.average = deepcopy(self.network)  # over the latest updates; it is the policy
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
@@ -312,7 +313,7 @@ class GroupLearner:
         words += [state["inc"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
         rest = [self.rng.bit_generator.state["has_uint32"], self.rng.bit_generator.state["uinteger"]]
         arrays |= {"rng": np.array(words + rest, dtype=np.uint64), "steps": np.array([self.steps])}
-        arrays |= {"foreseen/square": self.baseline.square, "foreseen/product": self.baseline.product}
+        arrays |= {"baseline/square": self.baseline.square, "baseline/product": self.baseline.product}
         arrays |= {f"average/{name}": tensor.numpy() for name, tensor in self.average.state_dict().items()}
         write_arrays(self.run_folder.path / SNAPSHOT, arrays)
 
@@ -325,12 +326,10 @@ class GroupLearner:
         with read_arrays(self.run_folder.path / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
             restore_weights(arrays, "average", self.average)
-            # Snapshots of earlier versions have no baseline.
             for name in ("square", "product"):
-                if f"foreseen/{name}" in arrays:
-                    kept = checked_alike(arrays, f"foreseen/{name}", getattr(self.baseline, name))
-                    check_within(f"foreseen/{name}", kept, -MAX_BASELINE_SUM, MAX_BASELINE_SUM)
-                    setattr(self.baseline, name, kept)
+                kept = checked_alike(arrays, f"baseline/{name}", getattr(self.baseline, name))
+                check_within(f"baseline/{name}", kept, -MAX_BASELINE_SUM, MAX_BASELINE_SUM)
+                setattr(self.baseline, name, kept)
             self.rng.bit_generator.state = _checked_rng_state(arrays)
             self.steps = int(checked_counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..cluster.files.errors import InputError
-from ..cluster.model.problem import OLDER_RULES, ORDERS, Rules
+from ..cluster.model.problem import ORDERS, Rules
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload, workload_of
 from ..cluster.state.border import checked_cluster, checked_rules
@@ -192,7 +192,7 @@ def _parse_initial_state(site: Mapping[str, Any], known: object) -> InitialState
     arrays = {name: _decode_array(array) for name, array in site["cluster"].items()}
     everywhere = np.ones((1, arrays["speed"].size), dtype=np.int32)  # the jobs have which nodes suit them
     cluster = checked_cluster(Cluster(**arrays, suits=everywhere))
-    given = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
+    given = {**site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = checked_rules(Rules(**{name: kind(given[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _STATE_ADAPTER.validate_python(known)
     repair_mean_s = float(site["process"]["repair_mean_s"])

@@ -22,8 +22,8 @@ from ..cluster.files.output_file import make_folder, replacing_file
 from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
 from .problems import DEFAULT_SIZES, Sizes, later_problem
-from .run import train
-from .run_folder import OnProgress, initial_candidate_network, stop_on_signal
+from .run import initial_candidate_network, train
+from .run_folder import OnProgress, stop_on_signal
 from .validation import LaterComparison, compare_policies, comparison_json
 
 
@@ -235,9 +235,9 @@ def learn_online(
         InputError: If the policy that is served cannot be learned from, or nothing can be written.
         CheckpointError: If the checkpoint that is served is damaged.
     """
-    load_policy(served)  # refused at once
+    policy = load_policy(served)  # refused at once
     if config.algorithm in BY_CANDIDATES:
-        initial_candidate_network(config.model_copy(update={"init": str(served)}))
+        initial_candidate_network(config.model_copy(update={"init": str(served)}), policy)
     learner, found = _OnlineLearner(config, served, logdir, show_progress, report, sizes), list[Round]()
     with stop_on_signal(learner.interrupt, ONLINE_STOP_NOTICE) as interruption:
         while not learner.interrupted and (rounds is None or len(found) < rounds):

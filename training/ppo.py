@@ -48,7 +48,8 @@ from .replay import (
     vtrace,
     weighted_gae,
 )
-from .run_folder import SNAPSHOT, RunFolder, initial_actor_critic, read_arrays, restore_model, save_snapshot
+from .run_folder import RunFolder
+from .snapshot import SNAPSHOT, read_arrays, restore_model, save_snapshot
 
 RATE_DIVISOR = 1.03  # the learning rate is divided by it when an update went too far
 NO_SB3_LOG = 1_000_000_000  # updates between Stable-Baselines3's own log lines: the callback writes the metrics
@@ -70,8 +71,9 @@ def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     1. Make the environments, one for each row of a rollout.
     2. Make the model of the algorithm and its replay.
     3. Load the snapshot, if the run was stopped before.
-    4. Learn. Until the steps are done, collect a rollout, keep it in replay, and update the policy and the critic. The
-       callback validates and saves between updates, and ends an interrupted run.
+    4. Learn, by Stable-Baselines3's loop (`model.learn`). Until the steps are done, it collects a rollout, which the
+       replay keeps, and updates the policy and the critic by `train` of the model. Between updates `_RunCallback`
+       records the metrics, validates and saves a snapshot if that is due, and ends an interrupted run.
     5. Validate and save what was learned last.
 
     Raises:
@@ -276,28 +278,39 @@ class VtraceA2C(MaskableA2C):
         self.logger.record("replay/clip_fraction", float(truncated.mean()))
 
 
+def _train_on_draw(model: "SamplePPO | SampleA2C", update: Callable[[], None]) -> None:
+    """Run an update on the samples that a model's replay draws, in place of its rollout; on none, run nothing."""
+    own = model.rollout_buffer
+    assert model.batch_size is not None
+    drawn = model.replay.draw_batch(model.batch_size)
+    if drawn is None:
+        return
+    model.replay.record_batch(drawn)
+    model.rollout_buffer = filled_buffer(own, drawn)
+    try:
+        update()
+    finally:
+        model.rollout_buffer = own
+
+
 class SamplePPO(MaskablePPO):
     """PPO on the samples that its replay draws. Source: SPEC R6."""
 
     replay: SampleReplay
 
     def train(self) -> None:
-        """Learn from the drawn samples; learn nothing if there are none."""
-        own = self.rollout_buffer
-        assert self.batch_size is not None
-        drawn = self.replay.draw_batch(self.batch_size)
-        if drawn is None:
-            return
-        self.replay.record_batch(drawn)
-        self.rollout_buffer = filled_buffer(own, drawn)
-        try:
-            super().train()
-        finally:
-            self.rollout_buffer = own
+        """Update by PPO on the drawn samples."""
+        _train_on_draw(self, super().train)
 
 
-class SampleA2C(SamplePPO, MaskableA2C):
-    """A2C on the drawn samples. Source: SPEC R6."""
+class SampleA2C(MaskableA2C):
+    """A2C on the samples that its replay draws. Source: SPEC R6."""
+
+    replay: SampleReplay
+
+    def train(self) -> None:
+        """Update by A2C on the drawn samples."""
+        _train_on_draw(self, super().train)
 
 
 MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
@@ -341,7 +354,7 @@ def _new_model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
         "network": config.network,
         "layout": layout_of(run_folder.schema),
         "threads": config.threads,
-        "initial": initial_actor_critic(config, run_folder.schema),
+        "initial": run_folder.initial,
     }
     return MODELS[config.algorithm, config.replay](
         MaskedPolicy,
@@ -380,14 +393,14 @@ def _new_replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO)
         return None
     samples = config.buffer or parameters.kept * parameters.rows * parameters.steps
     sizes = env.batch.observations.shape[1], env.batch.actions
-    is_literal, at_once = isinstance(model, SamplePPO), isinstance(model, SampleA2C)
+    is_literal, at_once = isinstance(model, SamplePPO | SampleA2C), isinstance(model, SampleA2C)
     taken = samples * (learning_bytes(*sizes, at_once=at_once) if is_literal else sample_bytes(*sizes))
     if taken > MAX_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
             "take a smaller observation or buffer, or leave replay off", field="--replay",
         )  # fmt: skip
-    if isinstance(model, SamplePPO):
+    if isinstance(model, SamplePPO | SampleA2C):
         model.replay = SampleReplay(samples, takes_all=config.replay == "literal-all")
         return model.replay
     replay = Replay(parameters.kept, dynamic=config.replay == "dynamic")

@@ -22,7 +22,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from ..cluster.files.errors import CheckpointError
-from .run_folder import Arrays, check_within, checked_counts, checked_finite, checked_record, zeros_of_length
+from .snapshot import Arrays, check_within, checked_counts, checked_finite, checked_record, zeros_of_length
 
 EVALUATED_ROWS = 1024  # at once on a thread; agents/networks/sb3_policy.py has the same
 Floats = NDArray[np.float32]

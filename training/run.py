@@ -2,41 +2,27 @@
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
+from ..agents.learned.checkpoint import layout_of, load_policy, save_policy, schema_of, untrained_network
+from ..agents.learned.network import LearnedPolicy, Network
 from ..agents.learned.schema import USERS, Schema, TrainedUnder, conditions_of_use
-from ..agents.networks.candidates import CandidatePolicy
-from ..agents.rehearsals import POLICY_GROUPS
+from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
 from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import encodable_text
-from ..cluster.kernels.ahead import Rehearsal
 from ..cluster.model.outcome import objective_of
 from ..cluster.model.problem import Problem
-from ..cluster.presets.drawn import hetero64
-from ..cluster.simulator.engine import advance, reset
-from ..cluster.simulator.simulation import simulation_of
-from .config import BY_CANDIDATES, REPLAYS, TrainingConfig, problem_request
+from .config import BY_CANDIDATES, TrainingConfig, problem_request
 from .distil import learn_by_distillation, mean_log_cost, with_best_margin
 from .group import learn_by_groups
 from .ppo import learn_by_ppo
 from .problems import DEFAULT_SIZES, HISTORY, PRESETS, TRACES, Sizes
-from .run_folder import (
-    BEST,
-    SNAPSHOT,
-    OnProgress,
-    RunFolder,
-    initial_actor_critic,
-    initial_candidate_network,
-    read_arrays,
-    stop_on_signal,
-    with_initial_layers,
-)
+from .run_folder import BEST, OnProgress, RunFolder, stop_on_signal
+from .snapshot import SNAPSHOT, read_arrays
 from .validation import (
     LaterComparison,
     Score,
@@ -78,6 +64,7 @@ class TrainingRun(NamedTuple):
         folder: Of the run.
         problems: To learn from.
         validated_on: Problems that its policies are judged by.
+        initial: Network that it begins with, None for one of random weights.
     """
 
     config: TrainingConfig
@@ -86,6 +73,7 @@ class TrainingRun(NamedTuple):
     schema: Schema
     problems: Sequence[Problem]
     validated_on: Sequence[Problem]
+    initial: Network | None
 
 
 def train(
@@ -128,10 +116,9 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES)
     problems, validated_on = PRESETS[config.preset].build(problem_request(config, sizes))
     if not config.waiting:  # a history may allow it; the network that a run begins with may have no action for it
         problems, validated_on = tuple(map(_without_waiting, problems)), tuple(map(_without_waiting, validated_on))
-    schema = with_initial_layers(config, _run_schema(config, problems))
-    # refused before the folder is made
-    initial_actor_critic(config, schema) if config.algorithm in REPLAYS else initial_candidate_network(config)
-    return TrainingRun(config, sizes, _open_folder(config, logdir), schema, problems, validated_on)
+    # What does not fit is refused before the folder is made.
+    schema, initial = read_initial(config, _run_schema(config, problems))
+    return TrainingRun(config, sizes, _open_folder(config, logdir), schema, problems, validated_on, initial)
 
 
 def learn(
@@ -154,11 +141,11 @@ def learn(
     Raises:
         CheckpointError: If the folder's snapshot is of another run.
     """
-    config, sizes, folder, schema, problems, validated_on = run
+    config, sizes, folder, schema, problems, validated_on, initial = run
     torch.set_num_threads(1)  # learning has its own (agents/networks/sb3_policy.py)
     run_folder = RunFolder(
         folder, schema, Validation(*validated_on, weighting=config.weighting), config, on_progress,
-        validations=sizes.validations,
+        validations=sizes.validations, initial=initial,
     )  # fmt: skip
     began = time.monotonic()
     with stop_on_signal(run_folder.interrupt) as interruption:
@@ -199,6 +186,84 @@ def _training_conditions(config: TrainingConfig, problems: Sequence[Problem]) ->
     return TrainedUnder(
         orders=orders, ageing_h=uses[0].ageing_h, waiting=uses[0].waiting, estimates=estimates, oracle=uses[0].oracle
     )
+
+
+def read_initial(config: TrainingConfig, schema: Schema) -> tuple[Schema, Network | None]:
+    """Return the schema of a run, and the network that it begins with: that of its `init`, None if it has none.
+
+    The network `layers` has the layers of the checkpoint.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged, or does not fit this version.
+        InputError: If it does not fit the run.
+    """
+    if config.init is None:
+        return schema, None
+    policy = load_policy(Path(config.init))
+    if config.algorithm in BY_CANDIDATES:
+        return schema, initial_candidate_network(config, policy)
+    if config.network == "layers":
+        schema = schema.model_copy(update={"layers": policy.schema.layers})
+    return schema, initial_actor_critic(config, schema, policy)
+
+
+def initial_actor_critic(config: TrainingConfig, schema: Schema, policy: LearnedPolicy) -> Network:
+    """Return a network for PPO or A2C with the weights of a policy.
+
+    The critic begins with the checkpoint's, whatever that predicts, and learns what the reward pays.
+
+    Args:
+        config: The run.
+        schema: Of its policies.
+        policy: Of the run's `init`.
+
+    Raises:
+        InputError: If it does not fit the run.
+    """
+    theirs, network = policy.schema, policy.network
+    for what in ("network", "action", "observation"):
+        if (has := getattr(theirs, what)) != (wants := getattr(schema, what)):
+            raise InputError(
+                f"{config.init} has the {what} {has}, this run {wants}", f"give --{what} {has}", field="--init"
+            )
+    if not network.any_size and not theirs.fits(schema.node_gpus):
+        one, other = (f"{each.gpus} GPUs on {len(each.node_gpus)} nodes" for each in (theirs, schema))
+        raise InputError(
+            f"{config.init} was trained for {one}, this run has {other}",
+            "give a checkpoint for this cluster, or one whose network serves any size", field="--init",
+        )  # fmt: skip
+    expected = {name: weight.shape for name, weight in untrained_network(schema).state_dict().items()}
+    if not network.sized_by and expected != {name: weight.shape for name, weight in network.state_dict().items()}:
+        fix = "give one without waiting" if config.history else f"give --{'' if theirs.waiting else 'no-'}waiting"
+        raise InputError(
+            f"{config.init} has {'waiting' if theirs.waiting else 'no waiting'} among its actions, and this run not so",
+            fix, field="--init",
+        )  # fmt: skip
+    if isinstance(network, CandidateNetwork) and theirs.algorithm == "distil":
+        network.score.weight.data /= TEMPERATURE
+    network.layout = layout_of(schema)
+    return network.train()
+
+
+def initial_candidate_network(config: TrainingConfig, policy: LearnedPolicy) -> CandidateNetwork:
+    """Return a network for `group` or `distil` with the weights of a policy, that of the run's `init`.
+
+    `distil` learns gains. Divided by the temperature, they are the logits that `group` samples by; the other direction
+    multiplies. The value is that of the checkpoint.
+
+    Raises:
+        InputError: If it holds a network of another shape.
+    """
+    schema, network = policy.schema, policy.network
+    if not isinstance(network, CandidateNetwork):
+        raise InputError(
+            f"{config.init} has a network {schema.network} for {schema.action} actions, this run one for candidates",
+            "give a checkpoint of the network `candidates`", field="--init",
+        )  # fmt: skip
+    has_gains, learns_gains = schema.algorithm == "distil", config.algorithm == "distil"
+    if has_gains != learns_gains:
+        network.score.weight.data *= TEMPERATURE if learns_gains else 1.0 / TEMPERATURE
+    return network.train()
 
 
 def _set_margin(
@@ -262,61 +327,3 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
     except OSError as error:
         raise InputError(f"cannot write here: {error.strerror}", "give another --logdir", path=folder) from error
     return folder
-
-
-REHEARSED_RUNS = 2  # of a group
-_RUN_MODULE = "longshore.training.run"
-REHEARSAL_GROUPS = {
-    **POLICY_GROUPS,
-    "training": [f"{_RUN_MODULE}:group_rehearsal", f"{_RUN_MODULE}:distil_rehearsal"],
-}  # by the names of `longshore compile`
-
-
-def rehearsals_for(algorithm: str) -> list[str]:
-    """Return what `compile_ahead` compiles for training by an algorithm; only some use environments."""
-    used = ("candidates", "training") if algorithm in ("group", "distil") else ("networks", "environments")
-    return [name for group in ("heuristics", *used) for name in REHEARSAL_GROUPS[group]]
-
-
-def group_rehearsal() -> Rehearsal:
-    """Groups of runs by sampled candidates, and what their decisions are worth."""
-    from ..agents.learned.checkpoint import layout_of, schema_of
-    from ..agents.networks.candidates import CandidateNetwork, candidate_weights
-    from ..agents.networks.sampled_runs import sample_runs
-    from .credit import credits_of, feature_gaps_of, write_credits, write_feature_gaps
-    from .group import SHARDS, STATE_FEATURES, RunCollector
-
-    problem = hetero64(1, 0, jobs=4)
-    schema = schema_of(
-        algorithm="group", network="candidates", action="candidate", observation="full", waiting=False,
-        node_gpus=(8,) * 8,
-    )  # fmt: skip
-    network = CandidateNetwork(layout_of(schema))
-    rows = SHARDS * REHEARSED_RUNS
-
-    def play() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            found = RunCollector([problem], [rows], pool).collect(network, np.zeros(rows, np.int64), 0)
-        credits_of(found.record, found.times, REHEARSED_RUNS, np.ones(rows), 1.0)
-        feature_gaps_of(found.record, REHEARSED_RUNS, STATE_FEATURES)
-
-    return Rehearsal(
-        [sample_runs, write_credits, write_feature_gaps], [simulation_of(problem), candidate_weights(network)], play
-    )
-
-
-def distil_rehearsal() -> Rehearsal:
-    """Decisions that distillation learns from; rollouts label them."""
-    from ..cluster.kernels.structures import uniform
-    from ..envs.features import list_and_write_candidates
-    from .group import OBSERVATION_SIZE
-
-    sim = simulation_of(hetero64(1, 0, jobs=4))
-
-    def play() -> None:
-        reset(sim, 0, 0)
-        advance(sim, 0)
-        uniform(0, 0, 0)
-        list_and_write_candidates(sim, 0, np.zeros((1, OBSERVATION_SIZE), np.float32), 0)
-
-    return Rehearsal([uniform, list_and_write_candidates], [sim], play)

@@ -15,7 +15,7 @@ from ..cluster.files.output_file import replacing_file
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.outcome import RunMetrics, Weighting, metrics, usual_weighting, weighting_of_figure
 from ..cluster.model.problem import ORDERS, Problem, same_jobs_labels
-from ..cluster.presets.problems import VALIDATION_SEED
+from ..cluster.presets.problems import VALIDATION_SEED, Regime
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import Simulation
 from .history import read_history
@@ -29,6 +29,8 @@ from .problems import (
     trace_windows,
     tuning_problem,
 )
+
+CONFIDENCE = 0.95  # of all intervals
 
 
 class Score(NamedTuple):
@@ -100,7 +102,7 @@ class ProblemValidation:
         # A unit of the interval is a workload: its fault draws are no independent evidence.
         _, workload = np.unique(self.problem.scenarios.work_s, axis=0, return_inverse=True)
         difference, base = unit_sums(np.stack([values - self._best_s, self._best_s]), workload)
-        found = ratio_estimates(100.0 * difference[None], base[None], confidence=0.95)
+        found = ratio_estimates(100.0 * difference[None], base[None], confidence=CONFIDENCE)
         half_width = (found.high[0] - found.low[0]) / 2.0
         return Score(
             float(values.mean()), float(found.value[0]), math.inf if math.isnan(half_width) else float(half_width)
@@ -121,7 +123,6 @@ def run_for_costs(sim: Simulation, policy: Policy, problem: Problem, weighting: 
 
 
 LATER = "later.json"
-CONFIDENCE = 0.95
 COMPARED_WINDOWS = 24  # of each trace, as `longshore evaluate` takes
 LATER_SEED, TUNING_SEED = VALIDATION_SEED + 1000, VALIDATION_SEED + 2000  # draws that no training uses
 MEAN_JCT = weighting_of_figure("mean-jct")  # the usual objective where jobs arrive over time
@@ -157,12 +158,9 @@ def compare_on_later_windows(
     by = weighting or MEAN_JCT
     found, logs = [], []
     for number, path in enumerate(request.traces):
-        alone = request._replace(traces=(path,))
         for regime in request.regimes:
-            tuned = WindowSelection(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
-            later = WindowSelection(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
-            rival = tuned_patient(trace_windows(alone, regime, tuned, (TRACE_LOAD,)), by)
-            problem = trace_windows(alone, regime, later, (TRACE_LOAD,))
+            rival = tuned_patient(_tuning_windows(request, number, regime), by)
+            problem = _later_windows(request, number, regime)
             logs.append(np.log(_window_means(problem, policy, by) / _window_means(problem, rival, by)))
             found.append(_comparison(f"{path.name}, {regime.order}", logs[-1], rival.patience))
     if len(found) > 1:
@@ -174,18 +172,27 @@ def _compare_with_best(request: ProblemRequest, policy: Policy, by: Weighting) -
     """Compare a policy with the order and the heuristic that do best on what was trained on, on the same windows."""
     found, logs = [], []
     for number, path in enumerate(request.traces):
-        alone = request._replace(traces=(path,))
-        tuned = WindowSelection(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
-        later = WindowSelection(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
-        best = best_order_and_heuristic(trace_windows(alone, request.regimes[0], tuned, (TRACE_LOAD,)), by)
+        best = best_order_and_heuristic(_tuning_windows(request, number, request.regimes[0]), by)
         for regime in request.regimes:
-            problem = trace_windows(alone, regime, later, (TRACE_LOAD,))
+            problem = _later_windows(request, number, regime)
             logs.append(_log_ratios(problem, policy, best, by))
             found.append(_comparison(f"{path.name}, {regime.order}", logs[-1], math.nan, str(best)))
     if len(found) > 1:
         rival = found[0].rival if len({later.rival for later in found}) == 1 else EACH_BEST
         found.append(_comparison("all of these", np.concatenate(logs), math.nan, rival))
     return found
+
+
+def _tuning_windows(request: ProblemRequest, number: int, regime: Regime) -> Problem:
+    """Return windows of the part of a trace that was trained on, which no training drew."""
+    windows = WindowSelection(TRAINED_PART, COMPARED_WINDOWS, None, TUNING_SEED + number, disjoint=True)
+    return trace_windows(request._replace(traces=(request.traces[number],)), regime, windows, (TRACE_LOAD,))
+
+
+def _later_windows(request: ProblemRequest, number: int, regime: Regime) -> Problem:
+    """Return windows of the part of a trace that no training used."""
+    windows = WindowSelection(LATER_PART, COMPARED_WINDOWS, None, LATER_SEED + number, disjoint=True)
+    return trace_windows(request._replace(traces=(request.traces[number],)), regime, windows, (TRACE_LOAD,))
 
 
 def compare_on_history(path: Path, policy: Policy, weighting: Weighting | None = None) -> tuple[LaterComparison, ...]:

@@ -106,9 +106,6 @@ def rules_stopping_at_faults(rules: Rules) -> Rules:
     return rules._replace(switching=False, detection_s=0.0, preflight_s=0.0, slow_per_s=0.0)
 
 
-OLDER_RULES = {  # what rules are by that were stored when there were fewer of them
-    name: value for name, value in Rules._field_defaults.items() if name not in ("limit_s", "backfill_depth")
-}
 PER_JOB = (  # fields of Scenarios
     "gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank", "needs",
 )  # fmt: skip

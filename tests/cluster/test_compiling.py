@@ -32,7 +32,7 @@ from longshore.cluster.kernels.compiled import Kernel, kernel
 from longshore.cluster.kernels.kept import by_one_process
 from longshore.commands.policies import GROUP_NAMES, SERVE
 from longshore.scheduler.mirror.rehearsal import rehearsals_of
-from longshore.training.run import REHEARSAL_GROUPS
+from longshore.training.rehearsals import REHEARSAL_GROUPS
 from tests.checkout import ROOT
 from tests.command_line import Command, words_of
 from tests.support import processes

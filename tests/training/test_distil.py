@@ -48,8 +48,8 @@ from longshore.training.distil import (
     noise_weight,
 )
 from longshore.training.problems import DistilParameters, GroupParameters, Sizes
-from longshore.training.run import TrainingResult
-from longshore.training.run_folder import Progress, RunFolder, initial_candidate_network
+from longshore.training.run import TrainingResult, initial_candidate_network
+from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.cases_by_hand import hand_case
 from tests.compiled_runs import at_first_decision
@@ -364,8 +364,7 @@ def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None
     path = tmp_path / "taught.zip"
     for algorithm, factor in (("group", 1.0), ("distil", 1.0 / TEMPERATURE)):
         save_policy(path, schema(algorithm), network)
-        begun = initial_candidate_network(config(1, algorithm="group", init=str(path)))
-        assert begun is not None
+        begun = initial_candidate_network(config(1, algorithm="group", init=str(path)), load_policy(path))
         observation = torch.rand(3, network.layout.globals + 16 * network.layout.features)
         torch.testing.assert_close(begun(observation)[0], network(observation)[0] * factor)
         assert torch.equal(begun(observation)[1], network(observation)[1]), "the value is another"

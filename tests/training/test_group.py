@@ -28,7 +28,8 @@ from longshore.training import run
 from longshore.training.group import CollectedRuns, Decisions, GroupLearner, decisions_of, group_advantages
 from longshore.training.problems import GroupParameters, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import SNAPSHOT, Progress, RunFolder
+from longshore.training.run_folder import Progress, RunFolder
+from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 from tests.envs.random_run import small_problem
 from tests.support.budgets import examples

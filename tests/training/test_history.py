@@ -44,8 +44,7 @@ from longshore.training.problems import (
     later_problem,
     with_ranks,
 )
-from longshore.training.run import train
-from longshore.training.run_folder import initial_actor_critic
+from longshore.training.run import read_initial, train
 from tests.command_line import Command
 from tests.scheduler.twin_run import learning, learning_case
 from tests.training.recorded_history import RecordedHistory, record_history
@@ -276,7 +275,7 @@ def test_ppo_and_a2c_learn_on_what_is_rebuilt_and_go_on_with_a_checkpoint_of_any
 
     config = learning_of(recorded.file, init=first.best, seed=1)
     assert (config.algorithm, config.action, config.observation, config.network) == ("ppo", *patents.values())
-    begun = initial_actor_critic(config, policy.schema)
+    _, begun = read_initial(config, policy.schema)
     assert begun is not None
     expected = policy.network.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in begun.state_dict().items())

@@ -11,7 +11,7 @@ from longshore.agents.learned.schema import HiddenLayers, Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.run_folder import initial_actor_critic, with_initial_layers
+from longshore.training.run import read_initial
 
 NODES = (8,) * 8
 
@@ -46,10 +46,10 @@ def test_options_that_are_not_given_are_those_of_the_checkpoint(tmp_path: Path) 
 def test_a_pool_of_gpus_continues_on_the_same_number_of_gpus(tmp_path: Path) -> None:
     path, schema = saved(tmp_path, action="gpu", observation="patent", node_gpus=(1,) * 64)
     here = schema_of(algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=NODES)
-    assert initial_actor_critic(config(path), here) is not None
+    assert read_initial(config(path), here)[1] is not None
     fewer = schema.model_copy(update={"gpus": 32, "items": 32, "node_gpus": (1,) * 32})
     with pytest.raises(InputError, match=r"--init: .* 64 GPUs .* this run has 32"):
-        initial_actor_critic(config(path), fewer)
+        read_initial(config(path), fewer)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,14 @@ def test_a_run_of_another_kind_is_refused_with_what_to_give(
         "algorithm", "network", "action", "observation", "waiting", "node_gpus",
     )} | changes)  # fmt: skip
     with pytest.raises(InputError, match=f"--init: .*{words}"):
-        initial_actor_critic(config(path, **changes), other)
+        read_initial(config(path, **changes), other)
 
 
 def test_a_network_of_layers_goes_on_with_its_own(tmp_path: Path) -> None:
     layers = HiddenLayers(policy=(12,), value=(), activation="relu")
     path, schema = saved(tmp_path, network="layers", layers=layers)
-    own = config(path)
-    plain = schema.model_copy(update={"layers": None})
-    assert with_initial_layers(own, plain).layers == layers
-    begun = initial_actor_critic(own, with_initial_layers(own, plain))
+    continued, begun = read_initial(config(path), schema.model_copy(update={"layers": None}))
+    assert continued.layers == layers
     assert begun is not None
     assert [tuple(it.shape) for it in begun.parameters()] == [(12, 196), (12,), (8, 12), (8,), (1, 196), (1,)]
 
@@ -84,7 +82,7 @@ def test_gains_become_logits(tmp_path: Path) -> None:
         network = untrained_network(schema)
         assert isinstance(network, CandidateNetwork)
         save_policy(path, schema.model_copy(update={"algorithm": algorithm}), network)
-        begun = initial_actor_critic(config(path), schema)
+        _, begun = read_initial(config(path), schema)
         assert isinstance(begun, CandidateNetwork)
         torch.testing.assert_close(begun.score.weight, network.score.weight * factor)
 

@@ -24,7 +24,8 @@ from longshore.training import run
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.problems import PRESETS, Hyperparameters, ProblemRequest, Problems, Sizes
 from longshore.training.run import TrainingResult
-from longshore.training.run_folder import BEST, EVENTS, SNAPSHOT, SPENT, Progress, TimeSpent
+from longshore.training.run_folder import BEST, EVENTS, SPENT, Progress, TimeSpent
+from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, events_of, shown
 
@@ -246,18 +247,6 @@ def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(whole: 
         with pytest.raises(CheckpointError, match=rf"damaged or of another run: state\.{name}\[") as caught:
             train(small(2048), tmp_path)
         assert "\n" not in str(caught.value)
-
-
-def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same(
-    whole: TrainingResult, half: TrainingResult, tmp_path: Path
-) -> None:
-    path = copied(half, tmp_path) / SNAPSHOT
-    with np.load(path) as file:
-        older = dict(file)
-    del older["state/quiet"], older["state/unpolled"]
-    np.savez(path, allow_pickle=False, **older)
-    resumed = train(small(), tmp_path)
-    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
 
 
 @pytest.mark.full

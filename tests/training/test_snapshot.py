@@ -23,8 +23,7 @@ from torch.optim import Adam, RMSprop
 from longshore.cluster.files.errors import CheckpointError, EndlessError
 from longshore.cluster.state.state import State
 from longshore.envs.batch import AgentView, Batch
-from longshore.training.run_folder import (
-    YOUNGER,
+from longshore.training.snapshot import (
     Arrays,
     learned_arrays,
     read_arrays,
@@ -36,10 +35,6 @@ from longshore.training.run_folder import (
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
 from tests.support.budgets import examples
-
-BELIEFS = (
-    "gpu_hazard_per_s", "node_hazard_per_s", "lemon", "observed_s", "observed_faults", "observed_gpu_s", "failed_s",
-)  # fmt: skip
 
 
 def played(view: AgentView, steps: int = 9, *, learns: bool = False) -> Batch:
@@ -77,13 +72,11 @@ def test_environments_go_on_where_they_were_kept(action: str, *, learns: bool) -
     assert np.array_equal(mine["state/now_s"], theirs["state/now_s"])
 
 
-def test_environments_go_on_whose_state_did_not_say_what_policies_know_of_fault_rates() -> None:
-    batch, twin = (played(AgentView("node", reward="dt"), steps) for steps in (60, 0))
-    older = {name: each for name, each in kept(batch).items() if name.removeprefix("state/") not in BELIEFS}
-    assert len(older) + 7 == len(kept(batch))
-    restore_batch(older, twin)
-    assert all(np.array_equal(getattr(batch.sim.state, name), getattr(twin.sim.state, name)) for name in BELIEFS)
-    assert np.array_equal(batch.observations, twin.observations)
+def test_a_snapshot_has_all_of_the_state() -> None:
+    batch = played(AgentView("node"))
+    for field in State._fields:
+        with pytest.raises(KeyError, match=f"state/{field}"):
+            restore_batch({name: each for name, each in kept(batch).items() if name != f"state/{field}"}, batch)
 
 
 def test_half_a_placement_is_refused_where_moves_are_whole_ones() -> None:
@@ -308,32 +301,6 @@ def test_a_file_that_counts_in_64_bits_is_read(tmp_path: Path, monkeypatch: pyte
     content = small_file(tmp_path)
     assert b"PK\x06\x07" in content
     assert outcome(content, tmp_path) == ""
-
-
-# Fields of the state that runs of 2026-11-27 wrote.
-WRITTEN = {
-    "scenario", "now_s", "moment", "quiet", "unpolled", "finished", "submitted", "estimated", "estimates_s", "head",
-    "tail", "queued", "queued_gpu_s", "usable", "busy", "down", "waited", "rested", "current", "aged", "shadow_s",
-    "extra", "reserved_class", "need", "picked_nodes", "picked_rack", "picked_speed", "picked_intra", "picked_nic",
-    "picked_uplink", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s", "overhead_gpu_s", "job_events",
-    "decisions", "switches", "free", "taken", "shown_class", "hidden", "class_usable", "class_in_service",
-    "candidates", "base_waits", "base_refused", "candidate_job", "candidate_delay_s", "candidate_s", "candidate_hole",
-    "candidate_size", "candidate_sign", "candidate_node", "gpu_job", "gpu_down", "gpu_next", "source_s",
-    "source_since_s", "source_k", "source_failed", "source_heap", "source_place", "source_count", "gpu_hazard_per_s",
-    "node_hazard_per_s", "lemon", "observed_s", "observed_faults", "observed_gpu_s", "failed_s", "guess_s", "saved_s",
-    "start_s", "end_s", "overhead_s", "slowdown", "entered_s", "wait_s", "queued_s", "first_start_s", "finish_s",
-    "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap", "run_place", "running",
-    "ends_s", "ends_job", "ends_kept", "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s",
-    "since_s", "slowed", "node_slow", "pace_s", "pace_k", "slowed_s", "relieved", "relieved_of", "kept_for",
-    "backup_of", "backups", "backup_gpu_s", "reserved_for", "reserved_moment", "reserved_usable", "reserved_shadow_s",
-    "reserved_extra", "index_from", "index_stage", "index_moment", "index_leaf", "index_job", "index_first",
-    "index_place", "index_best", "index_key", "index_run_s", "index_oldest", "index_since_s", "index_hidden",
-    "index_hidden_job", "index_young", "index_young_place", "index_young_count",
-}  # fmt: skip
-
-
-def test_runs_that_began_before_a_field_was_there_go_on() -> None:
-    assert set(State._fields) - WRITTEN <= set(YOUNGER)
 
 
 @cache

@@ -38,7 +38,7 @@ def compile_kernels(
     from ..cluster.kernels.kept import cache_folder, can_be_kept
     from ..scheduler.mirror.rehearsal import rehearsals_of
     from ..scheduler.settings import SchedulerSettings, read_settings
-    from ..training.run import REHEARSAL_GROUPS
+    from ..training.rehearsals import REHEARSAL_GROUPS
 
     policy = (read_settings(config).settings if config else SchedulerSettings()).policy
     serve = rehearsals_of(*filter(None, (policy.fallback, policy.name)))

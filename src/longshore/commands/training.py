@@ -187,7 +187,8 @@ def train(
     """Train a policy. The same command continues an interrupted run; Ctrl-C and SIGTERM lose nothing."""
     with progress("starting"):
         from ..training.config import config_of, with_numbers, with_objective, with_parameter_file
-        from ..training.run import learn, open_run, rehearsals_for
+        from ..training.rehearsals import rehearsals_for
+        from ..training.run import learn, open_run
 
     beginning = _initial_checkpoint(init, online, history, objective)
     config = config_of(
@@ -231,7 +232,7 @@ def _initial_checkpoint(
 
 def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
     from ..training.online import learn_online
-    from ..training.run import rehearsals_for
+    from ..training.rehearsals import rehearsals_for
 
     def showing() -> "AbstractContextManager[OnProgress]":
         compile_first(rehearsals_for(config.algorithm))
@@ -298,7 +299,7 @@ def tune(
     """Search for better hyper-parameters of `longshore train`. The same command continues after Ctrl-C or SIGTERM."""
     with progress("starting"):
         from ..training.config import config_of, with_objective
-        from ..training.run import rehearsals_for
+        from ..training.rehearsals import rehearsals_for
         from ..training.tuning import tune as search
 
     config = config_of(
