@@ -1,11 +1,12 @@
 """Free space on the disks of a scheduler, and a reserve of it, so that ends and cancels can always be written."""
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from .durable import log
+log = logging.getLogger(__name__)
 
 RESERVE = "reserve"  # name of the file
 RESERVE_BYTES = 32 << 20  # at most; ends and cancels of thousands of jobs

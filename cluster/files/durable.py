@@ -4,7 +4,6 @@ The supervisor uses it: standard library only.
 """
 
 import errno
-import logging
 import os
 import stat
 from contextlib import suppress
@@ -129,6 +128,3 @@ def _write_draft(folder: int, name: str, content: bytes) -> str:
     finally:
         os.close(file)
     return draft
-
-
-log = logging.getLogger(__name__)
