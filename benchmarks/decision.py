@@ -24,7 +24,8 @@ from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
 from longshore.cluster.queue.expected import sort_expected_ends
 from longshore.cluster.simulator.engine import find_due_job, move_clock, reset, submit_next_job
-from longshore.cluster.simulator.simulation import resume_run, simulation_of
+from longshore.cluster.simulator.live import resume_run
+from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.beliefs import estimate_hazards
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.service.service import BACKFILL_DEPTH

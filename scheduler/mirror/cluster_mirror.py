@@ -16,7 +16,7 @@ from ...cluster.queue.expected import expected_run_s
 from ...cluster.queue.order import may_wait, next_ageing_s, turn_to
 from ...cluster.queue.turns import LEADING, PASSING, rebuild_lines
 from ...cluster.simulator import engine, faults, jobs
-from ...cluster.simulator.simulation import (
+from ...cluster.simulator.live import (
     count_stay_from,
     empty_simulation,
     move_to_line,
