@@ -93,44 +93,18 @@ def slowdown_of(
     uplink_bytes_per_s: float,
     grain: int,
 ) -> float:
-    """Return run time over work of a job on a placement, always finite and above 0.
+    """Return run time over work of a job on a placement of all GPUs that it asks for, always finite and above 0.
 
-    Args:
-        sim: The simulation.
-        scenario: Scenario of the job.
-        job: The job.
-        nodes: Nodes of the placement.
-        speed: Speed of its slowest GPU.
-        intra_bytes_per_s: Slowest bandwidth inside a node that gives two or more GPUs, inf without such a node.
-        nic_bytes_per_s: Slowest bandwidth of its nodes.
-        uplink_bytes_per_s: Slowest bandwidth of its racks, inf if there is one only.
-        grain: Largest number that divides the GPUs that each node gives; 0 where no link counts. Only a job with a
-            plan asks for it.
-
-    Source: SPEC F6, taken over the whole ring; docs/simulator.md.
+    The arguments are those of `slowdown_on_seats`.
     """
-    rules = sim.rules
-    if not rules.ring:
-        return _bounded_slowdown((1.0 + rules.node_penalty * (nodes - 1)) / speed)
-    if sim.scenarios.pipeline.shape[1] > 0 and is_planned(sim, scenario, job):
-        across = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
-        return _bounded_slowdown(planned_slowdown(sim, scenario, job, 1.0, speed, intra_bytes_per_s, across, grain))
-    compute_s = sim.scenarios.compute_s[scenario, job]
-    gpus = sim.scenarios.gpus[scenario, job]
-    if gpus == 1:
-        return _bounded_slowdown(1.0 / speed)
-    volume = 2.0 * (gpus - 1) / gpus * sim.scenarios.parameter_bytes[scenario, job]
-    link = intra_bytes_per_s
-    if nodes > 1:
-        link = min(link, nic_bytes_per_s, uplink_bytes_per_s)
-    reference = rules.reference_intra_bytes_per_s
-    if gpus > rules.reference_gpus:
-        reference = rules.reference_nic_bytes_per_s
-    return _bounded_slowdown((compute_s / speed + volume / link) / (compute_s + volume / reference))
+    seats = sim.scenarios.gpus[scenario, job]
+    return slowdown_on_seats(
+        sim, scenario, job, seats, nodes, speed, intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s, grain
+    )
 
 
 @kernel
-def shrunk_slowdown(
+def slowdown_on_seats(
     sim: Simulation,
     scenario: int,
     job: int,
@@ -142,27 +116,41 @@ def shrunk_slowdown(
     uplink_bytes_per_s: float,
     grain: int,
 ) -> float:
-    """Return run time over work of a job on fewer GPUs than it asks for, which share the whole batch.
+    """Return run time over work of a job on a placement, always finite and above 0.
 
-    The arguments are those of `slowdown_of`, and `seats`, the GPUs that it has.
+    Args:
+        sim: The simulation.
+        scenario: Scenario of the job.
+        job: The job.
+        seats: GPUs that it has. Fewer than it asks for share the whole batch.
+        nodes: Nodes of the placement.
+        speed: Speed of its slowest GPU.
+        intra_bytes_per_s: Slowest bandwidth inside a node that gives two or more GPUs, inf without such a node.
+        nic_bytes_per_s: Slowest bandwidth of its nodes.
+        uplink_bytes_per_s: Slowest bandwidth of its racks, inf if there is one only.
+        grain: Largest number that divides the GPUs that each node gives; 0 where no link counts. Only a job with a
+            plan asks for it.
+
+    Source: SPEC F6, taken over the whole ring; docs/simulator.md.
     """
     rules = sim.rules
     gpus = sim.scenarios.gpus[scenario, job]
-    share = gpus / seats  # of the batch that a GPU computes, by what it has where none is missing
+    share = 1.0 if seats == gpus else gpus / seats  # of the batch that a GPU computes, by that where none is missing
     if not rules.ring:
         return _bounded_slowdown((1.0 + rules.node_penalty * (nodes - 1)) / speed * share)
+    link = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
     if is_planned(sim, scenario, job):
-        across = min(intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s) if nodes > 1 else intra_bytes_per_s
-        return _bounded_slowdown(planned_slowdown(sim, scenario, job, share, speed, intra_bytes_per_s, across, grain))
+        return _bounded_slowdown(planned_slowdown(sim, scenario, job, share, speed, intra_bytes_per_s, link, grain))
+    if gpus == 1:
+        return _bounded_slowdown(1.0 / speed)
     compute_s, parameter_bytes = sim.scenarios.compute_s[scenario, job], sim.scenarios.parameter_bytes[scenario, job]
-    link = intra_bytes_per_s
-    if nodes > 1:
-        link = min(link, nic_bytes_per_s, uplink_bytes_per_s)
+    reference_bytes = 2.0 * (gpus - 1) / gpus * parameter_bytes
+    sent_bytes = reference_bytes if seats == gpus else 2.0 * (seats - 1) / seats * parameter_bytes
     reference = rules.reference_intra_bytes_per_s
     if gpus > rules.reference_gpus:
         reference = rules.reference_nic_bytes_per_s
-    iteration_s = share * compute_s / speed + 2.0 * (seats - 1) / seats * parameter_bytes / link
-    return _bounded_slowdown(iteration_s / (compute_s + 2.0 * (gpus - 1) / gpus * parameter_bytes / reference))
+    reference_s = compute_s + reference_bytes / reference
+    return _bounded_slowdown((share * compute_s / speed + sent_bytes / link) / reference_s)
 
 
 @kernel
@@ -314,20 +302,20 @@ def refuse_unsuited_picks(sim: Simulation, row: int) -> None:
     Raises:
         ValueError: If there are such.
     """
-    suits, kind = sim.cluster.suits, need_class_of(sim, row, sim.state.current[row])
+    suits, need_class = sim.cluster.suits, need_class_of(sim, row, sim.state.current[row])
     for node in range(suits.shape[1]):
-        if sim.state.taken[row, node] > 0 and suits[kind, node] == 0:
+        if sim.state.taken[row, node] > 0 and suits[need_class, node] == 0:
             raise ValueError(UNSUITED)
 
 
 @kernel
 def order_nodes_by_free(sim: Simulation, row: int, job: int) -> int:
     """Write the nodes with GPUs in `trial_free` that suit a job into `trial_order`, most first; return their number."""
-    scratch, suits, kind = sim.scratch, sim.cluster.suits, need_class_of(sim, row, job)
+    scratch, suits, need_class = sim.scratch, sim.cluster.suits, need_class_of(sim, row, job)
     free, order, bit = scratch.trial_free, scratch.trial_order, scratch.trial_bit
     count = 0
     for node in range(free.shape[1]):
-        if free[row, node] <= 0 or (kind > 0 and suits[kind, node] == 0):
+        if free[row, node] <= 0 or (need_class > 0 and suits[need_class, node] == 0):
             continue
         at = count
         while at > 0 and free[row, order[row, at - 1]] < free[row, node]:

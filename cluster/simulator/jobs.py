@@ -9,7 +9,7 @@ import math
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.structures import push, remove
-from ..placing import NO_RACK, SEVERAL_RACKS, common_divisor, shrunk_slowdown, slowdown_of
+from ..placing import NO_RACK, SEVERAL_RACKS, common_divisor, slowdown_on_seats
 from ..queue.expected import estimated_work_s, note_run_end, note_run_start, revise_end_s
 from ..queue.index import index_enqueued_first, index_enqueued_last, unindex_dequeued
 from ..queue.turns import enter_line, leave_line, line_of
@@ -303,6 +303,4 @@ def present_slowdown(sim: Simulation, row: int, job: int) -> float:
         elif rack != cluster.node_rack[node]:
             rack = SEVERAL_RACKS
     uplink, grain = uplink if rack == SEVERAL_RACKS else math.inf, common_divisor(grain, on_node)
-    if seats == sim.scenarios.gpus[scenario, job]:
-        return slowdown_of(sim, scenario, job, nodes, speed, intra, nic, uplink, grain)
-    return shrunk_slowdown(sim, scenario, job, seats, nodes, speed, intra, nic, uplink, grain)
+    return slowdown_on_seats(sim, scenario, job, seats, nodes, speed, intra, nic, uplink, grain)

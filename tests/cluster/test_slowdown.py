@@ -1,8 +1,7 @@
 """How long a job takes on a placement is a number that times can be multiplied and divided by, whatever it asks for."""
 
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.placing import MAX_SLOWDOWN, MIN_SLOWDOWN, slowdown_of
 from longshore.cluster.presets.cluster_file import LEAST_SPEED, MOST_SPEED
+from longshore.cluster.state.state import Simulation
 from longshore.scheduler.model.job_spec import (
     MAX_COMPUTE_S,
     MAX_PARAMETER_BYTES,
@@ -25,25 +25,27 @@ BANDWIDTHS = st.floats(1.0, 1e18)  # of a cluster file
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 
 
+@cache
+def compiled_case() -> Simulation:
+    return compiled(busy_case(ring=True))
+
+
 def slowdown(
     ring: bool, compute_s: float, parameter_bytes: float, gpus: int, nodes: int, speed: float, link: float,  # noqa: FBT001
     reference: float, node_penalty: float,
 ) -> float:  # fmt: skip
-    number = np.float64
-    rules = SimpleNamespace(
-        ring=ring, node_penalty=number(node_penalty), reference_gpus=8, reference_intra_bytes_per_s=number(reference),
-        reference_nic_bytes_per_s=number(reference),
+    number = np.float64  # by which also plain Python divides by 0
+    sim = compiled_case()
+    sim.scenarios.compute_s[0, 0], sim.scenarios.parameter_bytes[0, 0] = compute_s, parameter_bytes
+    sim.scenarios.gpus[0, 0] = gpus
+    rules = sim.rules._replace(
+        ring=ring, node_penalty=node_penalty, reference_gpus=8, reference_intra_bytes_per_s=reference,
+        reference_nic_bytes_per_s=reference,
     )  # fmt: skip
-    scenarios = SimpleNamespace(
-        compute_s=np.array([[compute_s]]),
-        parameter_bytes=np.array([[parameter_bytes]]),
-        gpus=np.array([[gpus]]),
-        pipeline=np.zeros((1, 0)),
-    )
-    plain: Callable[..., float] = getattr(slowdown_of, "py_func", slowdown_of)
+    links = (number(link), number(link), number(link))
     with np.errstate(all="ignore"):
-        links = (number(link), number(link), number(link))
-        return float(plain(SimpleNamespace(rules=rules, scenarios=scenarios), 0, 0, nodes, number(speed), *links, 0))
+        sim = Simulation(sim.cluster, sim.scenarios, sim.traits, sim.process, rules, sim.state, sim.log)
+        return float(slowdown_of(sim, 0, 0, nodes, number(speed), *links, 0))
 
 
 @given(
