@@ -22,7 +22,8 @@ from ..cluster.model.problem import Problem
 from ..cluster.placing import take_gpu, take_node
 from ..cluster.presets.drawn import hetero64
 from ..cluster.presets.problems import user_key
-from ..cluster.queue.order import has_reservation, mark_nodes_keeping_reservation, may_wait
+from ..cluster.queue.keeping import has_reservation, mark_nodes_keeping_reservation
+from ..cluster.queue.order import may_wait
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
@@ -244,7 +245,7 @@ def write_mask(sim: Simulation, row: int, action_kind: int, out: NDArray[np.bool
         else:
             node = sim.cluster.gpu_node[item]
             is_open = state.free[row, node] > 0 and state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
-        out[at, item] = is_open and (not is_bound or sim.scratch.trial_bit[row, node] == 1)
+        out[at, item] = is_open and (not is_bound or sim.scratch.may_pick[row, node] == 1)
     if sim.rules.waiting:
         out[at, items] = state.picked_nodes[row] == 0 and may_wait(sim, row)
 

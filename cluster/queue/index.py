@@ -487,11 +487,11 @@ def _first_to_pass_of_line(sim: Simulation, row: int, line: int) -> int:
     """Do what `first_job_to_pass` does for the jobs of one line, or for all at once if it is -1."""
     state = sim.state
     found = -1
-    for kind in range(sim.cluster.suits.shape[0]):
-        usable = usable_for_class(sim, row, kind)
-        harmless = state.extra[row] + sim.scratch.class_beside[row, kind]
-        found = _first_leaf_of_class(sim, row, line, kind, min(harmless, usable), math.inf, found)
-        found = _first_leaf_of_class(sim, row, line, kind, usable, state.shadow_s[row], found)
+    for need_class in range(sim.cluster.suits.shape[0]):
+        usable = usable_for_class(sim, row, need_class)
+        harmless = state.extra[row] + sim.scratch.class_beside[row, need_class]
+        found = _first_leaf_of_class(sim, row, line, need_class, min(harmless, usable), math.inf, found)
+        found = _first_leaf_of_class(sim, row, line, need_class, usable, state.shadow_s[row], found)
     return int(state.index_job[row, found]) if found >= 0 else -1
 
 
@@ -500,9 +500,9 @@ def longest_waiting_job(sim: Simulation, row: int, gpus: int) -> int:
     """Return the job that has waited longest of those that `gpus` GPUs in service could hold, -1 if there is none."""
     state = sim.state
     found = -1
-    for kind in range(sim.cluster.suits.shape[0]):
-        most = min(gpus, int(state.class_in_service[row, kind])) if has_need_classes(sim) else gpus
-        left, right = leaf_range_of_class(sim, row, kind, most)
+    for need_class in range(sim.cluster.suits.shape[0]):
+        most = min(gpus, int(state.class_in_service[row, need_class])) if has_need_classes(sim) else gpus
+        left, right = leaf_range_of_class(sim, row, need_class, most)
         while left < right:
             if left & 1:
                 found = _oldest_leaf_below(sim, row, left, found)

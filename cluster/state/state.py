@@ -209,6 +209,7 @@ class Scratch(NamedTuple):
     level_free: Annotated[Ints, "rows", "nodes"]  # GPUs that nodes of each speed have free, by its number
     trial_order: Annotated[Ints, "rows", "nodes"]  # nodes by usable GPUs, most first
     trial_bit: Annotated[Ints, "rows", "nodes"]  # their places among the nodes with usable GPUs
+    may_pick: Annotated[Ints, "rows", "nodes"]  # 1 where a node may be picked next by a job that keeps a reservation
     trial_run_s: Annotated[Floats, "rows", "nodes"]  # run time of the current job if the node is taken next
     trial_speed: Annotated[Floats, "rows", "nodes"]  # slowest speed of that run
     trial_set: Annotated[Ints, "rows", "nodes"]  # nodes of a set, in the order in which they give

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from longshore.cluster.model.problem import ORDERS, Problem
 from longshore.cluster.placing import picked_slowdown, take_gpu, take_node, undo_picks
 from longshore.cluster.presets.drawn import hetero64
-from longshore.cluster.queue.order import has_reservation, keeps_reservation
+from longshore.cluster.queue.keeping import has_reservation
+from longshore.cluster.queue.order import keeps_reservation
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import GPU_ACTION, NODE_ACTION, AgentView, Batch, write_mask

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.cluster.queue.order import has_reservation
+from longshore.cluster.queue.keeping import has_reservation
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import AgentView, Batch
 from tests.envs.random_run import open_actions, small_problem
