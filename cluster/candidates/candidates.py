@@ -3,7 +3,7 @@
 The first candidate is that of the base heuristic, `patient` (`eft-hazard` where no job may wait). The others are the
 sets of nodes with the earliest finish, the tightest sets, sets of slow nodes only, sets for other jobs that may start
 at this moment, and waiting. Only minimal sets count, of which every node is needed, and nodes that are alike are
-one class: equal sets appear once. The sets that may become candidates are first listed as offers, best first.
+one group: equal sets appear once. The sets that may become candidates are first listed as offers, best first.
 """
 
 import math
@@ -13,12 +13,13 @@ from ..model.problem import lets_jobs_pass
 from ..placing import slowdown_of, take_node
 from ..queue.expected import expected_fault_loss_s, expected_run_s, sort_expected_ends
 from ..queue.order import delays_no_job, list_other_jobs, may_turn_to_other, may_wait, turn_to
-from ..state.holding import need_class_of
+from ..state.holding import need_class_of, suit_same_jobs
 from ..state.state import FINISH_OFFERS, MAX_CANDIDATES, OFFERS, TIGHT_OFFERS, Simulation, has_need_classes
 from .node_sets import (
     ALL_SETS,
     RUN_TIE,
     WAIT_PATIENCE,
+    FoundSet,
     find_best_set,
     find_tight_set,
     imagine_ends,
@@ -27,21 +28,14 @@ from .node_sets import (
     least_run_s,
     list_free_nodes,
     lowest_speed_level,
+    no_set,
     node_set_cost,
     reset_trial_free,
 )
 
 TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
 SLACK = 1.0 + 1e-6  # far above all ties of a list of offers together
-MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples differ between sets of classes
-
-
-@kernel
-def _suit_same_jobs(sim: Simulation, a: int, b: int) -> bool:
-    suits, differ = sim.cluster.suits, 0
-    for kind in range(suits.shape[0]):
-        differ += suits[kind, a] != suits[kind, b]
-    return differ == 0
+MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples differ between sets of groups
 
 
 @kernel
@@ -55,49 +49,49 @@ def _are_nodes_alike(sim: Simulation, row: int, a: int, b: int) -> bool:
         and cluster.node_rack[a] == cluster.node_rack[b]
         and cluster.nic_bytes_per_s[a] == cluster.nic_bytes_per_s[b]
         and cluster.intra_bytes_per_s[a] == cluster.intra_bytes_per_s[b]
-        and _suit_same_jobs(sim, a, b)
+        and suit_same_jobs(sim, a, b)
     )
 
 
 @kernel
-def _number_node_classes(sim: Simulation, row: int, nodes: int) -> int:
-    """Number the classes of the nodes in `trial_order`; write the first node of each into `trial_bit`."""
+def _number_alike_groups(sim: Simulation, row: int, nodes: int) -> int:
+    """Number the groups of alike nodes in `trial_order`; return their number."""
     scratch = sim.scratch
-    order, first = scratch.trial_order, scratch.trial_bit
-    classes, begin = 0, 0  # classes of nodes with as many free GPUs begin there, as these stand together
+    order, first_node = scratch.trial_order, scratch.group_node
+    groups, begin = 0, 0  # groups of nodes with as many free GPUs begin there, as these stand together
     for place in range(nodes):
         node = order[row, place]
         if scratch.trial_free[row, node] != scratch.trial_free[row, order[row, place - 1 if place > 0 else 0]]:
-            begin = classes
+            begin = groups
         found = -1
-        for known in range(begin, classes):
-            if _are_nodes_alike(sim, row, node, order[row, first[row, known]]):
+        for known in range(begin, groups):
+            if _are_nodes_alike(sim, row, node, first_node[row, known]):
                 found = known
                 break
         if found < 0:
-            found = classes
-            first[row, classes] = place
-            classes += 1
-        scratch.node_class[row, node] = found
-    return classes
+            found = groups
+            first_node[row, groups] = node
+            groups += 1
+        scratch.alike_group[row, node] = found
+    return groups
 
 
 @kernel
-def number_all_node_classes(sim: Simulation, row: int) -> None:
-    """Number the classes of all nodes with free GPUs, for the signatures of sets of any job."""
-    _number_node_classes(sim, row, list_free_nodes(sim, row, 0))
+def number_all_alike_groups(sim: Simulation, row: int) -> None:
+    """Number the groups of all alike nodes with free GPUs, for the signatures of sets of any job."""
+    _number_alike_groups(sim, row, list_free_nodes(sim, row, 0))
 
 
 @kernel
 def node_set_signature(sim: Simulation, row: int, count: int) -> int:
-    """Return a number of the set in `trial_set` that depends on the classes of its nodes only.
+    """Return a number of the set in `trial_set` that depends on the groups of its nodes only.
 
     They must have been numbered since `trial_free` last changed: by `offer_sets` for a job of the same needs, or by
-    `number_all_node_classes`.
+    `number_all_alike_groups`.
     """
     total = 0
     for place in range(count):
-        number = int(sim.scratch.node_class[row, sim.scratch.trial_set[row, place]]) + 1
+        number = int(sim.scratch.alike_group[row, sim.scratch.trial_set[row, place]]) + 1
         mixed = (number * MULTIPLIER) & 0xFFFFFFFFFFFF  # compiled code wraps at 64 bits, plain Python does not
         total += mixed ^ (mixed >> 29)
     return total
@@ -169,7 +163,7 @@ def _offer_all_sets(sim: Simulation, row: int, job: int, nodes: int, fault_loss_
                 skipped = skipped or (
                     place > 0
                     and not (chosen >> (place - 1)) & 1
-                    and scratch.node_class[row, scratch.trial_order[row, place - 1]] == scratch.node_class[row, node]
+                    and scratch.alike_group[row, scratch.trial_order[row, place - 1]] == scratch.alike_group[row, node]
                 )
                 scratch.trial_set[row, count] = node
                 last = scratch.trial_free[row, node]
@@ -180,38 +174,38 @@ def _offer_all_sets(sim: Simulation, row: int, job: int, nodes: int, fault_loss_
 
 
 @kernel
-def _sort_nodes_by_class(sim: Simulation, row: int, nodes: int, classes: int) -> None:
-    """Write the nodes in `trial_order` into `class_node` by class, and where each class begins into `class_first`."""
+def _sort_nodes_by_group(sim: Simulation, row: int, nodes: int, groups: int) -> None:
+    """Write the nodes in `trial_order` into `group_node` by group, and where each group begins into `group_first`."""
     scratch = sim.scratch
-    first, order, of_node = scratch.class_first, scratch.trial_order, scratch.node_class
-    for known in range(classes + 1):
+    first, order, of_node = scratch.group_first, scratch.trial_order, scratch.alike_group
+    for known in range(groups + 1):
         first[row, known] = 0
     for place in range(nodes):
         first[row, of_node[row, order[row, place]] + 1] += 1
-    for known in range(1, classes + 1):
+    for known in range(1, groups + 1):
         first[row, known] += first[row, known - 1]
     for place in range(nodes):
         node = order[row, place]
-        scratch.class_node[row, first[row, of_node[row, node]]] = node
+        scratch.group_node[row, first[row, of_node[row, node]]] = node
         first[row, of_node[row, node]] += 1
-    for known in range(classes, 0, -1):  # each has moved on to where the next begins
+    for known in range(groups, 0, -1):  # each has moved on to where the next begins
         first[row, known] = first[row, known - 1]
     first[row, 0] = 0
 
 
 @kernel
-def _take_nodes_of_class(sim: Simulation, row: int, node_class: int, count: int, nodes: int) -> None:
-    """Write the first `nodes` nodes of a class into `trial_set`, behind `count` others."""
-    scratch, first = sim.scratch, sim.scratch.class_first[row, node_class]
+def _take_nodes_of_group(sim: Simulation, row: int, alike_group: int, count: int, nodes: int) -> None:
+    """Write the first `nodes` nodes of a group into `trial_set`, behind `count` others."""
+    scratch, first = sim.scratch, sim.scratch.group_first[row, alike_group]
     for i in range(nodes):
-        scratch.trial_set[row, count + i] = scratch.class_node[row, first + i]
+        scratch.trial_set[row, count + i] = scratch.group_node[row, first + i]
 
 
 @kernel
-def _class_figures(sim: Simulation, row: int, node_class: int) -> tuple[int, int, float]:
-    """Return how many nodes a class has, how many GPUs each has free, and their speed."""
-    first, after = sim.scratch.class_first[row, node_class], sim.scratch.class_first[row, node_class + 1]
-    node = sim.scratch.class_node[row, first]
+def _group_figures(sim: Simulation, row: int, alike_group: int) -> tuple[int, int, float]:
+    """Return how many nodes a group has, how many GPUs each has free, and their speed."""
+    first, after = sim.scratch.group_first[row, alike_group], sim.scratch.group_first[row, alike_group + 1]
+    node = sim.scratch.group_node[row, first]
     return (
         int(after - first),
         int(sim.scratch.trial_free[row, node]),
@@ -237,25 +231,25 @@ def _may_enter_offers(
 
 
 @kernel
-def _offer_one_or_two_classes(sim: Simulation, row: int, job: int, classes: int, fault_loss_s: float) -> None:
-    """Offer the sets of one class, and those of two of which the one that has more free GPUs goes first."""
+def _offer_one_or_two_groups(sim: Simulation, row: int, job: int, groups: int, fault_loss_s: float) -> None:
+    """Offer the sets of one group, and those of two of which the one that has more free GPUs goes first."""
     gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
-    for first in range(classes):
-        nodes, free, speed = _class_figures(sim, row, first)
+    for first in range(groups):
+        nodes, free, speed = _group_figures(sim, row, first)
         all_of_it = (gpus + free - 1) // free
         if all_of_it <= nodes and _may_enter_offers(sim, row, job, all_of_it, all_of_it * free - gpus, speed, speed):
-            _take_nodes_of_class(sim, row, first, 0, all_of_it)
+            _take_nodes_of_group(sim, row, first, 0, all_of_it)
             _offer_set(sim, row, job, all_of_it, fault_loss_s)
-        # As many nodes of the first class as are needed in full, and the rest from the second
+        # As many nodes of the first group as are needed in full, and the rest from the second
         some = min(nodes, (gpus - 1) // free)
         left = gpus - some * free
-        for second in range(first + 1, classes if some > 0 else 0):
-            others, gives, other_speed = _class_figures(sim, row, second)
+        for second in range(first + 1, groups if some > 0 else 0):
+            others, gives, other_speed = _group_figures(sim, row, second)
             rest = (left + gives - 1) // gives
             slowest, fastest = min(speed, other_speed), max(speed, other_speed)
             if rest <= others and _may_enter_offers(sim, row, job, some + rest, rest * gives - left, slowest, fastest):
-                _take_nodes_of_class(sim, row, first, 0, some)
-                _take_nodes_of_class(sim, row, second, some, rest)
+                _take_nodes_of_group(sim, row, first, 0, some)
+                _take_nodes_of_group(sim, row, second, some, rest)
                 _offer_set(sim, row, job, some + rest, fault_loss_s)
 
 
@@ -288,28 +282,29 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
         scratch.offer_size[row, place] = 0
         scratch.offer_sign[row, place] = -1
     nodes = list_free_nodes(sim, row, need_class_of(sim, row, job))
-    classes = _number_node_classes(sim, row, nodes)
+    groups = _number_alike_groups(sim, row, nodes)
     if nodes <= ALL_SETS:
         _offer_all_sets(sim, row, job, nodes, fault_loss_s)
     else:
-        _sort_nodes_by_class(sim, row, nodes, classes)
-        _offer_one_or_two_classes(sim, row, job, classes, fault_loss_s)
+        _sort_nodes_by_group(sim, row, nodes, groups)
+        _offer_one_or_two_groups(sim, row, job, groups, fault_loss_s)
         _offer_tight_sets(sim, row, job, fault_loss_s)
 
 
 @kernel
-def _write_candidate(sim: Simulation, row: int, candidate: int, job: int, delay_s: float, found: tuple[float, int, int],
-               signature: int) -> None:  # fmt: skip
-    """Write the set in `best_set` as a candidate; `found` is its run time, hole and number of nodes."""
+def _write_candidate(
+    sim: Simulation, row: int, candidate: int, job: int, delay_s: float, found: FoundSet, signature: int
+) -> None:
+    """Write the set that was found as a candidate."""
     state = sim.state
     first = candidate * state.free.shape[1]
     state.candidate_job[row, candidate] = job
     state.candidate_delay_s[row, candidate] = delay_s
-    state.candidate_s[row, candidate] = found[0]
-    state.candidate_hole[row, candidate] = found[1]
-    state.candidate_size[row, candidate] = found[2]
+    state.candidate_s[row, candidate] = found.run_s
+    state.candidate_hole[row, candidate] = found.hole
+    state.candidate_size[row, candidate] = found.nodes
     state.candidate_sign[row, candidate] = signature
-    for place in range(found[2]):
+    for place in range(found.nodes):
         state.candidate_node[row, first + place] = sim.scratch.best_set[row, place]
 
 
@@ -335,7 +330,7 @@ def _write_best_wait(sim: Simulation, row: int, candidate: int, job: int, run_s:
         if most_s > -math.inf and WAIT_PATIENCE * (run_s - least_run_on_free_s(sim, row, job)) - delay_s <= most_s:
             continue
         found = find_best_set(sim, row, job, fault_loss_s)
-        gain_s = WAIT_PATIENCE * (run_s - found[0]) - delay_s
+        gain_s = WAIT_PATIENCE * (run_s - found.run_s) - delay_s
         if gain_s > most_s:
             most_s = gain_s
             _write_candidate(sim, row, candidate, job, delay_s, found, -1)
@@ -402,19 +397,19 @@ def _add_offers(sim: Simulation, row: int, candidates: int, max_candidates: int,
         for i in range(size):
             scratch.best_set[row, i] = scratch.offer_node[row, place * nodes + i]
         if _best_set_may_start(sim, row, job, size):
-            found = (scratch.offer_s[row, place], scratch.offer_hole[row, place], size)
+            found = FoundSet(scratch.offer_s[row, place], int(scratch.offer_hole[row, place]), int(size))
             _write_candidate(sim, row, candidates, job, 0.0, found, scratch.offer_sign[row, place])
             candidates += 1
     return candidates
 
 
 @kernel
-def _add_best_set(sim: Simulation, row: int, candidates: int, job: int, found: tuple[float, int, int]) -> int:
+def _add_best_set(sim: Simulation, row: int, candidates: int, job: int, found: FoundSet) -> int:
     """Write `best_set` as a further candidate of another job, unless it is listed or breaks the reservation."""
     state = sim.state
-    if not _best_set_may_start(sim, row, job, found[2]):
+    if not _best_set_may_start(sim, row, job, found.nodes):
         return candidates
-    signature = node_set_signature(sim, row, found[2])
+    signature = node_set_signature(sim, row, found.nodes)
     for candidate in range(candidates):
         if state.candidate_job[row, candidate] == job and state.candidate_sign[row, candidate] == signature:
             return candidates
@@ -436,7 +431,7 @@ def _add_other_jobs(
         if candidates < max_candidates:
             job = sim.scratch.other_job[row, place]
             count = find_tight_set(sim, row, job, lowest, 0, state.free.shape[1], 1)
-            found = keep_better_set(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
+            found = keep_better_set(sim, row, job, count, fault_loss_s, no_set())
             candidates = _add_best_set(sim, row, candidates, job, found)
     return candidates
 
@@ -451,7 +446,7 @@ def _add_candidates(sim: Simulation, row: int, candidates: int, max_candidates: 
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     candidates = _add_offers(sim, row, candidates, max_candidates - others, state.current[row])
     if others > 0 and has_need_classes(sim):
-        number_all_node_classes(sim, row)  # they may take nodes that do not suit the job that is due
+        number_all_alike_groups(sim, row)  # they may take nodes that do not suit the job that is due
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = theirs
     candidates = _add_other_jobs(sim, row, candidates, max_candidates, others, fault_loss_s)
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
@@ -459,39 +454,50 @@ def _add_candidates(sim: Simulation, row: int, candidates: int, max_candidates: 
 
 
 @kernel
+def _sign_candidate(sim: Simulation, row: int, candidate: int) -> None:
+    """Write the signature of a candidate of the job that the alike nodes were numbered for."""
+    state, size = sim.state, sim.state.candidate_size[row, candidate]
+    first = candidate * state.free.shape[1]
+    for place in range(size):
+        sim.scratch.trial_set[row, place] = state.candidate_node[row, first + place]
+    state.candidate_sign[row, candidate] = node_set_signature(sim, row, size)
+
+
+@kernel
 def list_candidates(sim: Simulation, row: int) -> int:
     """Write the candidates of the decision that is due, the base heuristic's first; return their number, at least 1.
 
+    1. Find the set where the job finishes first if it starts at once (`find_best_set`).
+    2. Where the job may wait, find the wait for an expected end that gains most (`_write_best_wait`).
+    3. The base heuristic's own goes first: the wait if it gains enough, and the set at once second; else that set.
+    4. List the sets that may become candidates (`offer_sets`).
+    5. Add those that keep the reservation, and the sets of other jobs (`_add_candidates`).
+    6. Add the wait. Not where it goes first and no job passes another: to wait is then the same for one job and all.
+
     `ends_s` and `ends_job` then hold the expected ends of the running jobs.
     """
-    state = sim.state
+    state, wait = sim.state, MAX_CANDIDATES - 1  # the wait is kept at that place until step 6
     job, fault_loss_s = state.current[row], expected_fault_loss_s(sim)
     reset_trial_free(sim, row)
     found = find_best_set(sim, row, job, fault_loss_s)
     _write_candidate(sim, row, 0, job, 0.0, found, 0)
-    state.base_refused[row] = 0 if _best_set_may_start(sim, row, job, found[2]) else 1
-    at_once, wait = 0, MAX_CANDIDATES - 1
-    waiting = may_wait(sim, row)
-    gain_s = -math.inf
+    state.base_refused[row] = 0 if _best_set_may_start(sim, row, job, found.nodes) else 1
+    waiting, gain_s = may_wait(sim, row), -math.inf
     if waiting:
-        gain_s = _write_best_wait(sim, row, wait, job, found[0], fault_loss_s)
+        gain_s = _write_best_wait(sim, row, wait, job, found.run_s, fault_loss_s)
         reset_trial_free(sim, row)
     else:
         sort_expected_ends(sim, row)
-    state.base_waits[row] = 1 if gain_s > RUN_TIE * found[0] else 0
-    if state.base_waits[row]:  # the base's own candidate comes first, and its best set at once second
-        at_once = 1
+    waits_first = gain_s > RUN_TIE * found.run_s
+    state.base_waits[row] = 1 if waits_first else 0
+    at_once = 1 if waits_first else 0
+    if waits_first:
         _copy_candidate(sim, row, 0, at_once)
         _copy_candidate(sim, row, wait, 0)
     offer_sets(sim, row, job, fault_loss_s)
-    first = at_once * state.free.shape[1]
-    for place in range(found[2]):
-        sim.scratch.trial_set[row, place] = state.candidate_node[row, first + place]
-    state.candidate_sign[row, at_once] = node_set_signature(sim, row, found[2])
+    _sign_candidate(sim, row, at_once)
     candidates = _add_candidates(sim, row, at_once + 1, wait, fault_loss_s)
-    if waiting and (
-        at_once == 0 or lets_jobs_pass(sim.rules.order)
-    ):  # where no job passes, the base's wait is one for all
+    if waiting and (not waits_first or lets_jobs_pass(sim.rules.order)):
         _copy_candidate(sim, row, wait, candidates)
         candidates += 1
     state.candidates[row] = candidates

@@ -203,9 +203,9 @@ def _usable_gpus_at(sim: Simulation, row: int, job: int, moment: Moment) -> int:
     """Return the usable GPUs of the nodes that suit a job at the moment that `trial_free` is of."""
     if not has_need_classes(sim):
         return moment.usable
-    usable, kind = 0, need_class_of(sim, row, job)
+    usable, need_class = 0, need_class_of(sim, row, job)
     for node in range(sim.cluster.speed.size):
-        usable += sim.scratch.trial_free[row, node] * sim.cluster.suits[kind, node]
+        usable += sim.scratch.trial_free[row, node] * sim.cluster.suits[need_class, node]
     return usable
 
 

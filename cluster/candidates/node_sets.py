@@ -6,6 +6,7 @@ nodes, so that no search goes through every node. `trial_free` has the same by n
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -135,7 +136,7 @@ def list_free_nodes(sim: Simulation, row: int, need_class: int) -> int:
 
 
 @kernel
-def fewest_nodes(sim: Simulation, row: int, level: int, gpus: int) -> int:
+def fewest_nodes_of_level(sim: Simulation, row: int, level: int, gpus: int) -> int:
     """Return the fewest nodes of at least the speed of number `level` that hold `gpus` GPUs; 0 if they do not."""
     scratch = sim.scratch
     sizes = scratch.free_count.shape[1]
@@ -193,27 +194,37 @@ def node_set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s:
     return run_s * (1.0 + hazard * fault_loss_s), hole
 
 
+class FoundSet(NamedTuple):
+    """The set of nodes in `best_set` of the scratch, which give in that order."""
+
+    run_s: float  # expected run time on it; inf if no set holds the job
+    hole: int  # GPUs that its last node has left
+    nodes: int
+
+
 @kernel
-def keep_better_set(
-    sim: Simulation, row: int, job: int, count: int, fault_loss_s: float, best: tuple[float, int, int]
-) -> tuple[float, int, int]:
-    """Compare the set in `trial_set` with the best so far (run time, hole, nodes); the better goes to `best_set`."""
+def no_set() -> FoundSet:
+    """Return what is found before any set is."""
+    return FoundSet(math.inf, 0, 0)
+
+
+@kernel
+def keep_better_set(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float, best: FoundSet) -> FoundSet:
+    """Compare the set in `trial_set` with the best so far; the better goes to `best_set`."""
     run_s, hole = node_set_cost(sim, row, job, count, fault_loss_s)
-    if run_s < best[0] * (1.0 - RUN_TIE) or (run_s <= best[0] * (1.0 + RUN_TIE) and hole < best[1]):
+    if run_s < best.run_s * (1.0 - RUN_TIE) or (run_s <= best.run_s * (1.0 + RUN_TIE) and hole < best.hole):
         for place in range(count):
             sim.scratch.best_set[row, place] = sim.scratch.trial_set[row, place]
-        return run_s, hole, count
+        return FoundSet(run_s, hole, count)
     return best
 
 
 @kernel
-def _find_best_of_all_sets(
-    sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float
-) -> tuple[float, int, int]:
+def _find_best_of_all_sets(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> FoundSet:
     """Compare every set of the nodes in `trial_order`; return the best."""
     state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
-    best = (math.inf, 0, 0)
+    best = no_set()
     for chosen in range(1, 1 << nodes):
         count, total, last = 0, 0, 0
         for place in range(nodes):
@@ -235,20 +246,22 @@ def find_tight_set(sim: Simulation, row: int, job: int, level: int, first: int, 
     Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
     not hold the job.
     """
-    scratch, kind = sim.scratch, need_class_of(sim, row, job)
+    scratch, need_class = sim.scratch, need_class_of(sim, row, job)
     need = sim.scenarios.gpus[sim.state.scenario[row], job]
     # No node that is left has more than `most`, and those with as many are left from node `begin` on.
     count, most, begin = 0, largest_free_gpus(sim), first
     while most > 0:
         for free in range(need, most + 1):
-            node = first_node_with_free(sim, row, free, level, begin if free == most else first, after, lemons, kind)
+            node = first_node_with_free(
+                sim, row, free, level, begin if free == most else first, after, lemons, need_class
+            )
             if node >= 0:
                 scratch.trial_set[row, count] = node
                 return count + 1
         if need <= most:
             most, begin = need - 1, first
             continue
-        node = first_node_with_free(sim, row, most, level, begin, after, lemons, kind)
+        node = first_node_with_free(sim, row, most, level, begin, after, lemons, need_class)
         if node < 0:
             most, begin = most - 1, first
             continue
@@ -260,13 +273,13 @@ def find_tight_set(sim: Simulation, row: int, job: int, level: int, first: int, 
 
 
 @kernel
-def _find_best_tight_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
+def _find_best_tight_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> FoundSet:
     """Compare the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
     cluster = sim.cluster
     scenario = sim.state.scenario[row]
     levels, nodes = sim.traits.levels[scenario], sim.scenarios.speed.shape[1]
     racks = cluster.first_node.size - 1
-    best = (math.inf, 0, 0)
+    best = no_set()
     level = 0
     while levels[level] > 0.0:
         for lemons in (1, 0):
@@ -281,14 +294,10 @@ def _find_best_tight_set(sim: Simulation, row: int, job: int, fault_loss_s: floa
 
 
 @kernel
-def find_best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
-    """Return run time, hole and size of the set of nodes where the job finishes first, given `trial_free`.
-
-    The set stands in `best_set` of the scratch, in the order in which nodes give. The run time is inf if no set holds
-    the job.
-    """
-    kind = need_class_of(sim, row, job)
-    if kind > 0 or sim.state.free.shape[1] - sim.scratch.free_count[row, 0] <= ALL_SETS:
+def find_best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> FoundSet:
+    """Return the set of nodes where the job finishes first, given `trial_free`."""
+    need_class = need_class_of(sim, row, job)
+    if need_class > 0 or sim.state.free.shape[1] - sim.scratch.free_count[row, 0] <= ALL_SETS:
         nodes = order_nodes_by_free(sim, row, job)
         if nodes <= ALL_SETS:
             return _find_best_of_all_sets(sim, row, job, nodes, fault_loss_s)
@@ -336,7 +345,7 @@ def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_l
         if most_s - wait_s <= max(largest_s, 0.0):
             break  # no later end can gain more, even on the fastest GPUs
         if patience * (run_s - least_run_on_free_s(sim, row, job)) - wait_s > largest_s:
-            later_s = find_best_set(sim, row, job, fault_loss_s)[0]
+            later_s = find_best_set(sim, row, job, fault_loss_s).run_s
             largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
     return largest_s
 
@@ -354,7 +363,7 @@ def least_run_on_free_s(sim: Simulation, row: int, job: int) -> float:
     scenario, level, least_s = sim.state.scenario[row], 0, math.inf
     gpus, levels = sim.scenarios.gpus[scenario, job], sim.traits.levels[scenario]
     while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) < least_s:
-        nodes = fewest_nodes(sim, row, level, gpus)
+        nodes = fewest_nodes_of_level(sim, row, level, gpus)
         if nodes > 0:
             slowdown = slowdown_of(sim, scenario, job, nodes, levels[level], math.inf, math.inf, math.inf, 0)
             least_s = min(least_s, expected_run_s(sim, row, job, slowdown))
@@ -369,9 +378,9 @@ def holding_speed_level(sim: Simulation, row: int, job: int) -> int:
     `trial_free` has what is usable, which must hold it.
     """
     scenario = sim.state.scenario[row]
-    kind = need_class_of(sim, row, job)
-    if kind > 0:
-        return _holding_speed_level_of_class(sim, row, job, kind)
+    need_class = need_class_of(sim, row, job)
+    if need_class > 0:
+        return _holding_speed_level_of_class(sim, row, job, need_class)
     levels = sim.traits.levels[scenario]
     need, level = sim.scenarios.gpus[scenario, job] - sim.scratch.level_free[row, 0], 0
     while need > 0 and levels[level + 1] > 0.0:
@@ -398,16 +407,16 @@ def _holding_speed_level_of_class(sim: Simulation, row: int, job: int, need_clas
 
 
 @kernel
-def find_quick_set(sim: Simulation, row: int, job: int, level: int) -> tuple[float, int, int]:
-    """Return run time, hole and size of the best tight set of all nodes of at least each speed, given `trial_free`.
+def find_quick_set(sim: Simulation, row: int, job: int, level: int) -> FoundSet:
+    """Return the best tight set of all nodes of at least each speed, given `trial_free`; faults do not count.
 
-    It stands in `best_set` then. Faults do not count. `level` is the job's `holding_speed_level`.
+    `level` is the job's `holding_speed_level`.
     """
     levels, nodes = sim.traits.levels[sim.state.scenario[row]], sim.scenarios.speed.shape[1]
-    best = keep_better_set(sim, row, job, find_tight_set(sim, row, job, level, 0, nodes, 1), 0.0, (math.inf, 0, 0))
+    best = keep_better_set(sim, row, job, find_tight_set(sim, row, job, level, 0, nodes, 1), 0.0, no_set())
     level += 1
     # The tight set of a lower speed takes a node of that very speed, or is the same again.
-    while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best[0] * (1.0 + RUN_TIE):
+    while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best.run_s * (1.0 + RUN_TIE):
         best = keep_better_set(sim, row, job, find_tight_set(sim, row, job, level, 0, nodes, 1), 0.0, best)
         level += 1
     return best

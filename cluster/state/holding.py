@@ -37,8 +37,8 @@ def add_usable_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None
     negative number takes GPUs away.
     """
     state, suits = sim.state, sim.cluster.suits
-    for kind in range(suits.shape[0]):
-        state.class_usable[row, kind] += gpus * suits[kind, node]
+    for need_class in range(suits.shape[0]):
+        state.class_usable[row, need_class] += gpus * suits[need_class, node]
     if suits[state.shown_class[row], node] == 0:
         state.free[row, node] -= gpus
         state.usable[row] -= gpus
@@ -49,8 +49,8 @@ def add_usable_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None
 def add_in_service_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None:
     """Count GPUs of a node as in service, busy or free, for the classes that they suit; as `add_usable_by_class`."""
     suits = sim.cluster.suits
-    for kind in range(suits.shape[0]):
-        sim.state.class_in_service[row, kind] += gpus * suits[kind, node]
+    for need_class in range(suits.shape[0]):
+        sim.state.class_in_service[row, need_class] += gpus * suits[need_class, node]
 
 
 @kernel
@@ -107,9 +107,9 @@ def reset_usable(sim: Simulation, row: int) -> None:
     state.usable[row] = 0
     state.shown_class[row] = 0
     state.reserved_class[row] = 0
-    for kind in range(state.class_usable.shape[1]):
-        state.class_usable[row, kind] = 0
-        state.class_in_service[row, kind] = 0
+    for need_class in range(state.class_usable.shape[1]):
+        state.class_usable[row, need_class] = 0
+        state.class_in_service[row, need_class] = 0
     for node in range(cluster.speed.size):
         gpus = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
         state.free[row, node] = gpus
@@ -300,14 +300,12 @@ def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
 
 
 @kernel
-def _are_interchangeable(sim: Simulation, node: int, other: int) -> bool:
-    """Return whether two nodes are of one type and suit the same jobs."""
-    if sim.cluster.node_type[node] != sim.cluster.node_type[other]:
-        return False
-    for kind in range(sim.cluster.suits.shape[0]):
-        if sim.cluster.suits[kind, node] != sim.cluster.suits[kind, other]:
-            return False
-    return True
+def suit_same_jobs(sim: Simulation, node: int, other: int) -> bool:
+    """Return whether two nodes suit jobs of the same classes of needs."""
+    suits, differ = sim.cluster.suits, 0
+    for need_class in range(suits.shape[0]):
+        differ += suits[need_class, node] != suits[need_class, other]
+    return differ == 0
 
 
 @kernel
@@ -316,8 +314,10 @@ def swap_spare_role(sim: Simulation, row: int, gpu: int, failed: int) -> None:
 
     So there are always as many GPUs of each kind on which jobs may start. To be called while both are held by the job.
     """
-    spare, node = sim.state.spare, sim.cluster.gpu_node
-    if spare[row, gpu] == 1 and spare[row, failed] == 0 and _are_interchangeable(sim, node[gpu], node[failed]):
+    spare, node_type = sim.state.spare, sim.cluster.node_type
+    node, other = sim.cluster.gpu_node[gpu], sim.cluster.gpu_node[failed]
+    is_alike = node_type[node] == node_type[other] and suit_same_jobs(sim, node, other)
+    if spare[row, gpu] == 1 and spare[row, failed] == 0 and is_alike:
         spare[row, gpu] = 0
         spare[row, failed] = 1
 

@@ -214,15 +214,13 @@ class Scratch(NamedTuple):
     trial_speed: Annotated[Floats, "rows", "nodes"]  # slowest speed of that run
     trial_set: Annotated[Ints, "rows", "nodes"]  # nodes of a set, in the order in which they give
     best_set: Annotated[Ints, "rows", "nodes"]  # the best such set found
-    node_class: Annotated[Ints, "rows", "nodes"]  # class of a node with free GPUs: nodes of a class are alike
-    class_first: Annotated[
-        Ints, "rows", "nodes + 1"
-    ]  # nodes of class c are `class_node`[class_first[c]] up to the next
-    class_node: Annotated[Ints, "rows", "nodes"]  # nodes by class, those of one as in `trial_order`
+    alike_group: Annotated[Ints, "rows", "nodes"]  # group of a node with free GPUs: nodes of a group are alike
+    group_first: Annotated[Ints, "rows", "nodes + 1"]  # group g is `group_node`[group_first[g]] up to the next
+    group_node: Annotated[Ints, "rows", "nodes"]  # nodes by group as in `trial_order`; before, a node of each group
     offer_s: Annotated[Floats, "rows", "offers"]  # run time of a set that may become a candidate
     offer_hole: Annotated[Ints, "rows", "offers"]
     offer_size: Annotated[Ints, "rows", "offers"]  # its number of nodes
-    offer_sign: Annotated[Longs, "rows", "offers"]  # the same for sets of the same classes
+    offer_sign: Annotated[Longs, "rows", "offers"]  # the same for sets of the same groups
     offer_node: Annotated[Ints, "rows", "offers x nodes"]  # its nodes, in the order in which they give
     # Idle GPUs that could take a seat of a ring (simulator/seats.py), and what is known of types in that ring
     seat_gpu: Annotated[Ints, "rows", "seats if holding"]
@@ -331,7 +329,7 @@ class State(NamedTuple):
     # What policies know of fault rates (beliefs.py)
     gpu_hazard_per_s: Annotated[Floats, "rows", "gpus"]  # of each GPU
     node_hazard_per_s: Annotated[Floats, "rows", "nodes"]  # mean over the node's GPUs
-    lemon: Annotated[Ints, "rows", "nodes"]  # 1 where that is over LEMON_FACTOR times the lower median of the nodes
+    lemon: Annotated[Ints, "rows", "nodes"]  # 1 where that is over LEMON_RATIO times the lower median of the nodes
     observed_s: Annotated[Floats, "rows", "nodes"]  # moment up to which the next two count
     observed_faults: Annotated[Floats, "rows", "nodes"]  # faults of the node, each by how recent it is
     observed_gpu_s: Annotated[Floats, "rows", "nodes"]  # time that its GPUs were in service, weighted likewise
@@ -437,7 +435,7 @@ class Traits(NamedTuple):
     node_level: Ints  # (scenarios, nodes) the place of a node's speed among these
     level_nodes: Longs  # (scenarios, levels x words) a bit for each node of at least the speed of a place
     node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs, as policies know it at the start
-    lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
+    lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_RATIO times the lower median of the nodes
 
 
 LEMON_RATIO = 5.0

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.node_sets import (
-    fewest_nodes,
+    fewest_nodes_of_level,
     find_tight_set,
     first_node_with_free,
     holding_speed_level,
@@ -75,7 +75,7 @@ def test_what_nodes_of_a_speed_hold_is_what_they_hold_one_by_one(seed: int) -> N
         most = np.cumsum(np.sort(free[speeds >= speed])[::-1])
         held = bool(most[-1] >= gpus)
         assert sim.scratch.level_free[0, level] == free[speeds == speed].sum()
-        assert fewest_nodes(sim, 0, level, gpus) == (int(np.searchsorted(most, gpus)) + 1 if held else 0)
+        assert fewest_nodes_of_level(sim, 0, level, gpus) == (int(np.searchsorted(most, gpus)) + 1 if held else 0)
         holding += [level] if held else []
     if holding:
         assert holding_speed_level(sim, 0, int(sim.state.current[0])) == holding[0]
