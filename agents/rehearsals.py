@@ -39,12 +39,12 @@ def rehearsals_of(policies: Iterable[Policy]) -> list[str]:
     others = [policy for policy in policies if not isinstance(policy, Heuristic)]
     return list(
         dict.fromkeys(
-            [*POLICY_GROUPS["heuristics"], *(name for policy in others for name in _rehearsals_of_policy(policy))]
+            [*POLICY_GROUPS["heuristics"], *(name for policy in others for name in _compile_rehearsals_of(policy))]
         )
     )
 
 
-def _rehearsals_of_policy(policy: Policy) -> list[str]:
+def _compile_rehearsals_of(policy: Policy) -> list[str]:
     """Return what a policy other than a heuristic needs, nothing for a kind of a plug-in."""
     from .learned.network import LearnedPolicy  # with PyTorch, which such a policy has imported
     from .networks.candidates import CandidatePolicy

@@ -221,7 +221,7 @@ def _losses_text(advice: OrderAdvice) -> str:
 
 def _side_effects_text(advice: OrderAdvice) -> str:
     """Return how the chosen changes the figures that it was not chosen by."""
-    shown, easy, figures = advice.grid.is_reported, advice.grid.easy_row, advice.grid.figures
+    shown, easy, figures = advice.grid.is_reported, advice.grid.easy_backfill_row, advice.grid.figures
     if advice.chosen_row == easy or advice.saving is None:
         return ""
     parts = []

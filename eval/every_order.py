@@ -89,7 +89,7 @@ class OrderGrid(NamedTuple):
         return _choosing_and_reported(self.unit)[1]
 
     @property
-    def easy_row(self) -> int:
+    def easy_backfill_row(self) -> int:
         """Row of EASY with pack."""
         return self.candidates.index(COMMON[-1])
 
@@ -334,8 +334,9 @@ def advice_of(
         None if row is None else grid.candidates[row] for row in (_second_best(grid), _best_heuristic(grid))
     )
     rivals = [*COMMON, *(one for one in (second, heuristic) if one is not None)]
-    easy_ended = bool(grid.ended[grid.easy_row])
-    worse = _sums_by_unit(cost[grid.chosen], unit) > _sums_by_unit(cost[grid.easy_row], unit) * (1 + EQUAL_SHARE)
+    easy_ended = bool(grid.ended[grid.easy_backfill_row])
+    of_easy = _sums_by_unit(cost[grid.easy_backfill_row], unit)
+    worse = _sums_by_unit(cost[grid.chosen], unit) > of_easy * (1 + EQUAL_SHARE)
     return OrderAdvice(
         grid=grid,
         chosen=grid.candidates[grid.chosen],
@@ -409,7 +410,7 @@ def _window_groups(
     """Return how the chosen does against EASY with pack in windows grouped by each trait."""
     count = int(unit.max()) + 1
     names = _portion_names(count)
-    own, base = (_sums_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.easy_row))
+    own, base = (_sums_by_unit(grid.cost[row, shown], unit) for row in (grid.chosen, grid.easy_backfill_row))
     found = []
     for what, values in _window_traits(grid, problem).items():
         value = _sums_by_unit(values[shown], unit) / np.bincount(unit)
@@ -431,7 +432,7 @@ def _portion_names(windows: int) -> tuple[str, ...]:
 
 def _window_traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.float64]]:
     """Return the traits by which windows are grouped, each of shape (scenarios,)."""
-    scenarios, easy = problem.scenarios, grid.easy_row
+    scenarios, easy = problem.scenarios, grid.easy_backfill_row
     jobs, last_s = scenarios.jobs, scenarios.submit_s.max(axis=1, initial=0.0)
     gpu_s = (scenarios.gpus * scenarios.work_s).sum(axis=1)
     capacity = speed_sum(problem.cluster)
@@ -447,7 +448,7 @@ def _window_traits(grid: OrderGrid, problem: Problem) -> dict[str, NDArray[np.fl
 
 def _hours_saved(grid: OrderGrid, problem: Problem, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> HoursSaved:
     """Return what the chosen saves against EASY with pack, a month where jobs arrive over time."""
-    easy, own = grid.easy_row, grid.chosen
+    easy, own = grid.easy_backfill_row, grid.chosen
     jobs = problem.scenarios.jobs[shown].astype(np.float64)
     span_s = problem.scenarios.submit_s[shown].max(axis=1, initial=0.0)
     monthly = bool((span_s > 0.0).all())

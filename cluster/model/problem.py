@@ -193,7 +193,7 @@ def stack(
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
         **_plan_columns(workloads, jobs),
-        **_line_columns(workloads, jobs),
+        **_user_line_columns(workloads, jobs),
     )
 
 
@@ -209,7 +209,7 @@ def _plan_columns(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray
     return table
 
 
-def _line_columns(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
+def _user_line_columns(workloads: Sequence[Workload], jobs: int) -> dict[str, NDArray[Any]]:
     """Return the line that each job is of, none if no workload is of several users."""
     if all(len(set(workload.users or ())) < 2 for workload in workloads):
         return {}

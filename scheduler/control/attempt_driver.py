@@ -149,14 +149,14 @@ def _try_step(
             view = view._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
             before = cache.change_mark()
             may_step_again = _take_step(cache, row, view, now_s)
-            _note_step(cache, row, status, now_s, has_changed=cache.change_mark() != before)
+            _note_good_step(cache, row, status, now_s, has_changed=cache.change_mark() != before)
             return may_step_again
         except BackendError as error:
             log.warning("attempt %s: %s", row.name, error)
     return False
 
 
-def _note_step(cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_changed: bool) -> None:
+def _note_good_step(cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_changed: bool) -> None:
     """Note a step that no error ended, as evidence of whose fault the errors of jobs are."""
     if has_changed:
         cache.errors.note_step(row.job_id, "polling", row.state, now_s)
