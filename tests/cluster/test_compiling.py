@@ -287,9 +287,9 @@ def test_all_that_rehearsals_name_is_called_by_one_of_them() -> None:
     # In a process of its own: others may have called what is left.
     code = """
 import sys
-from longshore.cluster.kernels.ahead import _found
+from longshore.cluster.kernels.ahead import _load_rehearsal
 from longshore.cluster.kernels.compiled import Kernel
-rehearsals = [_found(name) for name in sys.argv[1:]]
+rehearsals = [_load_rehearsal(name) for name in sys.argv[1:]]
 for it in rehearsals:
     it.play()
 print({each.key for it in rehearsals for each in it.kernels if isinstance(each, Kernel) and not each.overloads})
@@ -355,13 +355,13 @@ def test_who_loads_a_policy_has_nothing_left_to_compile_that_was_rehearsed() -> 
     code = """
 import sys
 from longshore.agents.registry import find_policy
-from longshore.cluster.kernels.ahead import _found
+from longshore.cluster.kernels.ahead import _load_rehearsal
 from longshore.cluster.kernels.compiled import Kernel
 from longshore.scheduler.mirror.rehearsal import _small_mirror, rehearsals_of
 from longshore.scheduler.policy_host.worker import _warm_up
 import gc
 for name in rehearsals_of(*sys.argv[1:]):
-    _found(name).play()
+    _load_rehearsal(name).play()
 def programs():
     return {(it.key, str(each)) for it in gc.get_objects() if isinstance(it, Kernel) for each in it.overloads}
 before = programs()
@@ -392,7 +392,7 @@ import sys
 from unittest import mock
 import gc
 from longshore import cli
-from longshore.cluster.kernels.ahead import _found
+from longshore.cluster.kernels.ahead import _load_rehearsal
 from longshore.cluster.kernels.compiled import Kernel
 from longshore.commands import training
 def programs():
@@ -400,7 +400,7 @@ def programs():
 before = set()
 def rehearse(names):
     for name in names:
-        _found(name).play()
+        _load_rehearsal(name).play()
     before.update(programs())
 with mock.patch.object(training, "compile_first", rehearse):
     try:

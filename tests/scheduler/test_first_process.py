@@ -15,9 +15,9 @@ SPACE += ["--kill-child"]
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from longshore.scheduler.commands.serving import leave_first_place
+from longshore.scheduler.commands.serving import fork_if_first_process
 
-leave_first_place()
+fork_if_first_process()
 assert os.getpid() != 1
 
 def orphans(count):

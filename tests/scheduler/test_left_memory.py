@@ -31,7 +31,7 @@ class Holding(ScriptedReader):
         super().__init__([gpu(0), gpu(1)])
         self.folder, self.node = folder, node
 
-    def holders(self, gpu: int) -> Sequence[GpuProcess]:
+    def memory_holders(self, gpu: int) -> Sequence[GpuProcess]:
         path = self.folder / f"holds-{self.node}-{gpu}"
         return [GpuProcess(int(it), 2 * 10**9) for it in path.read_text().split()] if path.exists() else []
 

@@ -91,7 +91,7 @@ def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_identified(
     bad = [trial.submit("bad"), trial.submit("bad")]
     for job in bad:
         trial.runs(job)
-        breaks(Place(judging, "register"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
+        breaks(Place(judging, "store_checkpoint"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
     cache = trial.scheduler.cache
     assert cache is not None
     notes = judging._Notes(saved=[CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s()) for job in bad])

@@ -6,7 +6,7 @@ import sys
 from longshore.cluster.files.processes import is_proven_dead, this_process_name
 from tests.support import processes
 
-NAMED = "from longshore.cluster.files.processes import this_process; print(this_process())"
+NAMED = "from longshore.cluster.files.processes import this_process_name; print(this_process_name())"
 
 
 def test_a_process_that_lives_is_not_dead() -> None:

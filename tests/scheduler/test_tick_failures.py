@@ -129,7 +129,7 @@ def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:
 
 
 KEPT = {
-    "check": "free disk space could not be checked",
+    "adjust_reserve": "free disk space could not be checked",
     "_note_use": "the use of GPUs could not be recorded",
     "_prune": "old history could not be deleted",
 }
@@ -152,7 +152,7 @@ def test_of_what_is_done_beside_the_ticks_the_log_names_what_failed_and_the_rest
             raise KeyError("missing")
 
     for name in KEPT:
-        monkeypatch.setattr(service.room if name == "check" else service, name, partial(do, name))
+        monkeypatch.setattr(service.room if name == "adjust_reserve" else service, name, partial(do, name))
 
     service._do_upkeep(every_s=0.0)
 

@@ -177,8 +177,8 @@ def test_as_many_files_may_be_opened_as_are_allowed() -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
-        "from longshore.scheduler.serve.server import raise_files\n"
-        "print(raise_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+        "from longshore.scheduler.serve.server import raise_file_limit\n"
+        "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = processes.run([sys.executable, "-c", code], capture_output=True, check=True)
 

@@ -23,11 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from longshore.scheduler.model.states import JobState as S
 from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 from longshore.scheduler.store.jobs import NewJob, insert_job
-from longshore.scheduler.store.events import acquire
+from longshore.scheduler.store.events import acquire_lease
 from longshore.scheduler.store.database import open_store
 
 store = open_store(sys.argv[1])
-fence = store.write(lambda tx: acquire(tx, "scheduler", "writer", 0.0, 1.0))
+fence = store.write(lambda tx: acquire_lease(tx, "scheduler", "writer", 0.0, 1.0))
 way = (S.QUEUED, S.STARTING, S.RUNNING, S.STOPPING, S.SUCCEEDED)
 
 def write(client):
