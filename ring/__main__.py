@@ -4,6 +4,7 @@ Source: SPEC F8 to F10.
 """
 # ruff: noqa: E402
 
+import contextlib
 import os
 import signal
 from types import FrameType
@@ -12,7 +13,8 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _log_signal(signal_number: int) -> None:
-    os.write(2, f"longshore.ring: {signal.Signals(signal_number).name}: all members are ended\n".encode())
+    with contextlib.suppress(OSError):  # whoever read it may have ended first
+        os.write(2, f"longshore.ring: {signal.Signals(signal_number).name}: all members are ended\n".encode())
 
 
 def _exit_at_once(signal_number: int, _frame: FrameType | None) -> None:
@@ -38,7 +40,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from .coordinator_server import make_ring_folder
+from .coordinator_server import log_lines, make_ring_folder
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, UNKNOWN_STATUS
 
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            sys.stderr.write(f"longshore.ring: {options.folder} is no folder: {error.strerror}\n")
+            log_lines(f"{options.folder} is no folder: {error.strerror}")
             return 2
         return asyncio.run(RingRun(options, options.folder.absolute()).run())
     with tempfile.TemporaryDirectory(prefix="longshore-ring-") as folder:
@@ -113,7 +115,7 @@ class RingRun:
         if self._signals:
             return 128 + self._signals[0]
         if end.outcome != "done":
-            sys.stderr.write(f"longshore.ring: the ring is lost: {end.reason}\n")
+            log_lines(f"the ring is lost: {end.reason}")
             return LOST_STATUS
         ended = [status for number, status in self._launcher.exits.items() if number not in self._launcher.declared]
         return next((_shell_status(status) for status in ended if status), 0)
@@ -132,7 +134,7 @@ class RingRun:
             return
         local_rank, following = self._local_ranks[start.member], self._launcher.next_start(start.member, status)
         if following is None or not following.is_requested:
-            sys.stderr.write(f"longshore.ring: member {start.member} {self._launcher.describe_exit(start.member)}\n")
+            log_lines(f"member {start.member} {self._launcher.describe_exit(start.member)}")
         if following is not None and following.pause_s:
             asyncio.get_running_loop().call_later(following.pause_s, self._start_replacement, local_rank)
         elif following is not None:

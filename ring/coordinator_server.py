@@ -237,7 +237,7 @@ class CoordinatorServer:
         self._send_written_messages()
         lines, coordinator.log_lines = coordinator.log_lines, []
         if lines and not self._is_ending:
-            _log(*lines)
+            log_lines(*lines)
             self._has_recoveries = True
             if self._writing_recoveries is None or self._writing_recoveries.done():
                 self._writing_recoveries = asyncio.create_task(self._write_recoveries())
@@ -252,7 +252,7 @@ class CoordinatorServer:
             except OSError as error:
                 if failing_s is None:
                     failing_s = time.monotonic()
-                    _log(f"the state cannot be written, and no message is sent meanwhile: {error}")
+                    log_lines(f"the state cannot be written, and no message is sent meanwhile: {error}")
                 if time.monotonic() - failing_s > WRITE_TIMEOUT_S:
                     raise
                 await asyncio.sleep(REWRITE_S)
@@ -427,9 +427,9 @@ def _send(writer: Writer, message: Message, line: bytes | None = None) -> None:
         writer.transport.abort()
 
 
-def _log(*lines: str) -> None:
-    """Write lines to the log, which may be on a disk that is full."""
-    with contextlib.suppress(OSError):
+def log_lines(*lines: str) -> None:
+    """Write lines to standard error, which may be closed, or on a disk that is full: nothing may fail for that."""
+    with contextlib.suppress(OSError, ValueError):
         for line in lines:
             sys.stderr.write(f"longshore.ring: {line}\n")
 
@@ -457,7 +457,7 @@ def main() -> None:
     try:
         phase = asyncio.run(CoordinatorServer(folder, read_settings(folder)).run())
     except OSError as error:
-        _log(f"the coordinator ends: {error}")
+        log_lines(f"the coordinator ends: {error}")
         os._exit(1)
     with contextlib.suppress(OSError):
         sys.stderr.flush()

@@ -29,7 +29,7 @@ from typing import NamedTuple, Self
 
 from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
-from .coordinator_server import STATE, RingSettings, read_settings
+from .coordinator_server import STATE, RingSettings, log_lines, read_settings
 from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
@@ -132,7 +132,7 @@ class CoordinatorProcess:
             try:
                 self._process = await start_tool(COORDINATOR, str(self._folder), flags=ISOLATED)
             except (OSError, SubprocessError) as error:  # The next round tries again: the old one has ended.
-                _log(f"the coordinator cannot be started: {error}")
+                log_lines(f"the coordinator cannot be started: {error}")
         return RingEnd("lost", "the coordinator was never started")
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ class CoordinatorProcess:
             # If this process stood still, it could not receive an answer: that does not count.
             silent_s, probed_s = 0.0 if answers else silent_s + min(now_s - probed_s, 2 * COORDINATOR_PROBE_S), now_s
             if silent_s >= MAX_UNANSWERED_S:
-                _log(f"the coordinator has not answered for {silent_s:.0f} s and is killed")
+                log_lines(f"the coordinator has not answered for {silent_s:.0f} s and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             if silent_s >= MAX_UNANSWERED_S + KILL_TIMEOUT_S:
@@ -186,10 +186,6 @@ async def end_tool(process: asyncio.subprocess.Process) -> None:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _log(line: str) -> None:
-    sys.stderr.write(f"longshore.ring: {line}\n")
 
 
 MEMBER_POLL_S = 0.05  # between two checks of members, and two attempts to connect
@@ -341,7 +337,7 @@ class RingLauncher:
             exited = await self._start_process(start)
         except Exception as error:  # Whatever it is: the ring has to know that the member does not run.
             if not self._ends_by:
-                _log(f"member {start.member} cannot be started: {error}")
+                log_lines(f"member {start.member} cannot be started: {error}")
             self._member_exited(start, FAILED_STATUS)
         else:
             if start.member in self.declared:  # while it was started
@@ -562,7 +558,7 @@ def _call_safely(callback: Callable[..., object], *arguments: object) -> None:
     try:
         callback(*arguments)
     except Exception:
-        traceback.print_exc()
+        log_lines(traceback.format_exc())
 
 
 def _signal_group(pid: int, signal_number: int) -> bool:

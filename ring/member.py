@@ -1,5 +1,6 @@
 """A training script's side of a ring: steps (`Ring`), and recoveries (`Formation`). Source: SPEC F8 to F10."""
 
+import operator
 import os
 import sys
 import time
@@ -53,6 +54,21 @@ def steps_between_reports(step_s: float) -> int:
     while 0.0 < steps * step_s < STEP_REPORT_S and steps < MAX_REPORT_STEPS:
         steps *= 2
     return steps
+
+
+MAX_STEPS = (1 << 53) - 1  # that a message can carry; more are without an end
+
+
+def _checked_until(until: int) -> int:
+    """Return a number of steps as an integer that messages can carry.
+
+    Raises:
+        InputError: If it is no whole number.
+    """
+    try:
+        return min(operator.index(until), MAX_STEPS)
+    except TypeError as error:
+        raise InputError(f"ring.steps(until={until!r}): that is no whole number", "take `int(...)` of it") from error
 
 
 class Ring:
@@ -136,8 +152,18 @@ class Ring:
         On a member that has a backup because it is slow, it repeats until the member is as fast as the others.
 
         Args:
-            until: Number of the first step that is not to be taken. All members must pass the same.
+            until: Number of the first step that is not to be taken, the last of all epochs. All members must pass the
+                same.
+
+        Raises:
+            InputError: If that is no whole number, or the ring is done with an earlier one: it trains once.
         """
+        until = _checked_until(until)
+        if self._client.is_finished and self._client.step < until:
+            raise InputError(
+                f"the ring is done after {self._client.step} steps, and takes no further ones",
+                "call `ring.steps` once, until the last step of all epochs",
+            )
         self._client.pulse.until = until
         try:
             while True:

@@ -222,6 +222,11 @@ class MemberClient:
     # For the main thread
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all members are done."""
+        return self._finished
+
+    @property
     def is_aborted(self) -> bool:
         """Whether the group of this member is of an earlier generation."""
         return self.generation != self._group_generation

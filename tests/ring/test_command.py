@@ -1,5 +1,6 @@
 """`python -m longshore.ring`, and what it costs to import."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -110,3 +111,28 @@ def test_a_folder_that_is_a_file_is_reported_in_one_line(tmp_path: Path) -> None
     run = ring("--seats", 1, "--folder", "file", "--", "true", folder=tmp_path)
     _, errors = run.communicate(timeout=60)
     assert (run.returncode, errors) == (2, "longshore.ring: file is no folder: File exists\n")
+
+
+def test_a_second_loop_of_steps_behind_the_end_is_refused_and_not_trained_without_a_ring(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    more = "    for step in ring.steps(until=9):\n        pathlib.Path('trained').touch()\n"
+    script.write_text(tiny(last=more.rstrip("\n")))
+    run = ring("--seats", 2, "--", "python", script, folder=tmp_path)
+    output, errors = run.communicate(timeout=120)
+    assert run.returncode == 1, errors
+    assert "the ring is done after 3 steps" in output + errors
+    assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize("goes_to", ["/dev/full", "a pipe that nothing reads"])
+def test_a_ring_trains_and_replaces_members_where_nothing_can_be_logged(goes_to: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    dies_once = "if os.environ['LONGSHORE_RING_MEMBER'] == '1': os._exit(9)\nsys.stderr = open(os.devnull, 'w')"
+    script.write_text(tiny(first=dies_once, last="pathlib.Path(f'end-{ring.member}').touch()"))
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open("/dev/full", "wb") if goes_to == "/dev/full" else os.fdopen(writes, "wb") as log:  # noqa: PTH123
+        run = ring("--seats", 2, "--folder", "ring", "--", "python", script, folder=tmp_path, stderr=log)
+        run.communicate(timeout=120)
+    assert run.returncode == 0
+    assert {path.name for path in tmp_path.glob("end-*")} == {"end-0", "end-2"}

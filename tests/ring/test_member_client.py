@@ -1,11 +1,15 @@
 """A member's waits for its coordinator: none outlasts the ring, whatever message was lost before its end."""
 
+import sys
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from longshore.cluster.files.errors import InputError
 from longshore.ring import wire
+from longshore.ring.member import MAX_STEPS, _checked_until
 from longshore.ring.member_client import AbortedError, FinishedError, MemberClient
 
 
@@ -62,3 +66,18 @@ def test_no_wait_outlasts_the_ring(name: str, delay_s: float) -> None:
         finish.start()
     thread.join(30.0)
     assert ended == [False if error is None else error]
+
+
+@pytest.mark.parametrize("until", [10.0, "10", None, np.float32(10)])
+def test_a_number_of_steps_is_a_whole_one(until: object) -> None:
+    with pytest.raises(InputError, match="whole number"):
+        _checked_until(until)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("until", [0, 7, np.int64(7), np.uint8(7), True, sys.maxsize, 1 << 80])
+def test_any_whole_number_of_steps_can_be_sent(until: int) -> None:
+    checked = _checked_until(until)
+    assert type(checked) is int
+    assert checked == min(int(until), MAX_STEPS)
+    beat = wire.Heartbeat(0, 1, 1, 0, until=checked)
+    assert wire.decode(wire.encode(beat)) == beat

@@ -345,8 +345,9 @@ class RingHost:
         return max(own, default=-signal.SIGTERM if self._is_ending else 1)
 
     def _log(self, words: str) -> None:
-        sys.stderr.write(f"longshore: {words}\n")
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # the disk of the logs may be full: no work may end for that
+            sys.stderr.write(f"longshore: {words}\n")
+            sys.stderr.flush()
 
 
 def read_members(ring: Path) -> list[tuple[str, int]]:
