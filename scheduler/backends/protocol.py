@@ -407,16 +407,22 @@ def refuse_bad_texts(attempt: Attempt) -> None:
         raise RefusedError(f"{attempt.name}: another backend holds the job")
     if not attempt.command:
         raise RefusedError(f"{attempt.name}: its command is empty")
-    for text in (*attempt.command, attempt.folder, *attempt.environment, *attempt.environment.values()):
-        try:
-            passes = b"\0" not in os.fsencode(text)
-        except UnicodeEncodeError:
-            passes = False
-        if not passes:
+    for text in (*attempt.command, attempt.folder, *attempt.environment):
+        if not _may_be_passed(text):
             raise RefusedError(f"{attempt.name}: {text!r} cannot be passed to a program")
-    for key in attempt.environment:
+    for key, value in attempt.environment.items():
         if not key or "=" in key:
             raise RefusedError(f"{attempt.name}: {key!r} cannot be the name of an environment variable")
+        if not _may_be_passed(value):  # which may be a secret
+            raise RefusedError(f"{attempt.name}: the value of {key} cannot be passed to a program")
+
+
+def _may_be_passed(text: str) -> bool:
+    """Return whether a text can be an argument or a variable of a program here."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def call_backend(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

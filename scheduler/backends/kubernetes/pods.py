@@ -62,6 +62,7 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: PodPart, settings
         RefusedError: If its command and environment are too long for an argument.
     """
     spec = json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)
+    spec = spec.replace("$", "\\u0024")  # the kubelet expands `$(NAME)` and `$$` in arguments
     if len(spec) >= _MAX_ARGUMENT_BYTES:
         raise RefusedError(
             f"{attempt.name}: its command and environment take {len(spec)} of {_MAX_ARGUMENT_BYTES} bytes"
