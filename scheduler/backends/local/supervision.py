@@ -40,6 +40,7 @@ _CALL_FUNCTION = (
 )
 _POLL_S = 0.5  # between two checks of the cancel file
 _DISK_TRIES = 60  # a second apart, when the disk is full
+_STOP_TRIES = 120  # to record a stop, at the checks of the cancel file
 CANCELLED = "cancelled"
 
 
@@ -108,8 +109,11 @@ class StopRequests:
         """Return why the ranks are to be stopped, "" if they are not."""
         return CANCELLED if is_there(self.folder, "cancel.json") else ""
 
-    def record_stop(self, reason: str) -> str:
-        """Record that they are being stopped, and return the reason to report; no other supervisor has to know it."""
+    def record_stop(self, reason: str) -> str | None:
+        """Record that they are being stopped; return the reason to report, None if it could not be recorded.
+
+        Here no other supervisor has to know it.
+        """
         return reason
 
 
@@ -222,7 +226,7 @@ def write_exit_marker_patiently(
 
 def _watch_ranks(gang: Gang, spec: Spec, folder: int, requests: StopRequests) -> None:
     until_s = float("inf") if spec.limit_s is None else time.monotonic() + spec.limit_s
-    written, stopped = 0, False
+    written, stopped, tries = 0, False, _STOP_TRIES
     while True:
         if gang.wait_for_sigterm_or_end(max(min(_POLL_S, until_s - time.monotonic()), 0.0)):
             gang.stop(requests.term_reason)
@@ -232,9 +236,10 @@ def _watch_ranks(gang: Gang, spec: Spec, folder: int, requests: StopRequests) ->
         if gang.is_running and time.monotonic() >= until_s:
             gang.stop("time limit")
             until_s = float("inf")
-        if gang.reason and not stopped:
-            stopped, gang.reason = True, requests.record_stop(gang.reason)
-        if not gang.is_running:
+        if gang.reason and not stopped and tries > 0:
+            recorded, tries = requests.record_stop(gang.reason), tries - 1
+            stopped, gang.reason = recorded is not None, recorded or gang.reason
+        if not gang.is_running and (stopped or not gang.reason or not tries):
             return
         if written != len(gang.ends):
             written = len(gang.ends)

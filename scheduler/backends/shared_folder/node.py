@@ -153,12 +153,12 @@ class SharedStopRequests(StopRequests):
             return super().reason()
         return ""
 
-    def record_stop(self, reason: str) -> str:
-        """Stop the ranks on all nodes, and return the first reason."""
+    def record_stop(self, reason: str) -> str | None:
+        """Stop the ranks on all nodes, and return the first reason; None if the folder cannot be written now."""
         with suppress(OSError):
             write_stop(self.folder, self._attempt, reason)
             return read_stop(self.folder)
-        return reason
+        return None
 
 
 def write_stop(folder: int, attempt: str, reason: str) -> None:
@@ -191,7 +191,8 @@ def _run_ranks_unless_stopped(
     ranks = [rank for rank, place in enumerate(spec.ranks) if place.node == grant.node]
     reason = requests.reason()
     if not reason and (grant.gpus != gpus or len(grant.visible) != len(gpus)):
-        reason = requests.record_stop(f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}")
+        misplaced = f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}"
+        reason = requests.record_stop(misplaced) or misplaced
     port = None if reason else _agree_on_port(requests, is_first=0 in ranks)
     if port is None:
         write_exit_marker_patiently(part_folder, spec.attempt, reason or requests.reason(), 0.0, [])
