@@ -276,6 +276,10 @@ def _gpus_of_any_indices(
     return tuple(sorted(found))
 
 
+MAX_INDEX_SETS = 12_870  # of which each is tried: those of 8 of 16 GPUs
+MAX_SEEDS = 16  # nodes to begin with, where there are more
+
+
 def _gpus_of_same_indices(
     free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
 ) -> tuple[int, ...]:
@@ -287,7 +291,8 @@ def _gpus_of_same_indices(
         table[node, : first[node + 1] - first[node]] = np.arange(first[node], first[node + 1])
     usable = (table >= 0) & free[table]
     liked = usable & wanted[table]
-    # Of 8 GPUs there are 70 ways at most, of 16 there are 12,870.
+    if math.comb(widest, each) > MAX_INDEX_SETS:
+        return _common_indices_by_seeds(table, usable, liked, each, nodes)
     for indices in combinations(range(widest), each):
         at = np.array(indices)
         able = np.flatnonzero(usable[:, at].all(axis=1))
@@ -297,6 +302,34 @@ def _gpus_of_same_indices(
         order = np.argsort(-has, kind="stable")[:nodes]
         if (total := int(has[order].sum())) > most:
             most, best = total, tuple(sorted(table[np.ix_(able[order], at)].ravel().tolist()))
+    return best
+
+
+def _common_indices_by_seeds(
+    table: NDArray[np.int64], usable: NDArray[np.bool_], liked: NDArray[np.bool_], each: int, nodes: int
+) -> tuple[int, ...]:
+    """Return the same indices of several nodes, where there are too many sets of indices to try all.
+
+    From each of the nodes with most usable GPUs on, the node is added that shares most of the indices that are left.
+    """
+    most, best = -1, tuple[int, ...]()
+    room = usable.sum(axis=1)
+    for seed in np.argsort(-room, kind="stable")[:MAX_SEEDS].tolist():
+        common, chosen = usable[seed].copy(), [seed]
+        while len(chosen) < nodes:
+            shared = (usable & common).sum(axis=1)
+            shared[chosen] = -1
+            node = int(np.lexsort((-(liked & common).sum(axis=1), -shared))[0])
+            if shared[node] < each:
+                break
+            chosen.append(node)
+            common &= usable[node]
+        if len(chosen) < nodes or common.sum() < each:
+            continue
+        has = np.where(common, liked[chosen].sum(axis=0), -1)
+        at = np.sort(np.argsort(-has, kind="stable")[:each])
+        if (total := int(has[at].sum())) > most:
+            most, best = total, tuple(sorted(table[np.ix_(chosen, at)].ravel().tolist()))
     return best
 
 

@@ -4,17 +4,19 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorCall, MirrorOrigin
-from longshore.scheduler.mirror.vacant_seats import PlacementShape, fit_to_shape
+from longshore.scheduler.mirror.vacant_seats import PlacementShape, _gpus_of_same_indices, fit_to_shape
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
+from tests.support.budgets import examples
 
 NODES, GPUS = 4, 4
 ALL = range(NODES * GPUS)
@@ -140,3 +142,25 @@ def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: ClusterS
     follower.apply_calls(journal)
 
     assert follower.find_due_job() == "small"
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(2, 5), st.integers(2, 64), st.data())
+def test_the_same_indices_of_nodes_with_many_gpus_are_found_at_once(
+    nodes: int, widest: int, data: st.DataObject
+) -> None:
+    """Where there are too many sets of indices to try: what is found suits, and something is where all are free."""
+    each = data.draw(st.integers(1, widest))
+    count = data.draw(st.integers(nodes, nodes + 3))
+    is_free = np.random.default_rng(data.draw(st.integers(0, 99))).random(count * widest) < data.draw(
+        st.sampled_from([0.5, 0.9, 1.0])
+    )
+    first = np.arange(count + 1, dtype=np.int32) * widest
+    found = _gpus_of_same_indices(is_free, np.zeros_like(is_free), first, each, nodes)
+    assert found or not is_free.all()
+    if found:
+        table = np.array(found).reshape(nodes, each) if len(found) == nodes * each else None
+        assert table is not None
+        assert is_free[list(found)].all()
+        assert len({gpu // widest for gpu in found}) == nodes
+        assert (table % widest == table[0] % widest).all()
