@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -25,6 +25,7 @@ REFUSED = (
     "set LONGSHORE_TOKEN to a valid one, which an operator makes (`longshore token create NAME --owner OWNER`); where "
     "it is not set, the token of the scheduler that you started yourself is searched for"
 )
+REPORT_TIMEOUT_S = 3.0  # for the answer to an agent's report, of which the next is due soon
 END = "end"  # event after the last one of a stream
 
 
@@ -68,9 +69,11 @@ class Client:
             raise httpx.ConnectError("the scheduler that took the token does not listen there", request=request)
         return request
 
-    def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, *, pauses_s: Sequence[float] = PAUSES_S, **arguments: Any
+    ) -> httpx.Response:
         """Ask once, and again where the answer was lost: no request does its work twice."""
-        for pause_s in (*PAUSES_S, None):
+        for pause_s in (*pauses_s, None):
             try:
                 answer = self._http.request(method, path, **arguments)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
@@ -279,7 +282,11 @@ class Client:
 
     def report(self, node: str, event: Mapping[str, object]) -> dict[str, Any]:
         """Tell what an agent sees of its node, and return for how long its jobs may live there."""
-        found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_quoted_part(node)}/report", json=event).json()
+        # A lease lasts for several reports: one without an answer must not hold up the next.
+        answer = self._call(
+            "POST", f"/v1/nodes/{_quoted_part(node)}/report", json=event, timeout=REPORT_TIMEOUT_S, pauses_s=()
+        )
+        found: dict[str, Any] = answer.json()
         return found
 
     def report_check_outcome(self, node: str, order: str, *, passed: bool, evidence: str) -> None:

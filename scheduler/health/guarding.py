@@ -8,6 +8,7 @@ Source: docs/nodes.md, Leases.
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from ...cluster.files.processes import Process, boot_id, environment, kill, living
 
 LEASE_POLL_S = 0.2  # between two reads of the lease
-ATTEMPT_PREFIX = b"ls-"  # of the names of attempts
+ATTEMPT_NAME = re.compile(rb"ls-[0-9a-z]{1,40}-[0-9]{1,9}")  # any process may name something else
 LEASE_FOLDER = Path("/run/longshore")
 
 
@@ -88,7 +89,7 @@ def processes_by_attempt() -> dict[str, list[Process]]:
 
 def _attempt_of(process: Process) -> str:
     name = environment(process, b"LONGSHORE_ATTEMPT").get(b"LONGSHORE_ATTEMPT", b"")
-    return name.decode("ascii", errors="replace") if name.startswith(ATTEMPT_PREFIX) else ""
+    return name.decode("ascii") if ATTEMPT_NAME.fullmatch(name) else ""
 
 
 def kill_attempts(names: frozenset[str] | None = None) -> int:
