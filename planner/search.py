@@ -266,7 +266,10 @@ def _plan_with_more_gpus(request: PlanRequest) -> FoundPlan | None:
         while gpus < MAX_CLUSTER_GPUS:
             gpus = min(2 * gpus, MAX_CLUSTER_GPUS)
             more = replace(request, pool=(gpu_type._replace(gpus=gpus),))
-            space = _search_space(more, [more.pool])
+            try:
+                space = _search_space(more, [more.pool])
+            except InputError:  # the degrees that are wanted exist on another type, or at another number
+                continue
             plan = _plan_with_fewest_gpus(space)
             if plan is not None:
                 found.append(plan)

@@ -15,8 +15,8 @@ from tests.checkout import ROOT
 PART_OF_KERNELS = (
     "cluster/kernels/structures.py:push", "cluster/simulator/event_log.py:_poll_in_kernel",
     "cluster/kernels/pointer_table.py:_read_field",
-    "cluster/kernels/compiled.py:_leaf", "cluster/model/problem.py:lets_jobs_pass", "envs/batch.py:_reward_or_placeholder",
-    "cluster/simulator/engine.py:advance",
+    "cluster/kernels/compiled.py:_leaf", "cluster/model/problem.py:lets_jobs_pass",
+    "envs/batch.py:_reward_or_placeholder", "cluster/simulator/engine.py:advance",
 )  # fmt: skip
 PLAIN = ("agents/learned/archive.py:_is_stored", "cluster/traces/read.py:format_description")
 

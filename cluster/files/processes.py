@@ -68,7 +68,7 @@ def find(pid: int) -> Process | None:
     """Return the process that has this pid, None if none has."""
     try:
         content, uid = read_proc_file(f"/proc/{pid}/stat")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # hidepid=1 hides other users' as hidepid=2 does
         return None
     # A program's name may hold blanks and parentheses: what follows the last one is fields 3 and on.
     fields = content[content.rindex(b")") + 2 :].split()

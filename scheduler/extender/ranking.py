@@ -314,7 +314,7 @@ class Ranker:
         if missing > 1 and request.group not in self.ledger.plans:
             self._plan_gang(mirror, request, missing, fitting)
         plan = self.ledger.plans.get(request.group)
-        planned = {mirror.number[node] for node in plan.pods} & fitting if plan else set()
+        planned = {mirror.number[node] for node in plan.pods if node in mirror.number} & fitting if plan else set()
         beside = {mirror.number[mate.node] for mate in mates if mate.node in mirror.number}
         rack = mirror.named_site.site.cluster.node_rack
         racks = {int(rack[node]) for node in beside}

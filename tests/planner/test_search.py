@@ -1,5 +1,7 @@
 """The plan that is chosen, against all plans worked out one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -122,6 +124,18 @@ def test_where_nothing_fits_the_gpus_that_would_be_enough_are_named(deadline_s: 
     enough = choice.with_more_gpus.gpus
     assert find_plan(request((a100(enough),), model, deadline_s, batch=512)).plan is not None
     assert find_plan(request((a100(enough - 1),), model, deadline_s, batch=512)).plan is None
+
+
+@pytest.mark.parametrize("degrees", [(16, 1, 1), (1, 1, 8), (2, 1, 2)])
+@pytest.mark.parametrize("deadline_s", [None, 1.0, 1e12])
+def test_degrees_that_only_one_type_of_several_has_are_searched(
+    degrees: tuple[int, int, int], deadline_s: float | None
+) -> None:
+    pool = (v100(4)._replace(gpus_per_node=4), a100(64))
+    choice = find_plan(replace(request(pool, gpt(), deadline_s, batch=256), degrees=degrees))
+    assert choice.plan is not None
+    assert (choice.plan.layout.data, choice.plan.layout.pipeline, choice.plan.layout.tensor) == degrees
+    assert choice.meets == (deadline_s != 1.0)
 
 
 def test_a_deadline_of_a_millisecond_has_no_size_that_is_enough() -> None:
