@@ -89,14 +89,22 @@ class AllOutput:
         if self._lines is not None:
             self._offsets = [tail_begin(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None
-        self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
+        offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
         parts, most = [], min(MAX_FOLLOWED_BYTES, share)
+        unreadable: BackendError | None = None
         for rank in ranks:
-            data, end = read_log_if_any(self._service, attempt, rank, self._offsets[rank], most)
+            try:
+                data, end = read_log_if_any(self._service, attempt, rank, offsets[rank], most)
+            except BackendError as error:  # of this rank: those of other nodes are followed all the same
+                unreadable = error
+                continue
             whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
-            self._offsets[rank] = end - (len(data) - len(whole))
+            offsets[rank] = end - (len(data) - len(whole))
             parts.append(with_rank_prefix(rank, whole))
-        return "".join(parts)
+        self._offsets, text = offsets, "".join(parts)
+        if unreadable is not None and not text:
+            raise unreadable
+        return text
 
     def restart(self) -> None:
         """Begin again, with the next attempt."""

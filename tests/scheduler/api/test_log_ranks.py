@@ -1,11 +1,14 @@
 """Logs of all ranks, of one attempt, and the last lines of them."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import httpx
 import pytest
 
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.api.logs import AllOutput
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.attempts import attempts_of
@@ -104,6 +107,31 @@ def test_ranks_that_are_followed_together_share_the_bytes_of_an_answer(
 
     assert max(len(text.replace("[", "")) for text in received) <= 4000 + 4 * 100 * len("0] ")
     assert "".join(received).count("\n") == 4 * (500 if lines is None else 99)
+
+
+@pytest.mark.parametrize("unreadable", [(1,), (3,), (0, 2), (0, 1, 2, 3)])
+def test_output_is_followed_whole_though_ranks_cannot_be_read_for_a_while(
+    service: Service, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, unreadable: tuple[int, ...]
+) -> None:
+    job = run("seq -f %09g 50", gpus=4).split("/")[3]
+    with service.store.read() as tx:
+        (attempt,) = attempts_of(tx, job)
+    logs, calls = service.backend.logs, Counter[int]()
+
+    def fails_first(name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        calls[rank] += 1
+        if rank in unreadable and calls[rank] % 3:
+            raise BackendError("its node does not answer")
+        return logs(name, rank, offset, most)
+
+    monkeypatch.setattr(service.backend, "logs", fails_first)
+    ranks, received = AllOutput(service, [], most_bytes=400), list[str]()
+    for _ in range(200):
+        with suppress(BackendError):
+            received.append(ranks.text(attempt, is_over=True))
+    for rank in range(4):
+        own = [line for line in "".join(received).splitlines() if line.startswith(f"[{rank}] ")]
+        assert own == [f"[{rank}] {number:09}" for number in range(1, 51)]
 
 
 @pytest.mark.few(4)
