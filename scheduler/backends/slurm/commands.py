@@ -38,6 +38,7 @@ _TAKES_NONE = frozenset(
 )  # fmt: skip
 _GRES_COUNT = re.compile(r"([0-9]+)([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _NOTHING = ("", "none", "n/a", "null")
+_JOB_NUMBER, _NODE_NAME = re.compile(r"\d{1,18}\S*", re.ASCII), re.compile(r"[\w.-]+", re.ASCII)
 _SQUEUE_ARGUMENTS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
 _SINFO_ARGUMENTS = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
 # All others may still run, or run again by themselves.
@@ -240,13 +241,11 @@ def _read_snapshot(commands: Commands) -> SlurmSnapshot:
     """Return Slurm's jobs and nodes."""
     read_s = time.monotonic()
     jobs: dict[str, list[SlurmJob]] = {}
-    for line in commands.call("squeue", _SQUEUE_ARGUMENTS).splitlines():
-        number, state, comment = _split_fields(line, 3)
-        jobs.setdefault(comment, []).append(SlurmJob(_job_number(number, line), state))
+    for number, state, comment in _split_records(commands.call("squeue", _SQUEUE_ARGUMENTS), 3, _JOB_NUMBER):
+        jobs.setdefault(comment, []).append(SlurmJob(int(re.findall(r"\d+", number)[0]), state))
     # After the jobs: a controller that was started since then has nodes that it does not know yet.
     nodes = {}
-    for line in commands.call("sinfo", _SINFO_ARGUMENTS).splitlines():
-        name, address, gres, state, reason = _split_fields(line, 5)
+    for name, address, gres, state, reason in _split_records(commands.call("sinfo", _SINFO_ARGUMENTS), 5, _NODE_NAME):
         nodes[name] = SlurmNode(address, gpu_types(gres), state, reason)
     return SlurmSnapshot(read_s, {comment: tuple(found) for comment, found in jobs.items()}, nodes)
 
@@ -263,18 +262,25 @@ def gpu_types(gres: str) -> dict[int, str]:
     return {index: each.type for index, each in indexed.items() if each.count == 1} if exact else {}
 
 
-def _split_fields(line: str, count: int) -> list[str]:
-    fields = line.split("|", count - 1)
-    if len(fields) != count:
-        raise BackendError(f"Slurm reports {line!r}, which has not {count} fields")
-    return fields
+def _split_records(output: str, count: int, first: re.Pattern[str]) -> Iterator[list[str]]:
+    """Yield the fields of each record; the last one is a free text, of which only the first line counts.
 
+    Args:
+        output: Of a command of Slurm.
+        count: Fields of a record.
+        first: What the first field of each is like.
 
-def _job_number(text: str, line: str) -> int:
-    number = re.match(r"\d+", text)
-    if number is None:
-        raise BackendError(f"Slurm reports {line!r}, which names no job")
-    return int(number[0])
+    Raises:
+        BackendError: If the output does not begin with a record.
+    """
+    is_first = True
+    for line in output.split("\n"):
+        fields = line.split("|", count - 1)
+        if len(fields) == count and first.fullmatch(fields[0]):
+            is_first = False
+            yield fields
+        elif is_first and line:  # later it is a further line of a text, such as the reason why a node is drained
+            raise BackendError(f"Slurm reports {line!r}, which has not the {count} fields of a record")
 
 
 class SlurmView:
