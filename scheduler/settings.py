@@ -12,6 +12,7 @@ from ..cluster.model.orders import OrderName
 from .access.token_file import is_loopback
 from .model.job_spec import Priority
 
+SQLITE_FILE = "sqlite:///"  # begins the URL of a store that is a file
 SETTINGS_PAGE = "docs/configuration.md"  # on configuration files
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -147,9 +148,20 @@ def with_absolute_paths(found: SchedulerSettings, file: YamlFile) -> SchedulerSe
     if policy.name is not None and (checkpoint := checkpoint_in(policy.name)) is not None:
         name = policy.name.replace(str(checkpoint), str(home / checkpoint), 1)
         policy = policy.model_copy(update={"name": name})
+    store = None if found.store is None else _store_from(home, found.store)
     return found.model_copy(
-        update={"cluster": cluster, "folder": home / found.folder, "policy": policy, "preflight": preflight}
-    )
+        update={
+            "cluster": cluster, "folder": home / found.folder, "store": store, "policy": policy, "preflight": preflight
+        }
+    )  # fmt: skip
+
+
+def _store_from(home: Path, url: str) -> str:
+    """Return the URL of a store whose file, if it is one, starts from a folder."""
+    if not url.startswith(SQLITE_FILE):
+        return url
+    file, mark, query = url.removeprefix(SQLITE_FILE).partition("?")
+    return f"{SQLITE_FILE}{home / file}{mark}{query}" if file not in ("", ":memory:") else url
 
 
 def _path_from(home: Path, path: Path | None) -> Path | None:
@@ -163,4 +175,4 @@ def default_cluster_file(folder: Path) -> Path:
 
 def default_store_url(folder: Path) -> str:
     """Return the URL of the store that is a file in a scheduler's folder."""
-    return f"sqlite:///{folder / 'longshore.db'}"
+    return f"{SQLITE_FILE}{folder / 'longshore.db'}"

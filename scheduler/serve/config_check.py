@@ -155,6 +155,6 @@ def _noting_errors(problems: list[LongshoreError], file: YamlFile, place: Place)
 
 
 def _without_password(url: str) -> str:
-    from sqlalchemy.engine import make_url
+    from ..store.database import check_url, shown_url
 
-    return make_url(url).render_as_string(hide_password=True)
+    return shown_url(check_url(url))

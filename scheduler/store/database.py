@@ -176,8 +176,16 @@ def restore_mark_path(file: Path) -> Path:
 def _parse_url(url: str) -> URL:
     try:
         return make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"{url!r} is no URL of a store; write sqlite:///FILE or postgresql://...") from error
+    except (ArgumentError, ValueError) as error:  # without its text, which may have a password
+        shown = repr(url) if "@" not in url and ":" not in url else "what is given"
+        problem = f"{shown} is no URL of a store; write sqlite:///FILE or postgresql://..."
+        raise StoreError(f"{problem}, with @, : and / of a password as %40, %3A and %2F") from error
+
+
+def shown_url(url: URL) -> str:
+    """Return the URL of a store without its passwords, wherever they stand."""
+    query = {name: "***" if "password" in name else value for name, value in url.query.items()}
+    return url.set(query=query).render_as_string(hide_password=True)
 
 
 def begin_writing(tx: Connection) -> None:
@@ -548,7 +556,7 @@ def open_store(url: str) -> Store:
 
 def _migrate_named(engine: Engine) -> None:
     """Migrate a store; errors name it."""
-    place = engine.url.render_as_string(hide_password=True)
+    place = shown_url(engine.url)
     try:
         with _translated_errors():
             migrate(engine)

@@ -132,3 +132,19 @@ def test_paths_start_from_the_folder_of_the_file(name: str, read: str, tmp_path:
     assert found.policy.name == read.replace("HOME", str(tmp_path))
     assert (found.folder, found.cluster) == (tmp_path / "here", tmp_path / "c.yaml")
     assert found.preflight.wiring == tmp_path / "w.yaml"
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        ("sqlite:///jobs.db", "sqlite:///HOME/jobs.db"),
+        ("sqlite:///a/../jobs.db?durability=full", "sqlite:///HOME/a/../jobs.db?durability=full"),
+        ("sqlite:////srv/jobs.db", "sqlite:////srv/jobs.db"),
+        ("postgresql://ada@db/jobs", "postgresql://ada@db/jobs"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+    ],
+)
+def test_a_store_that_is_a_file_starts_from_the_folder_of_the_file(url: str, read: str, tmp_path: Path) -> None:
+    path = tmp_path / "longshore.yaml"
+    path.write_text(f"store: '{url}'\n")
+    assert read_settings(path).settings.store == read.replace("HOME", str(tmp_path))

@@ -164,3 +164,21 @@ def test_a_store_works_again_after_its_server_was_away(server: Server, postgresq
     server.start()
     assert job_now(store, submit(store, 2).id).name == "job-2"
     store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@1:hunter2@db/y",
+        "postgresql://u:hunter2@db:no/y",
+        "postgresql://u:hunter2@db:5432:1/y",
+        "postgresql:/u:hunter2@db",
+        "hunter2@db",
+        "postgresql://nowhere.invalid/y?user=u&password=hunter2",
+        "postgresql://u:hunter2@nowhere.invalid/y?sslpassword=hunter2",
+    ],
+)
+def test_no_message_about_a_store_has_its_password(url: str) -> None:
+    with pytest.raises(StoreError) as raised:
+        open_store(url)
+    assert "hunter2" not in str(raised.value)
