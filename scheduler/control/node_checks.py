@@ -215,6 +215,8 @@ class NodeChecks:
             run: How the backend sees it.
         """
         name = row.name
+        if row.state is AttemptState.LAUNCHED:  # its start may take as long as if it had not been checked
+            return CheckStatus(passed_s=self._ended.get(name, CheckStatus()).passed_s)
         if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
             return CheckStatus()
         # Where a torn one lies is not known.
