@@ -128,8 +128,9 @@ class _OnlineLearner:
 
     def run_round(self) -> Round | None:
         """Run a round, or continue one that was interrupted; None if this one is interrupted."""
-        done = sorted(self.folder.glob(f"round-*/{ROUND}"))
-        folder = self.folder / f"round-{len(done):03d}"
+        done = sorted(self.folder.glob(f"round-*/{ROUND}"), key=_round_number)
+        number = _round_number(done[-1]) + 1 if done else 0  # rounds before it may have been removed
+        folder = self.folder / f"round-{number:03d}"
         if (folder / PAST).exists() and digest_of(self.served) != digest_of(folder / SERVED):
             shutil.rmtree(folder)  # the served version has been replaced since: the round would be for nothing
         if not (folder / PAST).exists() and not self._await_and_copy_history(
@@ -139,7 +140,7 @@ class _OnlineLearner:
         best = self._train_round(folder)
         if best is None:
             return None
-        found = self._compare_and_publish(folder, best, len(done))
+        found = self._compare_and_publish(folder, best, number)
         with replacing_file(folder / ROUND) as part:
             values = found._asdict() | {"later": comparison_json(found.later)}
             part.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
@@ -182,7 +183,9 @@ class _OnlineLearner:
         config = self.config.model_copy(update=files)
         with self.show_progress() as on_progress:
             result = train(config, folder, on_progress, sizes=self.sizes, compares=False)
-        self.interrupted, self.interrupted_by = self.interrupted or not result.finished, result.interrupted_by
+        # A signal may come while the last update is finished: the round is done, and no other begins.
+        self.interrupted |= bool(result.interrupted_by) or not result.finished
+        self.interrupted_by = result.interrupted_by
         return result.best if result.finished else None
 
     def _compare_and_publish(self, folder: Path, best: Path, number: int) -> Round:
@@ -195,6 +198,12 @@ class _OnlineLearner:
         if is_better and not replaced:
             publish_checkpoint(best, self.served)
         return Round(number, history.workload.jobs, later, is_better and not replaced, replaced)
+
+
+def _round_number(result: Path) -> int:
+    """Return the number of a round by its result's path; -1 of a folder of another name."""
+    number = result.parent.name.removeprefix("round-")
+    return int(number) if number.isdecimal() else -1
 
 
 def _ended_jobs_in(path: Path) -> int:

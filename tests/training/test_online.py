@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from longshore.agents.learned.checkpoint import load_policy, save_policy, schema_of, untrained_network
 from longshore.agents.learned.schema import MAX_MARGIN
 from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.training import online
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history import read_history
 from longshore.training.online import PAST, ROUND, Round, digest_of, learn_online, publish_checkpoint
@@ -166,6 +168,25 @@ def test_a_round_begins_once_more_jobs_have_ended(recorded: RecordedHistory, tmp
     assert "too few" in reported[0]
     assert first.jobs < second.jobs == read_history(history).workload.jobs
     assert [it.split(",")[0] for it in reported[1:]] == ["round 0", "round 1"]
+
+    (runs,) = (tmp_path / "runs").glob("online-*")
+    shutil.rmtree(runs / "round-000")  # it is large, and its policy has been replaced
+    _written(tmp_path / "next", lines).replace(history)
+    (third,) = learned(tmp_path, history, served, reported.append, steps=500)
+    assert third.number == 2
+    assert (runs / "round-002" / ROUND).exists()
+
+
+def test_a_signal_in_the_last_update_of_a_round_begins_no_other(
+    recorded: RecordedHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = served_in(tmp_path, recorded.checkpoint)
+    result = SimpleNamespace(best=served, finished=True, interrupted_by=signal.SIGTERM)
+    monkeypatch.setattr(online, "train", lambda *_, **__: result)
+    config = config_for(recorded.file, served, 500)
+    done = learn_online(config, served, tmp_path / "runs", silent, lambda _: None, rounds=None)
+    assert [found.number for found in done.rounds] == [0]
+    assert done.interrupted_by == signal.SIGTERM
 
 
 def _written(path: Path, lines: list[str]) -> Path:
