@@ -11,6 +11,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,14 @@ UNLOCATED = {
     "exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None,
     "message": "The container could not be located when the pod was terminated",
 }  # fmt: skip
+
+
+REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
+
+
+def expanded(text: str, environment: Mapping[str, str]) -> str:
+    """Return an argument as a kubelet passes it on: `$$` is `$`, and `$(NAME)` the value of a known variable."""
+    return REFERENCE.sub(lambda found: "$" if found[1] is None else environment.get(found[1], found[0]), text)
 
 
 class Container:
@@ -52,7 +61,10 @@ class Container:
         }
         with (folder / "log").open("wb") as log:
             self.process = processes.start(
-                [self._inside(part) for part in (*self.spec["command"], *self.spec.get("args", []))],
+                [
+                    self._inside(expanded(part, environment))
+                    for part in (*self.spec["command"], *self.spec.get("args", []))
+                ],
                 stdin=processes.DEVNULL, stdout=log, stderr=processes.STDOUT, cwd=folder,
                 env=given | environment,
             )  # fmt: skip

@@ -1,8 +1,6 @@
 """What a pod is to run arrives in its launcher unchanged, whatever the kubelet expands in arguments."""
 
 import json
-import re
-from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,19 +9,14 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.kubernetes.pods import PodPart, launcher_spec, pod_manifest
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.protocol import Attempt
+from tests.kubernetes_double.kubelet import expanded
 
 PLACEMENT = (Share("a", (0, 1)),)
 PART = PodPart(0, PLACEMENT[0], 0, ())
-REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
 TEXTS = st.one_of(
     st.text('$()ab"\\ ', max_size=12),
     st.sampled_from(["$$", "$(HOME)", "$$(HOME)", "pa$$word", "echo $$; kill $(cat pid)", "$(", "${X}", "\\u0024"]),
 )
-
-
-def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Return an argument as the kubelet passes it on: `$$` is `$`, and `$(NAME)` the value of a known variable."""
-    return REFERENCE.sub(lambda found: "$" if found[1] is None else environment.get(found[1], found[0]), text)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=3), TEXTS, st.dictionaries(st.sampled_from(["A", "HOME"]), TEXTS))
