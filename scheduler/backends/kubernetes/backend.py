@@ -136,7 +136,12 @@ class KubernetesBackend(Backend):
             silent = self._silent | self._silent_nodes(self._nodes.objects(), self._offered_gpus())
         except BackendError as error:
             return {name: Status(Run.UNREACHABLE, words=str(error)) for name in names}
-        found = {name: self._status_by_pods(name, by_attempt.get(name, []), silent) for name in names}
+        found = {}
+        for name in names:
+            try:
+                found[name] = self._status_by_pods(name, by_attempt.get(name, []), silent)
+            except BackendError as error:  # its records cannot be read: the others are not concerned
+                found[name] = Status(Run.UNREACHABLE, words=str(error))
         # Pods of other installations in the namespace stay.
         own = {name: pods for name, pods in by_attempt.items() if name in found or self._records.knows_attempt(name)}
         self._removal.clean_up(own)

@@ -22,7 +22,7 @@ from .objects import (
     KubernetesPod,
     TerminatedState,
 )
-from .records import RecordFolders
+from .records import RecordError, RecordFolders
 from .settings import KubernetesSettings
 
 _SIGNALLED = range(129, 193)  # exit codes of containers that a signal ended: 128 is added to its number
@@ -287,7 +287,7 @@ class PodRemoval:
                     self.remove_ended(pods)
                 for pod in pods:
                     self._check_binding(pod, unbound, now_s)
-            except ApiStatusError as error:
+            except (ApiStatusError, RecordError) as error:  # of this one alone
                 log.warning("%s cannot be stopped or removed: %s", name, error)
             except BackendError as error:
                 log.warning("%s cannot be stopped or removed: %s", name, error)

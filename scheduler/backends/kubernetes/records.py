@@ -37,6 +37,10 @@ _MAX_LOG_BYTES = 64 << 20  # of a log, read at once; nodes keep 10 MiB by defaul
 log = logging.getLogger(__name__)
 
 
+class RecordError(BackendError):
+    """Raised when what is recorded here of one attempt cannot be read or written."""
+
+
 class _EndRecord(BaseModel):
     """How an attempt ended, `ended.json`: all that is left of it but its logs."""
 
@@ -144,7 +148,7 @@ class RecordFolders:
         """Open the folder of an attempt, None if it has none.
 
         Raises:
-            BackendError: If it cannot be read.
+            RecordError: If it cannot be read.
         """
         try:
             with (
@@ -153,7 +157,7 @@ class RecordFolders:
             ):
                 yield folder
         except (OSError, ValueError) as error:
-            raise BackendError(f"{name}: {error}") from error
+            raise RecordError(f"{name}: {error}") from error
 
     @contextmanager
     def open_or_create(self, name: str) -> Iterator[int]:
@@ -161,10 +165,10 @@ class RecordFolders:
         try:
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise BackendError(f"{name}: {error}") from error
+            raise RecordError(f"{name}: {error}") from error
         with self.open(name) as folder:
             if folder is None:
-                raise BackendError(f"{name}: its folder was deleted")
+                raise RecordError(f"{name}: its folder was deleted")
             yield folder
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
+from longshore.scheduler.backends.kubernetes.records import RecordError
 from longshore.scheduler.backends.protocol import CannotHonourError, RefusedError
 from longshore.scheduler.model.states import Run
 from tests.kubernetes_double.objects import Object
@@ -295,3 +297,30 @@ def test_a_pod_that_appears_after_its_attempt_was_forgotten_is_removed(
     elsewhere.close()
     until(lambda: (backend.statuses(()), trial.cluster.pods() == [])[1])
     assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("call", ["read_end", "has_record"])
+def test_an_attempt_whose_records_cannot_be_read_hides_no_other(
+    trial: Trial, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    broken, other = shell_attempt("sleep 600"), shell_attempt("true")
+    backend.launch(broken, (Share("b", (1,)),))
+    backend.launch(other, ONE_GPU)
+    wait_until_running(backend, broken)
+    real = getattr(backend._records, call)
+
+    def fails(name: str, *more: str) -> object:
+        if name == broken.name:
+            raise RecordError(f"{name}: [Errno 5] Input/output error")
+        return real(name, *more)
+
+    names = (broken.name, other.name)
+    with monkeypatch.context() as broken_disk:
+        broken_disk.setattr(backend._records, call, fails)
+        until(lambda: backend.statuses(names)[other.name].run is Run.EXITED)
+        assert backend.statuses(names)[broken.name].run in (Run.RUNNING, Run.UNREACHABLE)
+        backend.forget(other.name)
+        until(lambda: backend.statuses(names) and len(trial.cluster.pods()) == 1)  # what is forgotten is removed
+    assert backend.status(broken.name).run is Run.RUNNING
+    backend.cancel(broken.name, "the test is over")
+    wait_for_end(backend, broken)
