@@ -99,7 +99,7 @@ def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_identified(
     with pytest.raises(SpoiledError):
         judging._write_notes(cache, notes, trial.now_s())
 
-    assert all("a bug in register" in trial.scheduler.errors.last_error(job) for job in bad)
+    assert all("a bug in store_checkpoint" in trial.scheduler.errors.last_error(job) for job in bad)
 
 
 def test_errors_with_polls_between_them_that_succeed_do_not_add_up(
