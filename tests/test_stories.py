@@ -85,7 +85,7 @@ def test_a_decision(tracked: Tracked, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(200)  # kernels run as plain Python
+@pytest.mark.timeout(400)  # kernels run as plain Python
 def test_training_by_ppo(tracked: Tracked, tmp_path: Path) -> None:
     found = entered_by(tracked, tmp_path, "train", "--preset", "patent4", "--algo", "ppo", "--steps", 10)
     assert "training/ppo.py" in found
