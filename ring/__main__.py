@@ -13,7 +13,7 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _log_signal(signal_number: int) -> None:
-    with contextlib.suppress(OSError):  # whoever read it may have ended first
+    with contextlib.suppress(OSError):  # its reader may have ended first
         os.write(2, f"longshore.ring: {signal.Signals(signal_number).name}: all members are ended\n".encode())
 
 

@@ -76,7 +76,7 @@ def test_what_the_last_scheduler_writes_just_before_it_is_followed_counts_agains
     trial.tick()
     jobs = [trial.submit("one", gpus=2), trial.submit("two", gpus=2)]
     smaller = trial_of(trial.folder, {"a": 2}, backend)
-    smaller.scheduler = smaller.another(this_process_name())  # nobody can take its lease but when it gives it up
+    smaller.scheduler = smaller.another(this_process_name())  # its lease can be taken only once it gives it up
     write = smaller.store.write
 
     def write_late(work: Callable[[Connection], object]) -> object:

@@ -150,10 +150,10 @@ def test_a_device_is_free_again_when_its_holder_is_killed(arbiter: tuple[str, th
 @pytest.mark.parametrize("message", [b"job another\n", b"want 0 0 0 0\n", b"\n", b"\xff\xfe\n", b"x" * 500, b"done\n"])
 def test_another_user_does_not_get_the_device(message: bytes, arbiter: tuple[str, threading.Thread]) -> None:
     mine = DeviceTurn(arbiter[0], 0, 0, starts=False)
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(socket_name(arbiter[0], 0))
-        stranger.sendall(message)
-        assert stranger.recv(10) == b""
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.connect(socket_name(arbiter[0], 0))
+        foreign.sendall(message)
+        assert foreign.recv(10) == b""
     with mine.hold(0, PassKind.update):
         pass
     mine.close()
