@@ -430,6 +430,7 @@ class History(NamedTuple):
     rank: dict[str, int]  # of each job: priorities, in reverse
     stays: Stays  # of all jobs
     begin_s: float  # submission of the first job of the workload
+    ended_s: NDArray[np.float64]  # (jobs of the workload,) when they ended; 0 for one that was submitted again
 
 
 def read_history(path: Path) -> History:
@@ -457,4 +458,5 @@ def read_history(path: Path) -> History:
         np.array([past.left_s.get(job, math.inf) for job in past.jobs]),
     )
     rank = {name: job.rank for name, job in past.jobs.items()}
-    return History(past, replace(workload, estimate_s=estimate_s), rank, stays, float(submitted_s.min()))
+    ended_s = np.array([past.left_s.get(job, 0.0) for job in workload.ids])
+    return History(past, replace(workload, estimate_s=estimate_s), rank, stays, float(submitted_s.min()), ended_s)

@@ -7,6 +7,7 @@ Source: SPEC R9.
 """
 
 import json
+import math
 import os
 import shutil
 import time
@@ -15,6 +16,8 @@ from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from ..agents.learned.checkpoint import load_policy
 from ..cluster.files.errors import CheckpointError, InputError
@@ -64,7 +67,7 @@ def publish_checkpoint(new: Path, served: Path) -> None:
 
 
 PAST, SERVED, ROUND, SOURCES = "decisions.jsonl", "serving.zip", "round.json", "sources.json"
-MIN_GROWTH = 1.05  # times as many jobs must have ended as at the last round
+MIN_GROWTH = 1.05  # ended jobs in the history over those of them that the last round knew
 HISTORY_POLL_S = 1.0  # between two reads of a file that has not changed
 ONLINE_STOP_NOTICE = "stopping after the round's update; the same command continues"
 
@@ -77,6 +80,7 @@ class Round(NamedTuple):
 
     number: int
     jobs: int  # that had ended
+    until_s: float  # when the last of them ended, by the scheduler's clock
     later: LaterComparison  # the new version against the one that is served
     published: bool
     replaced: bool  # another process has replaced the served version in the meantime
@@ -134,7 +138,7 @@ class _OnlineLearner:
         if (folder / PAST).exists() and digest_of(self.served) != digest_of(folder / SERVED):
             shutil.rmtree(folder)  # the served version has been replaced since: the round would be for nothing
         if not (folder / PAST).exists() and not self._await_and_copy_history(
-            folder, _ended_jobs_in(done[-1]) if done else 0
+            folder, _end_of_history(done[-1]) if done else -math.inf
         ):
             return None
         best = self._train_round(folder)
@@ -147,10 +151,10 @@ class _OnlineLearner:
         (folder / PAST).unlink()  # it may be large, and the scheduler has it
         return found
 
-    def _await_and_copy_history(self, folder: Path, jobs: int) -> bool:
+    def _await_and_copy_history(self, folder: Path, until_s: float) -> bool:
         """Wait until enough more jobs have ended, and copy the history and the served version; False if interrupted."""
         while not self.interrupted:
-            if self._has_more_jobs(MIN_GROWTH * jobs):
+            if self._has_more_jobs(until_s):
                 folder.mkdir(exist_ok=True)
                 shutil.copyfile(self.served, folder / SERVED)
                 with replacing_file(folder / PAST) as part:
@@ -159,8 +163,11 @@ class _OnlineLearner:
             time.sleep(HISTORY_POLL_S)
         return False
 
-    def _has_more_jobs(self, jobs: float) -> bool:
-        """Return whether the history has changed, and has more ended jobs than these."""
+    def _has_more_jobs(self, until_s: float) -> bool:
+        """Return whether the history has changed, and enough jobs have ended after a time.
+
+        What counts is their share: old decisions are deleted, so that a history need not grow.
+        """
         try:
             found = self.history.stat()
         except OSError:  # it is being replaced
@@ -170,12 +177,13 @@ class _OnlineLearner:
             return False
         self._stamp = stamp
         try:
-            return read_history(self.history).workload.jobs > jobs
+            ended_s = read_history(self.history).ended_s
         except InputError as error:  # too little has happened yet
             if (line := f"waiting: {error}") != self._reported:
                 self.report(line)
                 self._reported = line
             return False
+        return bool(ended_s.size > MIN_GROWTH * np.count_nonzero(ended_s <= until_s))
 
     def _train_round(self, folder: Path) -> Path | None:
         """Return the best checkpoint of a round's run, None if it was interrupted."""
@@ -197,7 +205,8 @@ class _OnlineLearner:
         replaced = digest_of(self.served) != digest_of(folder / SERVED)
         if is_better and not replaced:
             publish_checkpoint(best, self.served)
-        return Round(number, history.workload.jobs, later, is_better and not replaced, replaced)
+        jobs, until_s = history.workload.jobs, float(history.ended_s.max())
+        return Round(number, jobs, until_s, later, is_better and not replaced, replaced)
 
 
 def _round_number(result: Path) -> int:
@@ -206,10 +215,10 @@ def _round_number(result: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _ended_jobs_in(path: Path) -> int:
-    """Return how many jobs had ended at a round."""
+def _end_of_history(path: Path) -> float:
+    """Return when the last of the jobs ended that a round knew, by its result."""
     try:
-        return int(json.loads(path.read_text())["jobs"])
+        return float(json.loads(path.read_text())["until_s"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError("the result of this round cannot be read", "remove its folder", path=path) from error
 
@@ -227,7 +236,7 @@ def learn_online(
 ) -> OnlineResult:  # fmt: skip
     """Learn in rounds until interrupted by Ctrl-C or SIGTERM, or for a number of rounds; return their results.
 
-    1. Wait until 5 % more jobs have ended than at the last round, and copy the history and the served version.
+    1. Wait until the history has 5 % more ended jobs than the last round knew of; copy it and the served version.
     2. Train on the history, from the served version.
     3. Compare both on the last jobs of the history, and publish the new version if it is shown to be better.
 

@@ -1,0 +1,94 @@
+"""When a round of learning online begins. No round here really learns."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from longshore.scheduler.mirror.cluster_mirror import JobRequest
+from longshore.training import online
+from longshore.training.config import TrainingConfig
+from longshore.training.online import Round, digest_of, learn_online
+from longshore.training.run_folder import BEST, OnProgress
+from longshore.training.validation import LaterComparison
+from tests.training.written_history import lines_of_jobs, site_of_types, written
+
+VERSIONS = [Path(__file__).parents[2] / "checkpoints" / f"hetero64-wait-{number}.zip" for number in (1, 2, 3)]
+SITE = site_of_types(["a"], ["a", "a"])
+
+
+class Setup(NamedTuple):
+    """What is learned from, and what is served."""
+
+    config: TrainingConfig
+    history: Path
+    served: Path
+    logdir: Path
+
+    def learn(self, rounds: int = 1) -> list[Round]:
+        @contextmanager
+        def silent() -> Iterator[OnProgress]:
+            yield lambda _: None
+
+        return learn_online(self.config, self.served, self.logdir, silent, lambda _: None, rounds=rounds).rounds
+
+
+def jobs(first: int, count: int) -> list[str]:
+    """Return the decisions of a scheduler that starts a job every 100 seconds, of those that its store still has."""
+    return lines_of_jobs(SITE, [JobRequest(f"{job}", 1, 60.0, 100.0 * job) for job in range(first, first + count)])
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """Learning whose every round learns the version that is not served, and finds it better."""
+
+    def train(config: TrainingConfig, folder: Path, *_: object, **__: object) -> SimpleNamespace:
+        best = folder / "run" / BEST
+        best.parent.mkdir(exist_ok=True)
+        other = next(path for path in VERSIONS if digest_of(path) != digest_of(Path(config.init or "")))
+        shutil.copyfile(other, best)
+        return SimpleNamespace(best=best, finished=True, interrupted_by=0)
+
+    better = LaterComparison("here", 9, -2.0, -3.0, -1.0, 1.0)
+    monkeypatch.setattr(online, "train", train)
+    monkeypatch.setattr(online, "load_policy", lambda _: None)  # which takes longest, and is only compared
+    monkeypatch.setattr(online, "compare_policies", lambda *_: better)
+    monkeypatch.setattr(online, "later_problem", lambda _: None)
+    history, served = written(tmp_path / "decisions.jsonl", jobs(0, 60)), tmp_path / "policy.zip"
+    shutil.copyfile(VERSIONS[0], served)
+    config = TrainingConfig(
+        preset="history", algorithm="ppo", steps=1, seed=0, reward="jct", history=str(history), init=str(served)
+    )
+    return Setup(config, history, served, tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("kept", "forgotten", "new"), [(60, 1, 1), (60, 0, 1), (80, 2, 1), (60, 5, 7), (45, 45, 45), (200, 1, 1)]
+)
+def test_a_round_begins_once_enough_jobs_have_ended_although_the_store_forgets_old_ones(
+    kept: int, forgotten: int, new: int, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the sets of ended jobs in the file, by their names."""
+    first, count, known = 0, kept, set[int]()
+
+    def is_due() -> bool:
+        ended = set(range(first, first + count))
+        return len(ended - known) > 0.05 * len(ended & known)
+
+    def export_again(_: float) -> None:
+        nonlocal first, count
+        assert not is_due()
+        first, count = first + forgotten, count + new - forgotten
+        written(setup.history, jobs(first, count))
+
+    monkeypatch.setattr(online, "time", SimpleNamespace(sleep=export_again))
+    written(setup.history, jobs(first, count))
+    for number in range(3):
+        (found,) = setup.learn()
+        assert is_due()
+        assert (found.number, found.jobs) == (number, count)
+        known = set(range(first, first + count))
