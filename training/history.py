@@ -346,13 +346,15 @@ class ClusterPast:
         self._stops[job] += 1
         if run is None:
             return
-        useful_s = max(self._now_s - run.start_s - run.overhead_s, 0.0)
+        ran_s = max(self._now_s - run.start_s, 0.0)
         if kept_s is None:
+            useful_s = max(ran_s - run.overhead_s, 0.0)
             assert self.initial is not None
             each_s = self.initial.rules.checkpoint_s
             # 1e-9: as the simulator counts (cluster/simulator/jobs.py)
             kept_s = min(useful_s, math.floor(useful_s / each_s + 1e-9) * each_s) if each_s < math.inf else 0.0
-        self._saved_s[job] = self._saved_s.get(job, 0.0) + max(kept_s, 0.0) / run.slowdown
+        # A job may claim anything; the scheduler bounds it likewise (scheduler/mirror/cluster_mirror.py).
+        self._saved_s[job] = self._saved_s.get(job, 0.0) + min(max(0.0, kept_s), ran_s) / run.slowdown
 
     def _finish_job(self, job: str, now_s: float) -> None:
         self.left_s[job] = now_s
