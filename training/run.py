@@ -1,7 +1,9 @@
 """A training run, kept in a folder and resumed from it."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from hashlib import file_digest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from ..agents.learned.network import LearnedPolicy, Network
 from ..agents.learned.schema import USERS, Schema, TrainedUnder, conditions_of_use
 from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
 from ..cluster.files.errors import InputError
-from ..cluster.files.output_file import encodable_text
+from ..cluster.files.output_file import encodable_text, replacing_file
 from ..cluster.model.outcome import objective_of
 from ..cluster.model.problem import Problem
 from .config import BY_CANDIDATES, TrainingConfig, problem_request
@@ -32,7 +34,7 @@ from .validation import (
     write_comparisons,
 )
 
-CONFIG = "config.json"
+CONFIG, INPUTS = "config.json", "inputs.json"
 
 
 LEARNERS: dict[str, Callable[[Sequence[Problem], RunFolder], int]] = {  # only `group` learns from several problems
@@ -109,8 +111,8 @@ def open_run(config: TrainingConfig, logdir: Path, sizes: Sizes = DEFAULT_SIZES)
         sizes: Of the run.
 
     Raises:
-        InputError: If the folder holds a run of another configuration, the problem cannot be built, or the network to
-            begin with is of another shape.
+        InputError: If the folder holds a run of another configuration or of files that have changed since, the problem
+            cannot be built, or the network to begin with is of another shape.
         CheckpointError: If the checkpoint to begin with, or what the folder kept of a run that was stopped, is damaged.
     """
     problems, validated_on = PRESETS[config.preset].build(problem_request(config, sizes))
@@ -318,12 +320,60 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
                 "take another --logdir or --seed, or remove the folder",
                 path=folder,
             )
+    digests = input_digests(config)
+    if kept.exists() and digests:
+        check_inputs(folder, digests)
     if snapshot.exists():
         with read_arrays(snapshot):  # whether it belongs to this run shows when learning loads it
             pass
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(config.as_text())
+        write_inputs(folder, digests)
+        with replacing_file(kept) as part:
+            part.write_text(config.as_text())
     except OSError as error:
         raise InputError(f"cannot write here: {error.strerror}", "give another --logdir", path=folder) from error
     return folder
+
+
+def input_digests(config: TrainingConfig) -> dict[str, str]:
+    """Return the SHA-256 of each file that a run reads, by its path; the values in `parameters` are options themselves.
+
+    Raises:
+        InputError: If one cannot be read.
+    """
+    given = (*config.traces, config.history, config.cluster, config.faults, config.init)
+    return {path: _sha256_of(Path(path)) for path in given if path is not None}
+
+
+def _sha256_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+
+
+def check_inputs(folder: Path, digests: dict[str, str]) -> None:
+    """Refuse files that are not those with which the run or the study in a folder began.
+
+    Raises:
+        InputError: Naming the first file that differs.
+    """
+    try:
+        before = json.loads((folder / INPUTS).read_text())
+        changed = [path for path, digest in digests.items() if before.get(path) != digest]
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        problem = "the digests of this run's files cannot be read"
+        raise InputError(problem, "remove its folder", path=folder / INPUTS) from error
+    if changed:
+        raise InputError(
+            f"this run began with another content of {changed[0]}",
+            "take another --logdir or --seed, or remove the folder", path=folder,
+        )  # fmt: skip
+
+
+def write_inputs(folder: Path, digests: dict[str, str]) -> None:
+    """Write the digests of the files with which a run or a study begins."""
+    with replacing_file(folder / INPUTS) as part:
+        part.write_text(json.dumps(digests, indent=1) + "\n")

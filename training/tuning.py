@@ -39,7 +39,7 @@ from .config import (
     with_parameters,
 )
 from .problems import DEFAULT_SIZES, PRESETS, Sizes
-from .run import train
+from .run import check_inputs, input_digests, train, write_inputs
 from .run_folder import Progress, stop_on_signal
 from .validation import Score
 
@@ -386,7 +386,8 @@ def tune(
         sizes: Of the runs.
 
     Raises:
-        InputError: If Optuna is not installed, the folder holds another study, or the runs cannot be.
+        InputError: If Optuna is not installed, the folder holds another study or one of files that have changed since,
+            or the runs cannot be.
         BackendError: If trials are lost.
     """
     folder = logdir / f"tune-{config.name}"
@@ -394,8 +395,13 @@ def tune(
     report("drawing workloads")
     # What is wrong is refused before anything is compiled or any trial begins.
     PRESETS[config.preset].build(problem_request(config, sizes))
+    digests = input_digests(config)
+    if (folder / CONFIG).exists():
+        check_inputs(folder, digests)
     make_folder(folder, "--logdir")
-    (folder / CONFIG).write_text(config.as_text())
+    write_inputs(folder, digests)
+    with replacing_file(folder / CONFIG) as part:
+        part.write_text(config.as_text())
     study_folder, stop = StudyFolder(config, folder, sizes), folder / STOP
     stop.unlink(missing_ok=True)
     with stop_on_signal(stop.touch, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
