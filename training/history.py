@@ -73,6 +73,18 @@ class InitialState(NamedTuple):
     jobs: Sequence[tuple[SubmittedJob, JobProgress]]
     down: Sequence[int]  # GPUs, each as often as it was out of service
     estimates: tuple[int, float]  # jobs so far, and the sum of their estimates
+    types: tuple[str, ...]  # names of the node types, by number; none in files without names
+
+    def type_name(self, number: int) -> str:
+        """Return the name of a node type, its number if it has no name, and nothing if there is no such type."""
+        if not self.types:
+            return str(number)
+        return self.types[number] if 0 <= number < len(self.types) else ""
+
+    def suitable_nodes(self, types: Sequence[str]) -> NDArray[np.bool_]:
+        """Return which nodes are of types of these names, shape (nodes,); all nodes if there are none."""
+        names = [self.type_name(number) for number in self.cluster.node_type.tolist()]
+        return np.array([not types or name in types for name in names])
 
 
 class RecordedCall(NamedTuple):
@@ -131,6 +143,7 @@ class DecisionLine(BaseModel, frozen=True):
 _STATE_ADAPTER: TypeAdapter[Any] = TypeAdapter(
     tuple[float, list[tuple[SubmittedJob, JobProgress]], list[str], list[int], tuple[int, float]]
 )
+_TYPES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
 _VALUES: dict[str, TypeAdapter[Any]] = {
     "begin": TypeAdapter(tuple[float]),
     "submit": TypeAdapter(tuple[SubmittedJob]),
@@ -196,8 +209,9 @@ def _parse_initial_state(site: Mapping[str, Any], known: object) -> InitialState
     rules = checked_rules(Rules(**{name: kind(given[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _STATE_ADAPTER.validate_python(known)
     repair_mean_s = float(site["process"]["repair_mean_s"])
+    types = _TYPES_ADAPTER.validate_python(site.get("types", ()))
     return InitialState(
-        cluster, rules, repair_mean_s, _decode_array(site["hazard_per_s"]), now_s, jobs, down, estimates
+        cluster, rules, repair_mean_s, _decode_array(site["hazard_per_s"]), now_s, jobs, down, estimates, types
     )
 
 
@@ -243,6 +257,7 @@ class ClusterPast:
     def __init__(self, path: Path) -> None:
         self.initial: InitialState | None = None  # the latest
         self.jobs: dict[str, SubmittedJob] = {}  # all jobs, in the order of their first mention
+        self.types: dict[str, tuple[str, ...]] = {}  # names of the node types that suit each, none where all do
         self.left_s: dict[str, float] = {}  # when jobs ended or were withdrawn
         self.work_s: dict[str, float] = {}  # of the jobs that ran to their ends
         self.observed: list[ObservedDecision] = []
@@ -302,11 +317,25 @@ class ClusterPast:
         self._estimates = max(estimates, state.estimates)
 
     def _add_job(self, job: SubmittedJob, progress: JobProgress) -> None:
-        self.jobs.setdefault(job.job, job)
+        self._note_job(job)
         self.left_s.pop(job.job, None)
         self._saved_s[job.job], self._stops[job.job] = progress.saved_s, progress.stops
         if progress.gpus:
             self._runs[job.job] = _Run(progress.start_s, progress.slowdown, progress.overhead_s)
+
+    def _note_job(self, job: SubmittedJob) -> None:
+        """Note a job, with the names of its node types: their numbers change with the cluster file."""
+        assert self.initial is not None
+        self.jobs.setdefault(job.job, job)
+        self.types[job.job] = tuple(map(self.initial.type_name, job.types))
+
+    def fitting_jobs(self) -> set[str]:
+        """Return the jobs that the latest cluster has room for: it may have shrunk, or lost a node type."""
+        state = self.initial
+        assert state is not None
+        node_gpus = np.diff(state.cluster.first_gpu)
+        room = {types: int(node_gpus[state.suitable_nodes(types)].sum()) for types in set(self.types.values())}
+        return {name for name, job in self.jobs.items() if job.gpus <= room[self.types[name]]}
 
     def _follow_line(self, line: DecisionLine, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
@@ -321,7 +350,7 @@ class ClusterPast:
             self.observed_s += max(values[0] - self._now_s, 0.0)
             self._now_s = values[0]
         elif method == "submit":
-            self.jobs.setdefault(values[0].job, values[0])
+            self._note_job(values[0])
             self._estimates = self._estimates[0] + 1, self._estimates[1] + values[0].estimate_s
         elif method in ("come_back", "rejoin"):
             self._add_job(*values)
@@ -428,7 +457,7 @@ class History(NamedTuple):
     """What training takes from a past."""
 
     past: ClusterPast
-    workload: Workload  # the jobs that ran to their ends, and what was estimated of them
+    workload: Workload  # the jobs that ran to their ends and fit the latest cluster, and what was estimated of them
     rank: dict[str, int]  # of each job: priorities, in reverse
     stays: Stays  # of all jobs
     begin_s: float  # submission of the first job of the workload
@@ -442,9 +471,13 @@ def read_history(path: Path) -> History:
         InputError: If it cannot be used, or too few jobs have ended in it.
     """
     past = ClusterPast(path)
-    ended = [past.jobs[job] for job in past.jobs if job in past.work_s]
+    fitting = past.fitting_jobs()
+    ended = [job for name, job in past.jobs.items() if name in past.work_s and name in fitting]
     if len(ended) < MIN_HISTORY_JOBS:
-        problem = f"{len(ended)} jobs have ended in it, too few to train on the first and to validate on the others"
+        problem = (
+            f"{len(ended)} jobs have ended in it that its latest cluster has room for, too few to train on the first "
+            "and to validate on the others"
+        )
         raise InputError(problem, f"wait until {MIN_HISTORY_JOBS} have", path=path)
     submitted_s = np.array([job.submitted_s for job in ended])
     workload = workload_of(

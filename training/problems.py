@@ -41,7 +41,7 @@ from ..cluster.presets.problems import (
 from ..cluster.state.border import checked_scenarios
 from ..cluster.traces.read import read_trace
 from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
-from .history import ClusterPast, History, read_history
+from .history import ClusterPast, History, InitialState, read_history
 
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000
@@ -265,7 +265,7 @@ def history_windows(
     """
     state = history.past.initial
     assert state is not None
-    cluster, kinds = _with_needs_classes(state.cluster, history.past)
+    cluster, kinds = _with_needs_classes(state, history.past)
     found = draw_windows(
         history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
         capacity=capacity_of(cluster), disjoint=disjoint,
@@ -297,13 +297,12 @@ def with_ranks(scenarios: Scenarios, rank: NDArray[np.int64]) -> Scenarios:
     return scenarios._replace(rank=rank, line=line)
 
 
-def _with_needs_classes(cluster: Cluster, past: ClusterPast) -> tuple[Cluster, dict[str, int]]:
+def _with_needs_classes(state: InitialState, past: ClusterPast) -> tuple[Cluster, dict[str, int]]:
     """Return a cluster that knows which nodes suit the jobs of a past, and the class of each job's needs."""
-    types = list(dict.fromkeys([(), *(job.types for job in past.jobs.values())]))
-    suits = np.array([np.isin(cluster.node_type, kind) if kind else np.ones(cluster.speed.size) for kind in types])
+    types = list(dict.fromkeys([(), *past.types.values()]))
+    suits = np.array([state.suitable_nodes(kind) for kind in types], dtype=np.int32)
     number = {kind: place for place, kind in enumerate(types)}
-    kinds = {name: number[job.types] for name, job in past.jobs.items()}
-    return cluster._replace(suits=np.ascontiguousarray(suits, dtype=np.int32)), kinds
+    return state.cluster._replace(suits=suits), {name: number[kind] for name, kind in past.types.items()}
 
 
 def fault_rates_per_s(past: ClusterPast) -> NDArray[np.float64]:

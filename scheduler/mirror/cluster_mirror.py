@@ -43,6 +43,7 @@ class ClusterSite(NamedTuple):
     rules: Rules
     process: FaultProcess  # of imagined futures
     hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it before any fault
+    type_names: tuple[str, ...] = ()  # of the node types, by number; none where no job asks for a type
 
 
 class Spread(NamedTuple):
@@ -211,7 +212,7 @@ class ClusterMirror:
         # The first class of needs takes every node.
         self.site = self.site._replace(cluster=with_need_classes(self.site.cluster, map(frozenset, self._types[1:])))
         room = max(MIN_SLOTS, 2 * len(origin.jobs), 2 * len(origin.turns))  # there are as many lines of users as jobs
-        self.sim = empty_simulation(*self.site, room, has_plans=any(request.spread for request in requests))
+        self.sim = _empty_simulation(self.site, room, has_plans=any(request.spread for request in requests))
         engine.reset(self.sim, ROW, 0)
         self._requests: list[JobRequest] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
@@ -578,7 +579,7 @@ class ClusterMirror:
     def from_snapshot(cls, snapshot: MirrorSnapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, MirrorOrigin(0.0))
-        mirror.sim = empty_simulation(*snapshot.site, snapshot.job_slots, has_plans=snapshot.has_plans)
+        mirror.sim = _empty_simulation(snapshot.site, snapshot.job_slots, has_plans=snapshot.has_plans)
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         mirror._lines = snapshot.lines
         mirror._requests = snapshot.requests()
@@ -655,6 +656,10 @@ class ClusterMirror:
             state.end_s[ROW, slot] = progress.start_s + request.estimate_s * progress.slowdown
             resume_run(self.sim, ROW, slot, np.array(progress.gpus, dtype=np.int32))
         return slot
+
+
+def _empty_simulation(site: ClusterSite, room: int, *, has_plans: bool) -> Simulation:
+    return empty_simulation(site.cluster, site.rules, site.process, site.hazard_per_s, room, has_plans=has_plans)
 
 
 def check_decision(mirror: ClusterMirror, job: str, gpus: Sequence[int]) -> None:

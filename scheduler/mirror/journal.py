@@ -200,6 +200,7 @@ def _site_to_json(site: ClusterSite) -> dict[str, object]:
             for name, value in site.process._asdict().items()
         },
         "hazard_per_s": _array_to_json(site.hazard_per_s),
+        "types": list(site.type_names),
     }
 
 
@@ -217,7 +218,7 @@ def _read_site(written: Mapping[str, Any]) -> ClusterSite:
     process = FaultProcess(float(shape), float(mean_s), float(sigma), float(transient), first, start_s, end_s)
     hazard_per_s = _read_array(written["hazard_per_s"])
     _check_cluster(cluster, hazard_per_s)
-    return ClusterSite(cluster, rules, process, hazard_per_s)
+    return ClusterSite(cluster, rules, process, hazard_per_s, tuple(map(str, written.get("types", ()))))
 
 
 def _check_cluster(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:

@@ -569,7 +569,7 @@ def site_of(setup: ClusterSetup, settings: SchedulerSettings) -> ClusterSite:
         backfill_depth=BACKFILL_DEPTH, estimated_hazards=True, turns=settings.turns,
     )  # fmt: skip
     process = draw_faults(setup, 0)[1]
-    return ClusterSite(setup.cluster, rules, process, setup.hazard_per_s)
+    return ClusterSite(setup.cluster, rules, process, setup.hazard_per_s, setup.type_names)
 
 
 def _has_slots(backend: Backend) -> bool:

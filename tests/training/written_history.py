@@ -29,26 +29,23 @@ def line(number: int, calls: Sequence[MirrorCall], opening: str = "", /, **field
     return json.dumps({"job_id": "", "number": None, "explanation": {}, "past": past} | fields)
 
 
-def lines_of_jobs(
-    site: ClusterSite, requests: Iterable[JobRequest], outcomes: Sequence[str] = (), *, work_s: float = 60.0
-) -> list[str]:
-    """Return the journal of a cluster on which each job runs at once, and ends before the next one is submitted.
+def lines_of_jobs(site: ClusterSite, requests: Iterable[JobRequest], outcomes: Sequence[str] = ()) -> list[str]:
+    """Return the journal of a cluster on which each job runs at once, and for as long as is estimated.
 
     Args:
         site: The cluster.
-        requests: Of the jobs.
+        requests: Of the jobs, of which each ends before the next one is submitted.
         outcomes: Exit classes of their attempts; success if there are none.
-        work_s: Run time of each job.
     """
     found, calls = list[str](), list[MirrorCall]()
     for number, request in enumerate(requests):
-        start_s = request.submitted_s
+        start_s, end_s = request.submitted_s, request.submitted_s + request.estimate_s
         calls += [MirrorCall("begin", (start_s,)), MirrorCall("submit", (request,))]
         opening = "" if found else encode_opening(site, MirrorOrigin(start_s))
         outcome = outcomes[number] if outcomes else "success"
-        end = {"number": 1, "ended_s": start_s + work_s, "outcome": outcome}
+        end = {"number": 1, "ended_s": end_s, "outcome": outcome}
         found.append(line(number, calls, opening, job_id=request.job, **end))
-        calls = [MirrorCall("begin", (start_s + work_s,)), MirrorCall("finish", (request.job,))]
+        calls = [MirrorCall("begin", (end_s,)), MirrorCall("finish", (request.job,))]
     return found
 
 
