@@ -123,6 +123,8 @@ def learn_by_groups(problems: Sequence[Problem], run_folder: RunFolder) -> int:
         run_folder.validate(learner.average, learner.steps, for_best=learner.steps >= total)
         learner.save()
         run_folder.record_progress(learner.steps)
+    elif run_folder.best is None:  # a stop before the first update: the policy is what the run begins with
+        run_folder.validate(learner.average, learner.steps, for_best=False)
     return learner.steps
 
 

@@ -1,0 +1,58 @@
+"""Runs that are interrupted before their first update."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.training.config import TrainingConfig
+from longshore.training.problems import A2C, DistilParameters, GroupParameters, Hyperparameters, Sizes
+from longshore.training.run import train
+from longshore.training.run_folder import RunFolder
+
+SIZES = Sizes(64, 16)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "group": {"steps": 500, "group": GroupParameters(groups=4, runs=4, group_minibatch=256)},
+    "ppo": {"steps": 512, "hyperparameters": Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)},
+    "a2c": {"steps": 512, "hyperparameters": replace(A2C, rows=16, minibatch=256)},
+    "distil": {
+        "steps": 40,
+        "distil": DistilParameters(rounds=2, futures=2, distil_block=2, distil_epochs=2, distil_minibatch=32),
+    },
+}
+
+
+def config_of(algorithm: Any) -> TrainingConfig:
+    by_candidates: dict[str, Any] = {}
+    if algorithm in ("group", "distil"):
+        by_candidates = {"network": "candidates", "action": "candidate"}
+    return TrainingConfig(
+        preset="hetero64", algorithm=algorithm, seed=0, reward="dt", threads=1, **by_candidates, **CONFIGS[algorithm]
+    )
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("algorithm", list(CONFIGS))
+def test_a_run_that_is_interrupted_before_its_first_update_can_be_continued(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = RunFolder.begin
+
+    def interrupted(run_folder: RunFolder, steps: int) -> None:
+        begin(run_folder, steps)
+        run_folder.interrupt()
+
+    config = config_of(algorithm)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "begin", interrupted)
+        stopped = train(config, tmp_path / "stopped", sizes=SIZES)
+    assert not stopped.finished
+    load_policy(stopped.best)
+    again, whole = train(config, tmp_path / "stopped", sizes=SIZES), train(config, tmp_path / "whole", sizes=SIZES)
+    assert again.finished
+    assert again.score == whole.score
+    one, other = (load_policy(result.best).network.state_dict() for result in (again, whole))
+    assert all(np.array_equal(one[name], other[name]) for name in other)
