@@ -76,7 +76,9 @@ def compare(setup: ClusterSetup, jobs: list[Workload], faults: FaultTrace, draws
         progress(f"draw {draw + 1} of {draws} on {setup.name}")
         piece = later(faults, faults.span_s * 0.9 * draw / draws)
         problem = cluster_problem(setup, jobs, regime, runs=1, seed=evaluation_key(SEED + draw), faults=piece)
-        parts.append(compare_handlings(problem, HEURISTICS[POLICY]).costs)
+        found = compare_handlings(problem, HEURISTICS[POLICY])
+        assert found is not None  # all jobs end
+        parts.append(found.costs)
     costs = {
         name: FaultCosts(*map(np.concatenate, zip(*(part[name] for part in parts), strict=True)))
         for name in (RESTART, SWITCH)

@@ -11,7 +11,7 @@ from ..cluster.model.intervals import IntervalEstimates, ratio_estimates, unit_s
 from ..cluster.model.outcome import Outcome
 from ..cluster.model.problem import BEST, FIXED, OFFLOAD, Problem, Scenarios, same_jobs_labels
 from ..cluster.presets.problems import Regime
-from .comparison import CONFIDENCE, real_jobs, run_all, scenario_metrics
+from .comparison import CONFIDENCE, real_jobs, run_one, scenario_metrics
 from .table import ShowStatus
 
 HOUR_S = 3600.0
@@ -37,8 +37,14 @@ class HandlingComparison(NamedTuple):
     units: int  # windows or workloads, which are the evidence; draws of faults for the same jobs are averaged
 
 
-def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison:
-    """Run a policy on the scenarios of a problem with both handlings of faults.
+def run_to_end(problem: Problem, policy: Policy) -> Outcome | None:
+    """Run a policy on every scenario; None where not all jobs end, so that figures would be of other jobs."""
+    outcome = run_one(problem, policy)
+    return outcome if outcome is not None and (outcome.finished == problem.scenarios.jobs).all() else None
+
+
+def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison | None:
+    """Run a policy on the scenarios of a problem with both handlings of faults; None where with one not all jobs end.
 
     All other rules hold for both: checks before starts and detection. Spares are kept with switching only. Intervals
     are by a paired bootstrap over units of the same jobs.
@@ -46,7 +52,9 @@ def compare_handlings(problem: Problem, policy: Policy) -> HandlingComparison:
     costs = {}
     for handling in (RESTART, SWITCH):
         rules = problem.rules._replace(switching=handling == SWITCH)
-        outcome = run_all(problem._replace(rules=rules), [policy])[policy.name]
+        outcome = run_to_end(problem._replace(rules=rules), policy)
+        if outcome is None:
+            return None
         costs[handling] = fault_costs(problem, outcome)
     return handling_comparison(policy.name, costs, same_jobs_labels(problem.scenarios))
 
@@ -116,17 +124,19 @@ class BackupComparison(NamedTuple):
     units: int
 
 
-def compare_backups(problem: Problem, policy: Policy) -> BackupComparison:
+def compare_backups(problem: Problem, policy: Policy) -> BackupComparison | None:
     """Run a policy on the scenarios of a problem without backups and with those that its rules allow.
 
+    Where in one of both ways not all jobs end, there is nothing to compare, and None is returned.
     Intervals are by a paired bootstrap over units of the same jobs.
     """
-    both = []
-    for backups in (0, problem.rules.backups):
-        outcome = run_all(problem._replace(rules=problem.rules._replace(backups=backups)), [policy])[policy.name]
-        held_gpu_s = outcome.busy_gpu_s + outcome.backup_gpu_s
-        both.append(np.array([fault_costs(problem, outcome).jct_s, held_gpu_s]))
-    without, backed = both
+    ways = [problem._replace(rules=problem.rules._replace(backups=backups)) for backups in (0, problem.rules.backups)]
+    first, outcome = (run_to_end(way, policy) for way in ways)
+    if first is None or outcome is None:
+        return None
+    without, backed = (
+        np.array([fault_costs(problem, each).jct_s, each.busy_gpu_s + each.backup_gpu_s]) for each in (first, outcome)
+    )
     unit = same_jobs_labels(problem.scenarios)
     jct, held = map(_as_percent_change, _paired_ratio_estimates(backed, without, unit))
     return BackupComparison(
@@ -182,7 +192,6 @@ class LayoutFigures(NamedTuple):
     mean_jct_s: NDArray[np.float64]
     held_gpu_s: NDArray[np.float64]  # GPU-time that jobs held: also of slow links, restarts and lost work
     planned_gpu_s: NDArray[np.float64]  # GPU-time on the reference placement, without faults
-    finished: NDArray[np.bool_]  # whether all jobs ended
 
 
 class LayoutComparison(NamedTuple):
@@ -200,7 +209,7 @@ class LayoutComparison(NamedTuple):
 def compare_layouts(
     problems: Mapping[str, Problem], policy: Policy, before: str = FIXED, after: str = BEST
 ) -> LayoutComparison | None:
-    """Run a policy on the same jobs and faults by two layouts; None where jobs of one did not all end.
+    """Run a policy on the same jobs and faults by two layouts; None where with one not all jobs end.
 
     Intervals are by a paired bootstrap over units of the same jobs.
 
@@ -211,9 +220,12 @@ def compare_layouts(
         after: Layout that takes its place.
     """
     both = {name: problems[name] for name in (before, after)}
-    layouts = {name: layout_figures(problem, run_all(problem, [policy])[policy.name]) for name, problem in both.items()}
-    if not all(figures.finished.all() for figures in layouts.values()):
-        return None
+    layouts = {}
+    for name, problem in both.items():
+        outcome = run_to_end(problem, policy)
+        if outcome is None:
+            return None
+        layouts[name] = layout_figures(problem, outcome)
     first, second = both[before].scenarios, both[after].scenarios
     jobs, planned, changed = count_planned_jobs(first, second)
     return layout_comparison(policy.name, layouts, same_jobs_labels(first), jobs=jobs, planned=planned, changed=changed)
@@ -223,9 +235,7 @@ def layout_figures(problem: Problem, outcome: Outcome) -> LayoutFigures:
     """Return the figures of a problem's layout from an outcome of its scenarios."""
     jobs = problem.scenarios
     jct_s = np.where(real_jobs(jobs), outcome.finish_s - jobs.submit_s, 0.0).sum(axis=1) / jobs.jobs
-    return LayoutFigures(
-        jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1), outcome.finished == jobs.jobs
-    )
+    return LayoutFigures(jct_s, outcome.busy_gpu_s, (jobs.gpus * jobs.work_s).sum(axis=1))
 
 
 def count_planned_jobs(first: Scenarios, second: Scenarios) -> tuple[int, int, int]:
@@ -297,6 +307,10 @@ class Aside(NamedTuple):
         return self.title.replace(" ", "_")
 
 
+def _unknown_aside(title: str) -> Aside:
+    return Aside(title, "unknown: in one of both ways not all jobs end", {})
+
+
 def switching_aside(problem: Problem, policy: Policy, outcome: Outcome, show: ShowStatus) -> list[Aside]:
     """Return what switching saves; nothing where no job met a fault.
 
@@ -310,6 +324,8 @@ def switching_aside(problem: Problem, policy: Policy, outcome: Outcome, show: Sh
         return []
     show(f"running {policy.name} with restarts and with switching")
     found = compare_handlings(problem, policy)
+    if found is None:
+        return [_unknown_aside("restart or switch")]
     return [Aside("restart or switch", handling_in_words(found), handling_document(found))]
 
 
@@ -322,6 +338,8 @@ def backup_aside(problem: Problem, policy: Policy, outcome: Outcome, show: ShowS
         return []
     show(f"running {policy.name} without backups and with them")
     found = compare_backups(problem, policy)
+    if found is None:
+        return [_unknown_aside("what backups save")]
     return [Aside("what backups save", backups_in_words(found), backups_document(found))]
 
 
@@ -346,12 +364,11 @@ def planning_aside(
         fits = before in ruled and after in ruled
         found = compare_layouts(ruled, policy, before, after) if fits else None
         if found is not None:
-            words = layouts_in_words(found)
+            asides.append(Aside(title, layouts_in_words(found), layouts_document(found)))
         elif fits:
-            words = "unknown: with one of the layouts jobs had not ended at the cut"
+            asides.append(_unknown_aside(title))
         else:
-            words = "unknown: the nodes of this cluster have no room for some of the plans"
-        asides.append(Aside(title, words, {} if found is None else layouts_document(found)))
+            asides.append(Aside(title, "unknown: the nodes of this cluster have no room for some of the plans", {}))
     return asides
 
 

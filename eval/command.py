@@ -61,8 +61,8 @@ def evaluate_request(
     1. Check the options, load the policies and read the setting: cluster, jobs and faults.
     2. Run every scenario under every policy, or under every order and policy, on the same faults.
     3. Compare the policies with the best heuristic, with confidence intervals.
-    4. Compare what switching, backups and plans save under the best policy.
-    5. Print the tables, or the recommended order and policy.
+    4. Print the tables, or the recommended order and policy.
+    5. Compare what switching, backups and plans save under the best policy.
     6. Write the figures as JSON, the report and the pictures.
 
     Raises:
@@ -99,8 +99,9 @@ def evaluate_request(
             groups=same_jobs_labels(scenarios),
             objective=request.objective,
         )
-        asides = _all_asides(request, setting, run, comparison, show)
     _print_result(console, run, comparison, introduction)
+    with progress("comparing under the best policy") as show:
+        asides = _all_asides(request, setting, run, comparison, show)
     for aside in asides:
         console.print(f"{aside.title}: {aside.words}")
     facts = _report_facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
@@ -156,9 +157,13 @@ def _run_every_order(
     advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
     facts = setting.facts | ({"tuned": tuned_text(tuned)} if tuned else {})
     remarks = remarks_on(advice, ruled, policy, facts)
-    ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
+    ended = [policy for policy in policies if _has_ended(grid.outcomes.get(policy.name), problem.scenarios)]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
     return EvaluationRun(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
+
+
+def _has_ended(outcome: Outcome | None, scenarios: Scenarios) -> bool:
+    return outcome is not None and bool((outcome.finished >= scenarios.jobs).all())
 
 
 def _all_asides(

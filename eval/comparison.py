@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..agents.protocol import Policy
-from ..cluster.files.errors import InputError
+from ..cluster.files.errors import EndlessError, InputError
 from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, ratio_estimates, ratio_p_values, unit_sums
 from ..cluster.model.outcome import Event, Outcome, RunMetrics, Weighting, metrics, usual_weighting
 from ..cluster.model.problem import Problem, Scenarios
@@ -353,6 +353,16 @@ def run_all(
                 size = min(4 * size, rows)
         outcomes[policy.name] = Outcome(*map(np.concatenate, zip(*parts, strict=True)))
     return outcomes
+
+
+def run_one(
+    problem: Problem, policy: Policy, on_progress: Callable[[str, int], None] = lambda name, done: None
+) -> Outcome | None:
+    """Run every scenario under one policy, as `run_all`; None where faults would keep a job from ever ending."""
+    try:
+        return run_all(problem, [policy], on_progress)[policy.name]
+    except EndlessError:
+        return None
 
 
 def run_with_events(problem: Problem, policy: Policy, scenario: int) -> tuple[Outcome, list[Event]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from ..cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs_labels
 from ..cluster.model.topology import speed_sum
 from ..cluster.presets.problems import Regime
-from .comparison import CONFIDENCE, EQUAL_SHARE, real_jobs, run_all, scenario_metrics
+from .comparison import CONFIDENCE, EQUAL_SHARE, real_jobs, run_one, scenario_metrics
 from .setting import is_heuristic
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class OrderGrid(NamedTuple):
     is_users_objective: bool  # else the usual one of the jobs
     heuristics: frozenset[str]  # which policies are heuristics
     chosen: int  # index of the best candidate of the windows that choose
-    outcomes: dict[str, Outcome]  # of the chosen order, by policy
+    outcomes: dict[str, Outcome]  # of the chosen order, by policy; none of one under which a job would never end
 
     @property
     def windows(self) -> int:
@@ -125,7 +125,7 @@ def run_grid(
 ) -> OrderGrid:
     """Run every scenario under every order and policy, and choose the best by the earlier half of the windows.
 
-    A candidate of which a run was cut off before all jobs ended is never chosen.
+    A candidate of which a run was cut off before all jobs ended, or would never end, is never chosen.
 
     1. Split the windows: the earlier half chooses, the later half is reported. Few windows do both.
     2. Run every scenario under each order and policy.
@@ -151,10 +151,15 @@ def run_grid(
     for regime in regimes:
         ruled = problem._replace(rules=regime.applied_to(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
-        outcomes = run_all(ruled, [*policies, *own], partial(_report_progress, on_progress, regime.order))  # 2
-        for name, outcome in outcomes.items():
-            candidates.append(Candidate(regime.order, name))
-            rows.append(candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size))
+        outcomes = dict[str, Outcome]()
+        for policy in (*policies, *own):
+            outcome = run_one(ruled, policy, partial(_report_progress, on_progress, regime.order))  # 2
+            candidates.append(Candidate(regime.order, policy.name))
+            if outcome is None:
+                rows.append(_figures_of_endless(problem.scenarios))
+            else:
+                outcomes[policy.name] = outcome
+                rows.append(candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size))
             cost = float(by.cost(rows[-1])[choosing].mean()) if rows[-1].finished.all() else np.inf
             if cost < least or not kept:  # 3
                 chosen, least, kept = len(rows) - 1, cost, outcomes
@@ -210,6 +215,12 @@ def candidate_figures(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int)
     )
 
 
+def _figures_of_endless(scenarios: Scenarios) -> CandidateFigures:
+    """Return figures of a candidate under which a job would never end; only `finished` has a meaning."""
+    unknown: dict[str, NDArray[Any]] = dict.fromkeys(CandidateFigures._fields, np.ones(scenarios.jobs.size))
+    return CandidateFigures(**unknown | {"finished": np.zeros(scenarios.jobs.size, dtype=np.bool_)})
+
+
 BOUNDS_S = (6 * 3600.0, 24 * 3600.0, 72 * 3600.0, 7 * 86400.0, math.inf)
 
 
@@ -218,7 +229,7 @@ def figures_by_ageing_bound(
 ) -> dict[float, CandidateFigures]:
     """Return the figures of the chosen candidate by the ageing bound in seconds; none where no bound changes anything.
 
-    Bounds under which a run is cut off are dropped.
+    Bounds under which a run is cut off or would never end are dropped.
 
     Args:
         grid: How all candidates did.
@@ -229,10 +240,9 @@ def figures_by_ageing_bound(
     found = {}
     for ageing_s in sorted({*BOUNDS_S, problem.rules.ageing_s}):
         ruled = problem._replace(rules=problem.rules._replace(ageing_s=ageing_s))
-        outcome = run_all(ruled, [policy], on_progress)[policy.name]
-        figures = candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size)
-        if figures.finished.all():
-            found[ageing_s] = figures
+        outcome = run_one(ruled, policy, on_progress)
+        if outcome is not None and (outcome.finished >= problem.scenarios.jobs).all():
+            found[ageing_s] = candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size)
     costs = [grid.weighting.cost(figures) for figures in found.values()]
     return found if any((cost != costs[0]).any() for cost in costs) else {}
 

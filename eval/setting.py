@@ -42,7 +42,7 @@ from ..cluster.presets.problems import (
 from ..cluster.traces.read import read_trace
 from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
 from ..cluster.workloads.generator import PROFILES, Arrivals, generate
-from .comparison import run_all, scenario_metrics
+from .comparison import run_one, scenario_metrics
 from .table import ShowStatus
 
 PROFILE = "philly"
@@ -318,9 +318,9 @@ def tune_patient_by_order(
 
 
 def _mean_objective(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
-    """Return the mean of the objective under a policy, inf if a run was cut off."""
-    outcome = run_all(problem, [policy])[policy.name]
-    if (outcome.finished < problem.scenarios.jobs).any():
+    """Return the mean of the objective under a policy, inf if a run did not end or was cut off."""
+    outcome = run_one(problem, policy)
+    if outcome is None or (outcome.finished < problem.scenarios.jobs).any():
         return math.inf
     figures = scenario_metrics(outcome, problem.scenarios, problem.cluster.gpu_node.size)
     return float(weighting.cost(figures).mean())

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.problem import ORDERS, Scenarios
+from longshore.cluster.model.outcome import Outcome
+from longshore.cluster.model.problem import ORDERS, Problem, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import Regime, cluster_problem
 from longshore.cluster.traces.read import read_trace
+from longshore.eval import comparison
 from longshore.eval.answer import answer_document, headline, ranking_rows, report_sections, sentences
 from longshore.eval.every_order import COMMON, Candidate, every_order, run_grid, window_numbers
 from tests.checkout import DATA, SMALL, needs_data
 from tests.command_line import Command
+from tests.envs.random_run import small_problem
 from tests.eval.answers import Answer, advice, run, trace
 from tests.eval.runs import scenarios
 
@@ -165,6 +170,35 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
     assert all(line.versus[-1].text == "-" for line in ranking_rows(found))
     assert "easy+pack" not in answer_document(found, math.inf)["ranking"][0]["relative_percent"]
     assert "common today" in report_sections(found, math.inf)
+
+
+def test_an_order_and_policy_under_which_a_job_would_never_end_is_not_chosen_and_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = run(tmp_path, windows=8)[0]
+    endless = {best.candidates[best.chosen], COMMON[-1]}
+
+    def run_one(problem: Problem, policy: Policy, on_progress: Callable[[str, int], None]) -> Outcome | None:
+        is_endless = Candidate(list(ORDERS)[problem.rules.order], policy.name) in endless
+        return None if is_endless else comparison.run_one(problem, policy, on_progress)
+
+    monkeypatch.setattr("longshore.eval.every_order.run_one", run_one)
+    grid, problem = run(tmp_path, windows=8)
+    assert grid.candidates == best.candidates
+    assert grid.candidates[grid.chosen] not in endless
+    assert {candidate for candidate, has in zip(grid.candidates, grid.ended, strict=True) if not has} == endless
+    found = advice(grid, problem)
+    assert [line.candidate for line in ranking_rows(found) if set(line.cells) == {"-"}] == sorted(
+        endless, key=grid.candidates.index
+    )
+    answer_document(found, math.inf)
+    report_sections(found, math.inf)
+
+
+def test_faults_that_keep_a_job_from_ever_ending_are_no_outcome() -> None:
+    problem = small_problem(1, faults=1e5)
+    problem = problem._replace(rules=problem.rules._replace(checkpoint_s=math.inf))
+    assert comparison.run_one(problem, HEURISTICS["pack"]) is None
 
 
 def test_what_was_requested_holds_under_every_order() -> None:

@@ -1,13 +1,18 @@
 """What evaluate says of restart against switch."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from longshore.agents.protocol import Policy
+from longshore.cluster.model.outcome import Outcome
+from longshore.cluster.model.problem import Problem, Rules
 from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.eval import asides, comparison
 from longshore.eval.asides import RESTART, SWITCH, FaultCosts, handling_comparison, handling_in_words
 from tests.eval.answers import ASKED, answer
 
@@ -73,6 +78,34 @@ def test_where_nodes_become_slow_the_gain_of_backups_is_reported(tmp_path: Path)
         100.0 * (figures["mean_jct_s"]["with"] / figures["mean_jct_s"]["without"] - 1.0)
     )
     assert figures["backups"] > 0.0 < figures["backup_gpu_hours"]
+
+
+@pytest.mark.parametrize("is_endless", [True, False])
+@pytest.mark.parametrize(
+    ("text", "key", "fails"),
+    [
+        (FILE.replace("HANDLING", "handling: switch"), "restart_or_switch", lambda rules: not rules.switching),
+        (SLOW.replace("BACKUPS", "2"), "what_backups_save", lambda rules: rules.backups == 0),
+    ],
+)
+def test_where_jobs_do_not_all_end_in_the_other_way_the_answer_is_whole_and_the_gain_unknown(
+    text: str, key: str, fails: Callable[[Rules], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *,
+    is_endless: bool,
+) -> None:  # fmt: skip
+    def run_one(problem: Problem, policy: Policy) -> Outcome | None:
+        outcome = comparison.run_one(problem, policy)
+        if outcome is None or not fails(problem.rules):
+            return outcome
+        return None if is_endless else outcome._replace(finished=outcome.finished - 1)
+
+    monkeypatch.setattr(asides, "run_one", run_one)
+    cluster, out = tmp_path / "c.yaml", tmp_path / "o.json"
+    cluster.write_text(text)
+    printed = answer(replace(ASKED, cluster=cluster, policies=("pack",), heuristics=False, json_out=out))
+    figures = json.loads(out.read_text())
+    assert figures[key] == {}
+    assert f"{key.replace('_', ' ')}: unknown" in printed
+    assert "pack" in figures["policies"]
 
 
 def test_without_backups_no_gain_of_them_is_reported(tmp_path: Path) -> None:

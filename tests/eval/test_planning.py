@@ -39,9 +39,8 @@ def cluster_file(folder: Path, text: str = FILE) -> Path:
 
 
 def test_changes_are_of_sums_over_windows() -> None:
-    done = np.ones(4, dtype=np.bool_)
-    fixed = LayoutFigures(np.array([7200.0, 3600.0, 3600.0, 3600.0]), np.full(4, 1e6), np.full(4, 9e5), done)
-    best = LayoutFigures(np.array([3600.0, 3600.0, 1800.0, 1800.0]), np.full(4, 9e5), np.full(4, 8e5), done)
+    fixed = LayoutFigures(np.array([7200.0, 3600.0, 3600.0, 3600.0]), np.full(4, 1e6), np.full(4, 9e5))
+    best = LayoutFigures(np.array([3600.0, 3600.0, 1800.0, 1800.0]), np.full(4, 9e5), np.full(4, 8e5))
     found = layout_comparison(
         "pack", {FIXED: fixed, BEST: best}, np.array([0, 0, 1, 1]), jobs=384, planned=300, changed=40
     )
