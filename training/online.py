@@ -26,7 +26,7 @@ from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
 from .problems import DEFAULT_SIZES, Sizes, later_problem
 from .run import initial_candidate_network, train
-from .run_folder import OnProgress, stop_on_signal
+from .run_folder import BEST, OnProgress, stop_on_signal
 from .validation import LaterComparison, compare_policies, comparison_json
 
 
@@ -132,24 +132,41 @@ class _OnlineLearner:
 
     def run_round(self) -> Round | None:
         """Run a round, or continue one that was interrupted; None if this one is interrupted."""
-        done = sorted(self.folder.glob(f"round-*/{ROUND}"), key=_round_number)
-        number = _round_number(done[-1]) + 1 if done else 0  # rounds before it may have been removed
-        folder = self.folder / f"round-{number:03d}"
-        if (folder / PAST).exists() and digest_of(self.served) != digest_of(folder / SERVED):
-            shutil.rmtree(folder)  # the served version has been replaced since: the round would be for nothing
-        if not (folder / PAST).exists() and not self._await_and_copy_history(
-            folder, _end_of_history(done[-1]) if done else -math.inf
-        ):
+        folder, until_s = self._next_round()
+        if not (folder / PAST).exists() and not self._await_and_copy_history(folder, until_s):
             return None
         best = self._train_round(folder)
         if best is None:
             return None
-        found = self._compare_and_publish(folder, best, number)
+        found = self._compare_and_publish(folder, best)
         with replacing_file(folder / ROUND) as part:
             values = found._asdict() | {"later": comparison_json(found.later)}
             part.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
         (folder / PAST).unlink()  # it may be large, and the scheduler has it
         return found
+
+    def _next_round(self) -> tuple[Path, float]:
+        """Return the folder of the round to run, and the time until which the last finished round knew of ended jobs.
+
+        A round that was interrupted is continued, unless another process has replaced the served version since: then it
+        would be for nothing. Its folder stays, as it holds the version that was served before.
+        """
+        folders = sorted(self.folder.glob("round-*"), key=_round_number)  # some may have been removed
+        done = [folder / ROUND for folder in folders if (folder / ROUND).exists()]
+        until_s = _end_of_history(done[-1]) if done else -math.inf
+        if folders and (folders[-1] / PAST).exists():
+            if not (folders[-1] / ROUND).exists() and self._is_own_version(folders[-1]):
+                return folders[-1], until_s
+            (folders[-1] / PAST).unlink()
+        return self.folder / f"round-{_round_number(folders[-1]) + 1 if folders else 0:03d}", until_s
+
+    def _is_own_version(self, folder: Path) -> bool:
+        """Return whether the version that is served is the one that a round began with, or the round's own.
+
+        It is the round's own if the process ended after publishing it, and before the result was written.
+        """
+        own = [folder / SERVED, *folder.glob(f"*/{BEST}")]
+        return digest_of(self.served) in map(digest_of, own)
 
     def _await_and_copy_history(self, folder: Path, until_s: float) -> bool:
         """Wait until enough more jobs have ended, and copy the history and the served version; False if interrupted."""
@@ -196,22 +213,23 @@ class _OnlineLearner:
         self.interrupted_by = result.interrupted_by
         return result.best if result.finished else None
 
-    def _compare_and_publish(self, folder: Path, best: Path, number: int) -> Round:
+    def _compare_and_publish(self, folder: Path, best: Path) -> Round:
         """Compare the policy of a round with the served one, and publish it if it is shown to be better."""
         history = read_history(folder / PAST)
         policy, serving = load_policy(best), load_policy(folder / SERVED)
         later = compare_policies(self.history.name, later_problem(history), policy, serving)
         is_better = later.high < 0.0  # not if there is no interval
-        replaced = digest_of(self.served) != digest_of(folder / SERVED)
+        replaced = not self._is_own_version(folder)
         if is_better and not replaced:
             publish_checkpoint(best, self.served)
-        jobs, until_s = history.workload.jobs, float(history.ended_s.max())
-        return Round(number, jobs, until_s, later, is_better and not replaced, replaced)
+        until_s = float(history.ended_s.max())
+        jobs = history.workload.jobs
+        return Round(_round_number(folder), jobs, until_s, later, is_better and not replaced, replaced)
 
 
-def _round_number(result: Path) -> int:
-    """Return the number of a round by its result's path; -1 of a folder of another name."""
-    number = result.parent.name.removeprefix("round-")
+def _round_number(folder: Path) -> int:
+    """Return the number of a round by its folder; -1 of a folder of another name."""
+    number = folder.name.removeprefix("round-")
     return int(number) if number.isdecimal() else -1
 
 

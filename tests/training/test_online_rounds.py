@@ -1,18 +1,19 @@
-"""When a round of learning online begins. No round here really learns."""
+"""When a round of learning online begins, and what is kept of rounds that were cut off. No round here really learns."""
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from longshore.scheduler.mirror.cluster_mirror import JobRequest
 from longshore.training import online
 from longshore.training.config import TrainingConfig
-from longshore.training.online import Round, digest_of, learn_online
+from longshore.training.online import PAST, ROUND, SERVED, Round, digest_of, learn_online
 from longshore.training.run_folder import BEST, OnProgress
 from longshore.training.validation import LaterComparison
 from tests.training.written_history import lines_of_jobs, site_of_types, written
@@ -92,3 +93,67 @@ def test_a_round_begins_once_enough_jobs_have_ended_although_the_store_forgets_o
         assert is_due()
         assert (found.number, found.jobs) == (number, count)
         known = set(range(first, first + count))
+
+
+class _CutOffError(BaseException):
+    """The process ends here."""
+
+
+def _cut_off(setup: Setup, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
+    """Learn a round whose process ends right behind a write; return whether there were that many."""
+    writes = 0
+
+    def cut(write: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            nonlocal writes
+            done = write(*args, **options)
+            writes += 1
+            if writes == at:
+                raise _CutOffError
+            return done
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", cut(shutil.copyfile))
+        for name in ("mkdir", "replace", "unlink", "write_text"):
+            patch.setattr(Path, name, cut(getattr(Path, name)))
+        try:
+            setup.learn()
+        except _CutOffError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_wherever_a_round_is_cut_off_there_is_a_way_back_to_each_version(
+    is_replaced: bool, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_more(_: float) -> None:
+        written(setup.history, jobs(0, 120))
+
+    monkeypatch.setattr(online, "time", SimpleNamespace(sleep=export_more))
+    def kept() -> set[str]:
+        return {digest_of(path) for name in (SERVED, BEST) for path in setup.logdir.rglob(name)}
+
+    at = 1
+    while _cut_off(setup, monkeypatch, at):
+        versions = kept()
+        if is_replaced:
+            shutil.copyfile(VERSIONS[2], setup.served)
+        before = digest_of(setup.served)
+        (found,) = setup.learn()
+        assert found.published
+        assert versions | {before} <= kept() | {digest_of(setup.served)}
+        (runs,) = setup.logdir.iterdir()
+        results = [json.loads(path.read_text()) for path in sorted(runs.glob(f"round-*/{ROUND}"))]
+        assert [result["published"] for result in results] == [True] * len(results)
+        assert not list(runs.glob(f"round-*/{PAST}"))
+        own = digest_of(runs / f"round-{found.number:03d}" / SERVED)
+        assert before in (own, digest_of(setup.served))  # a round that was cut off behind its publishing is finished
+
+        shutil.rmtree(setup.logdir)
+        written(setup.history, jobs(0, 60))
+        shutil.copyfile(VERSIONS[0], setup.served)
+        at += 1
+    assert at > 10
