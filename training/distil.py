@@ -43,7 +43,8 @@ from ..cluster.simulator.engine import advance, reset, start, wait
 from ..cluster.simulator.simulation import simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
 from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, list_and_write_candidates
-from .group import CLOSED_LOGIT, OBSERVATION_SIZE, step_in_chunks, value_loss
+from .group import CLOSED_LOGIT, step_in_chunks, value_loss
+from .history import OBSERVATION_SIZE
 from .problems import DistilParameters
 from .run_folder import RunFolder
 from .snapshot import (

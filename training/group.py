@@ -33,7 +33,7 @@ from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import MAX_CANDIDATES, Simulation
 from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from .credit import CreditBaseline, JobTimes, credits_of, divided_by_spread, feature_gaps_of, job_times, join_job_times
-from .history import ObservedDecision, Stays, read_history
+from .history import OBSERVATION_SIZE, ObservedDecision, Stays, read_history
 from .problems import TRAINED_PART
 from .run_folder import RunFolder
 from .snapshot import (
@@ -58,7 +58,6 @@ VALUE_ERROR_SAMPLES = 4096  # decisions of an update that the error of the value
 MAX_BASELINE_SUM = 1e30  # far above any sum that a credit baseline reaches
 CLOSED_LOGIT = -1e9  # of a candidate that is not in the list
 SUMS = ("mean-jct", "slowdown")  # figures that are sums over jobs, so that decisions are credited with them by time
-OBSERVATION_SIZE = CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT
 STATE_FEATURES = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
 
 
@@ -495,9 +494,7 @@ def read_live_decisions(path: Path) -> LiveDecisions:
     history = read_history(path)
     last = max(round(TRAINED_PART[1] * history.workload.jobs) - 1, 0)
     end_s = history.begin_s + float(history.workload.submit_s[last])
-    trained_on = [
-        seen for seen in history.past.observed if seen.now_s < end_s and seen.observation.size == OBSERVATION_SIZE
-    ]
+    trained_on = [seen for seen in history.past.observed if seen.now_s < end_s]
     to_go = np.array([observed_time_to_go(history.stays, seen) for seen in trained_on], dtype=np.float32)
     known = np.flatnonzero(np.isfinite(to_go))
     kept = [trained_on[at] for at in known]

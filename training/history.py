@@ -27,6 +27,8 @@ from ..cluster.model.problem import ORDERS, Rules
 from ..cluster.model.topology import Cluster
 from ..cluster.model.workload import Workload, workload_of
 from ..cluster.state.border import checked_cluster, checked_rules
+from ..cluster.state.state import MAX_CANDIDATES
+from ..envs.features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 
 EXPORT_HINT = "write the file by `longshore store decisions --out FILE`"
 
@@ -227,16 +229,17 @@ def decode_floats(text: str) -> NDArray[np.float32]:
 
 
 MIN_WORK_S = 1e-3
+OBSERVATION_SIZE = CANDIDATE_GLOBAL_COUNT + MAX_CANDIDATES * CANDIDATE_FEATURE_COUNT  # of a choice among candidates
 MAX_OBSERVED = 20_000  # decisions that are kept, spread over the whole past: 60 MB
 DONE = "success"  # exit class of an attempt whose job has ended
 
 
 class ObservedDecision(NamedTuple):
-    """What a network observed at a decision, and its action."""
+    """What a network observed at a decision among candidates, and its action."""
 
     now_s: float
     unit_s: float  # of the times in the observation: the mean estimate of the jobs so far
-    observation: NDArray[np.float32]
+    observation: NDArray[np.float32]  # (OBSERVATION_SIZE,)
     action: int
     log_probability: float  # of the action where it was drawn, else nan
 
@@ -421,7 +424,7 @@ class ClusterPast:
         self._failed_s.update(dict.fromkeys(gpus, self._now_s))
 
     def _keep_observation(self, line: DecisionLine) -> None:
-        """Keep the observation of a network that made a single choice."""
+        """Keep the observation of a network that made a single choice among candidates; others may be megabytes."""
         actions = line.explanation.actions
         if line.observation is None or line.log_probability is None or actions is None or len(actions) != 1:
             return
@@ -429,6 +432,8 @@ class ClusterPast:
         observation, log_probability = decode_floats(line.observation), decode_floats(line.log_probability)
         if not 0 <= action < log_probability.size or not np.isfinite(observation).all():
             raise ValueError(f"action {action} of {log_probability.size}, or an observation that is not finite")
+        if observation.size != OBSERVATION_SIZE:
+            return
         if line.explanation.behaviour_probability is not None and line.explanation.sample_temperature is not None:
             drawn = float(log_probability[action])
         unit_s = self._estimates[1] / max(self._estimates[0], 1)

@@ -16,7 +16,8 @@ from ..cluster.simulator.simulation import simulation_of
 from ..envs.features import list_and_write_candidates
 from .config import BY_CANDIDATES
 from .credit import credits_of, feature_gaps_of, write_credits, write_feature_gaps
-from .group import OBSERVATION_SIZE, SHARDS, STATE_FEATURES, RunCollector
+from .group import SHARDS, STATE_FEATURES, RunCollector
+from .history import OBSERVATION_SIZE
 
 REHEARSED_RUNS = 2  # of a group
 _MODULE = "longshore.training.rehearsals"

@@ -1,5 +1,6 @@
 """What is rebuilt of pasts that are made up: claims of jobs, and clusters that change."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorOrigin
 from longshore.scheduler.mirror.journal import encode_opening
-from longshore.training.history import MIN_HISTORY_JOBS, MIN_WORK_S, ClusterPast, read_history
+from longshore.training.history import MIN_HISTORY_JOBS, MIN_WORK_S, OBSERVATION_SIZE, ClusterPast, read_history
 from longshore.training.problems import history_windows
 from tests.training.written_history import NODE_GPUS, line, lines_of_jobs, site_of_types, written
 
@@ -43,6 +44,22 @@ def test_the_work_that_a_job_claims_counts_as_it_does_in_the_scheduler(
     done_s = max(last_s - progress.overhead_s, 0.0) / progress.slowdown
     expected_s = max(mirror.progress("job").saved_s + done_s, MIN_WORK_S)
     assert ClusterPast(file).work_s["job"] == pytest.approx(expected_s, abs=1e-6)
+
+
+@given(sizes=st.lists(st.sampled_from([1, OBSERVATION_SIZE - 1, OBSERVATION_SIZE, OBSERVATION_SIZE + 1, 1 << 17])))
+def test_only_observations_of_candidates_are_kept_which_are_small(
+    sizes: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    number = {"explanation": {"actions": [0]}, "log_probability": _base64([-1.0])}
+    opening = encode_opening(SITE, MirrorOrigin(0.0))
+    lines = [line(0, [], opening)]
+    lines += [line(at, [], **number, observation=_base64([1.0] * size)) for at, size in enumerate(sizes, 1)]
+    past = ClusterPast(written(tmp_path_factory.mktemp("seen") / "decisions.jsonl", lines))
+    assert [seen.observation.size for seen in past.observed] == [size for size in sizes if size == OBSERVATION_SIZE]
+
+
+def _base64(numbers: list[float]) -> str:
+    return b64encode(np.array(numbers, dtype="<f4").tobytes()).decode()
 
 
 NAMES = "abc"
