@@ -360,7 +360,7 @@ class ClusterPast:
         elif method == "stop":
             self._stop_job(*values)
         elif method == "finish":
-            self._finish_job(values[0], self._now_s)
+            self._end_job(values[0])
         elif method == "withdraw":
             self.left_s[values[0]] = self._now_s
         else:
@@ -387,6 +387,15 @@ class ClusterPast:
             kept_s = min(useful_s, math.floor(useful_s / each_s + 1e-9) * each_s) if each_s < math.inf else 0.0
         # A job may claim anything; the scheduler bounds it likewise (scheduler/mirror/cluster_mirror.py).
         self._saved_s[job] = self._saved_s.get(job, 0.0) + min(max(0.0, kept_s), ran_s) / run.slowdown
+
+    def _end_job(self, job: str) -> None:
+        """End the run of a job for good: to its end, unless the line that started it records another outcome."""
+        _, outcome = self._ended.get(job, (None, DONE))  # it may have started before the first line
+        if outcome == DONE:
+            self._finish_job(job, self._now_s)
+        else:
+            self.left_s[job] = self._now_s
+            self._runs.pop(job, None)
 
     def _finish_job(self, job: str, now_s: float) -> None:
         self.left_s[job] = now_s

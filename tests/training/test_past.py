@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorOrigin
 from longshore.scheduler.mirror.journal import encode_opening
+from longshore.scheduler.rules.attempts import ExitClass
 from longshore.training.history import MIN_HISTORY_JOBS, MIN_WORK_S, OBSERVATION_SIZE, ClusterPast, read_history
 from longshore.training.problems import history_windows
 from tests.training.written_history import NODE_GPUS, line, lines_of_jobs, site_of_types, written
@@ -60,6 +61,18 @@ def test_only_observations_of_candidates_are_kept_which_are_small(
 
 def _base64(numbers: list[float]) -> str:
     return b64encode(np.array(numbers, dtype="<f4").tobytes()).decode()
+
+
+@given(outcomes=st.lists(st.sampled_from([*ExitClass]), min_size=1, max_size=8))
+def test_jobs_that_failed_or_were_cancelled_have_left_without_work_that_is_known(
+    outcomes: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    requests = [JobRequest(f"{job}", 1, 60.0, 100.0 * job) for job in range(len(outcomes))]
+    lines = lines_of_jobs(SITE, requests, outcomes)
+    past = ClusterPast(written(tmp_path_factory.mktemp("outcomes") / "decisions.jsonl", lines))
+    succeeded = {f"{job}" for job, outcome in enumerate(outcomes) if outcome == ExitClass.SUCCESS}
+    assert past.work_s.keys() == succeeded
+    assert past.left_s.keys() >= {request.job for request in requests[:-1]} | succeeded
 
 
 NAMES = "abc"
