@@ -15,6 +15,7 @@ HEURISTIC_NAMES = (
     "patient", "random", "reliable", "replacement", "spread",
 )  # fmt: skip
 PATIENT_FACTOR = re.compile(r"\d{1,2}(?:\.\d{1,6})?")  # as in patient@0.8
+PATIENT_BASE = re.compile(r"patient@\d(?:\.\d{1,6})?")  # of rollouts without limits: in patient@20 a unit is missing
 LIMITS = re.compile(r"(\d+(?:\.\d+)?)ms(?:,h(\d{1,9}))?|h(\d{1,9})")  # of a rollout's decision, as in 20ms,h16
 
 
@@ -23,18 +24,42 @@ def policy_names() -> list[str]:
     return sorted({*registered("policies"), *HEURISTIC_NAMES})
 
 
-def _find_rollout(name: str) -> Policy:
-    from .rollouts import rollout_of
+def split_rollout(name: str) -> tuple[str, str]:
+    """Return the base of rollouts and their limits, empty if they have none; a path may have an '@', too."""
+    base = name.removeprefix(ROLLOUT)
+    inner, _, limits = base.rpartition("@")
+    return (inner, limits) if inner and LIMITS.fullmatch(limits) else (base, "")
 
-    base, at, text = name.removeprefix(ROLLOUT).partition("@")
-    if not at:
-        return rollout_of(find_policy(base))
-    limits = LIMITS.fullmatch(text)
-    if limits is None:
+
+def base_policy_name(name: str) -> str:
+    """Return the policy that rollouts are made of, or the name itself."""
+    while name.startswith(ROLLOUT):
+        name, _ = split_rollout(name)
+    return name
+
+
+def _check_no_limits(name: str, base: str) -> None:
+    """Refuse what stands behind the '@' of rollouts and neither is limits nor belongs to the name of the base.
+
+    Raises:
+        PluginError: If that is so.
+    """
+    is_path_or_rollout = base.endswith(".zip") or base.startswith(ROLLOUT)
+    if "@" in base and not is_path_or_rollout and not PATIENT_BASE.fullmatch(base) and base not in policy_names():
         raise PluginError(
             f"{name!r} has no limits after '@'; write a time for each decision as in rollout:patient@20ms, the "
             "number of jobs that a try starts as in rollout:NAME.zip@h16, or both as in rollout:NAME.zip@20ms,h16"
         )
+
+
+def _find_rollout(name: str) -> Policy:
+    from .rollouts import rollout_of
+
+    base, text = split_rollout(name)
+    limits = LIMITS.fullmatch(text)
+    if limits is None:
+        _check_no_limits(name, base)
+        return rollout_of(find_policy(base))
     ms, horizon = limits[1], limits[2] or limits[3]
     return rollout_of(find_policy(base), float(ms) if ms else None, int(horizon) if horizon else None)
 
@@ -50,20 +75,21 @@ def _find_patient(name: str) -> Policy:
 
 def checkpoint_in(name: str) -> Path | None:
     """Return the checkpoint in the name of a policy, alone or as the base of rollouts; None if there is none."""
-    while name.startswith(ROLLOUT):
-        name = name.removeprefix(ROLLOUT)
-        name = name.rpartition("@")[0] or name
-    return Path(name) if name.endswith(".zip") else None
+    base = base_policy_name(name)
+    return Path(base) if base.endswith(".zip") else None
 
 
 def check_policy_name(name: str) -> None:
-    """Refuse an unknown name. Nothing is loaded: errors in a checkpoint or the limits of a rollout show when it is.
+    """Refuse an unknown name. Nothing is loaded: errors in a checkpoint show when it is.
 
     Raises:
         PluginError: If there is no policy of that name.
     """
     if name.startswith(ROLLOUT):
-        return check_policy_name(name.removeprefix(ROLLOUT).partition("@")[0])
+        base, limits = split_rollout(name)
+        if not limits:
+            _check_no_limits(name, base)
+        return check_policy_name(base)
     if name.startswith(PATIENT) or name.endswith(".zip") or name in policy_names():
         return None
     if Path(name).is_dir():

@@ -18,7 +18,7 @@ from ..cluster.state.state import Simulation
 from .heuristics import PATIENT, Heuristic, run_by_rule, run_on_by_rule
 from .learned.schema import network_name_in
 from .protocol import Policy
-from .registry import HEURISTIC_NAMES, ROLLOUT, checkpoint_in
+from .registry import HEURISTIC_NAMES, ROLLOUT, checkpoint_in, split_rollout
 
 HEURISTICS, NETWORKS, CANDIDATES = "heuristics", "networks", "candidates"  # kinds of our policies
 # By the names of `compile_ahead`, in the groups that users choose.
@@ -63,12 +63,13 @@ def decision_rehearsals_of(name: str) -> list[str]:
     The name and the schema of its checkpoint are enough: nothing is loaded, as that takes PyTorch. The list is empty
     for policies of plug-ins, and for a heuristic.
     """
-    path, alone = checkpoint_in(name), name.removeprefix(ROLLOUT).partition("@")[0]
+    path, (alone, _) = checkpoint_in(name), split_rollout(name)
     if path is not None:
         network = network_name_in(path)
         kind = CANDIDATES if network == CANDIDATES else NETWORKS if _is_our_network(network) else ""
     else:
-        kind = HEURISTICS if name.startswith(ROLLOUT) and alone in HEURISTIC_NAMES else ""
+        is_heuristic = alone.partition("@")[0] in HEURISTIC_NAMES  # patient@0.8, too
+        kind = HEURISTICS if name.startswith(ROLLOUT) and is_heuristic else ""
     if name.startswith(ROLLOUT):
         return [f"{_REHEARSALS}:rollouts:{kind}"] if kind in (CANDIDATES, HEURISTICS) else []
     return [f"{_REHEARSALS}:decisions:{kind}"] if kind else []

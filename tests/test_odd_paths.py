@@ -12,7 +12,7 @@ from tests.checkout import ROOT, SMALL
 from tests.command_line import Command
 
 # Bytes that are no UTF-8, what pages, figures, progress and formats take for their own, and what a shell does.
-ODD = "caf\udce9 日本 🏖 %s {x} $x $\\frac <b>&amp;'\" ~ [red]x[bold]\nb\x1b[31m\tc"
+ODD = "caf\udce9 @20ms 日本 🏖 %s {x} $x $\\frac <b>&amp;'\" ~ [red]x[bold]\nb\x1b[31m\tc"
 CHECKPOINTS = ROOT / "src" / "longshore" / "checkpoints"
 JOBS = "id,gpus,work_s,submit_s\n" + "".join(f"{at},{1 + at % 2},{100 + at},{10 * at}\n" for at in range(200))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...agents.protocol import DecisionRecord
-from ...agents.registry import ROLLOUT, checkpoint_in
+from ...agents.registry import base_policy_name, checkpoint_in
 from ...cluster.files.errors import PluginError
 from ...cluster.files.output_file import encodable_text
 from ...cluster.files.plugins import registered
@@ -166,14 +166,6 @@ class Edition:
     name: str  # as `longshore policy list` lists it, the path of a checkpoint, or rollouts of either
     version: str  # SHA-256 of the checkpoint, or name and version of the package that the policy is part of
     content: bytes | None = None  # of the checkpoint
-
-
-def base_policy_name(name: str) -> str:
-    """Return the policy that rollouts are made of, or the name itself."""
-    while name.startswith(ROLLOUT):
-        name = name.removeprefix(ROLLOUT)
-        name = name.rpartition("@")[0] or name
-    return name
 
 
 def read_edition(name: str) -> Edition:

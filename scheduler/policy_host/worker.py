@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from ...agents.learned.schema import USERS, conditions_of_use, training_mismatch
 from ...agents.protocol import Policy, RecordingPolicy
-from ...agents.registry import ROLLOUT, checkpoint_in, find_policy
+from ...agents.registry import ROLLOUT, base_policy_name, checkpoint_in, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
 from ...cluster.model.problem import ORDERS
@@ -43,7 +43,6 @@ from .messages import (
     Message,
     PolicyAnswer,
     Ready,
-    base_policy_name,
     record_parts_of,
 )
 
