@@ -197,6 +197,13 @@ class Search:
     horizon: int | None = None
     least_value: float = 0.0
 
+    @property
+    def limits_text(self) -> str:
+        """Its limits as they stand in the name of a policy, such as @20ms,h16; empty if there are none."""
+        budget = f"{1e3 * self.budget_s:g}ms" if self.budget_s < float("inf") else ""
+        limits = [limit for limit in (budget, "" if self.horizon is None else f"h{self.horizon}") if limit]
+        return f"@{','.join(limits)}" if limits else ""
+
 
 def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None = None) -> "Rollout":
     """Return rollouts of a policy with the default search, and with these limits if they are given.
@@ -270,6 +277,7 @@ class Rollout:
         if search.budget_s < float("inf") and isinstance(base, InterruptiblePolicy):
             actor = base.interruptible(self._check_budget)
         self.base, self.search, self.objective, self.seed = base, search, objective, seed
+        self._limits = search.limits_text
         # Once: an isinstance check of a protocol takes longer than a base does for a decision.
         self._ranking = base if isinstance(base, RankingBase) else None
         self._actor = actor
@@ -283,8 +291,8 @@ class Rollout:
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
-        return f"rollout:{self.base.name}"
+        """Its name in tables, with the limits with which it was made."""
+        return f"rollout:{self.base.name}{self._limits}"
 
     @property
     def about(self) -> str:

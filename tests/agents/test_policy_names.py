@@ -32,6 +32,7 @@ def test_a_checkpoint_and_its_limits_are_found_below_any_folder(folder: str, nam
         assert isinstance(policy, Rollout)
         assert (policy.search.budget_s, policy.search.horizon) == (budget_s, horizon)
         assert policy.base.schema == schema  # type: ignore[attr-defined]
+        assert policy.name == f"rollout:{Path(name).stem}{limits}"
 
 
 @pytest.mark.parametrize("base", ["patient", "patient@0.8", "patient@1", "eft"])
@@ -41,6 +42,7 @@ def test_a_heuristic_with_a_factor_is_a_base_like_any_other(base: str, limits: s
     policy = find_policy(f"rollout:{base}{limits}")
     assert isinstance(policy, Rollout)
     assert policy.base.name == base
+    assert policy.name == f"rollout:{base}{limits}"
     assert decision_rehearsals_of(f"rollout:{base}{limits}") == decision_rehearsals_of("rollout:patient")
 
 

@@ -91,7 +91,7 @@ def test_a_checkpoint_is_loaded_from_what_was_read_of_it_and_named_as_it_was(tmp
 
     policy = load_policy(edition)
 
-    assert policy.name == "rollout:mine"
+    assert policy.name == "rollout:mine@20ms,h4"
     assert edition.version == sha256((CHECKPOINTS / "hetero64-wait-1.zip").read_bytes()).hexdigest()
 
 
