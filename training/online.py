@@ -21,7 +21,7 @@ import numpy as np
 
 from ..agents.learned.checkpoint import load_policy
 from ..cluster.files.errors import CheckpointError, InputError
-from ..cluster.files.output_file import make_folder, replacing_file
+from ..cluster.files.output_file import file_errors_reported, make_folder, replacing_file
 from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
 from .problems import DEFAULT_SIZES, Sizes, later_problem
@@ -107,7 +107,8 @@ class _OnlineLearner:
         self.interrupted, self.interrupted_by = False, 0
         self.folder = logdir.absolute() / f"online-{config.name}"
         make_folder(self.folder, "--logdir")
-        self._claim_folder()
+        with file_errors_reported(self.folder):
+            self._claim_folder()
         self._stamp: tuple[int, int] | None = None
         self._reported = ""
 
@@ -275,7 +276,7 @@ def learn_online(
     if config.algorithm in BY_CANDIDATES:
         initial_candidate_network(config.model_copy(update={"init": str(served)}), policy)
     learner, found = _OnlineLearner(config, served, logdir, show_progress, report, sizes), list[Round]()
-    with stop_on_signal(learner.interrupt, ONLINE_STOP_NOTICE) as interruption:
+    with stop_on_signal(learner.interrupt, ONLINE_STOP_NOTICE) as interruption, file_errors_reported(learner.folder):
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.run_round()
             if one is not None:

@@ -15,7 +15,7 @@ from ..agents.learned.network import LearnedPolicy, Network
 from ..agents.learned.schema import USERS, Schema, TrainedUnder, conditions_of_use
 from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
 from ..cluster.files.errors import InputError
-from ..cluster.files.output_file import encodable_text, replacing_file
+from ..cluster.files.output_file import encodable_text, file_errors_reported, replacing_file
 from ..cluster.model.outcome import objective_of
 from ..cluster.model.problem import Problem
 from .config import BY_CANDIDATES, TrainingConfig, problem_request
@@ -141,27 +141,29 @@ def learn(
         compares: Whether a policy of traces or a history is compared on their later windows, too.
 
     Raises:
+        InputError: If the folder cannot be written any more; the same command continues from the latest snapshot.
         CheckpointError: If the folder's snapshot is of another run.
     """
     config, sizes, folder, schema, problems, validated_on, initial = run
     torch.set_num_threads(1)  # learning has its own (agents/networks/sb3_policy.py)
-    run_folder = RunFolder(
-        folder, schema, Validation(*validated_on, weighting=config.weighting), config, on_progress,
-        validations=sizes.validations, initial=initial,
-    )  # fmt: skip
-    began = time.monotonic()
-    with stop_on_signal(run_folder.interrupt) as interruption:
-        steps = LEARNERS[config.algorithm](problems, run_folder)
-    validation, finished = run_folder.validation, steps >= config.steps
-    score = run_folder.best_score()
-    if finished and config.algorithm == "group":
-        score = _set_margin(folder / BEST, validated_on, config, validation) or score
-    seconds = time.monotonic() - began
-    later = _compare_later(config, sizes, folder) if compares and finished else ()
-    return TrainingResult(
-        folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
-        later,
-    )  # fmt: skip
+    with file_errors_reported(folder):
+        run_folder = RunFolder(
+            folder, schema, Validation(*validated_on, weighting=config.weighting), config, on_progress,
+            validations=sizes.validations, initial=initial,
+        )  # fmt: skip
+        began = time.monotonic()
+        with stop_on_signal(run_folder.interrupt) as interruption:
+            steps = LEARNERS[config.algorithm](problems, run_folder)
+        validation, finished = run_folder.validation, steps >= config.steps
+        score = run_folder.best_score()
+        if finished and config.algorithm == "group":
+            score = _set_margin(folder / BEST, validated_on, config, validation) or score
+        seconds = time.monotonic() - began
+        later = _compare_later(config, sizes, folder) if compares and finished else ()
+        return TrainingResult(
+            folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
+            later,
+        )  # fmt: skip
 
 
 def _without_waiting(problem: Problem) -> Problem:

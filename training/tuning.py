@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
-from ..cluster.files.output_file import make_folder, replacing_file
+from ..cluster.files.output_file import file_errors_reported, make_folder, replacing_file
 from .config import (
     PARAMETER_FIELDS,
     PARAMETER_RANGES,
@@ -399,20 +399,21 @@ def tune(
     if (folder / CONFIG).exists():
         check_inputs(folder, digests)
     make_folder(folder, "--logdir")
-    write_inputs(folder, digests)
-    with replacing_file(folder / CONFIG) as part:
-        part.write_text(config.as_text())
-    study_folder, stop = StudyFolder(config, folder, sizes), folder / STOP
-    stop.unlink(missing_ok=True)
-    with stop_on_signal(stop.touch, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
-        try:
-            _run_trials(study_folder, found, stop, report, trials=trials, jobs=jobs)
-            interrupted = stop.exists()
-        except BaseException:
-            stop.touch()  # the other trials stop soon, and are continued with the study
-            raise
-    stop.unlink(missing_ok=True)
-    return study_folder.save_state(finished=not interrupted)._replace(interrupted_by=interruption.number)
+    with file_errors_reported(folder):
+        write_inputs(folder, digests)
+        with replacing_file(folder / CONFIG) as part:
+            part.write_text(config.as_text())
+        study_folder, stop = StudyFolder(config, folder, sizes), folder / STOP
+        stop.unlink(missing_ok=True)
+        with stop_on_signal(stop.touch, TUNING_STOP_NOTICE) as interruption, closing(runner()) as found:
+            try:
+                _run_trials(study_folder, found, stop, report, trials=trials, jobs=jobs)
+                interrupted = stop.exists()
+            except BaseException:
+                stop.touch()  # the other trials stop soon, and are continued with the study
+                raise
+        stop.unlink(missing_ok=True)
+        return study_folder.save_state(finished=not interrupted)._replace(interrupted_by=interruption.number)
 
 
 def _run_trials(

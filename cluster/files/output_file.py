@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import InputError
@@ -69,8 +69,29 @@ def in_one_line(text: str) -> str:
 def replacing_file(path: Path) -> Iterator[Path]:
     """Give a path to write to; what stands there then replaces a file at once, or not at all if the writing fails."""
     part = path.with_name(path.name + ".part")
-    yield part
-    part.replace(path)
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()  # half a file would keep a full disk full
+        raise
+
+
+@contextmanager
+def file_errors_reported(folder: Path) -> Iterator[None]:
+    """Report an error of the file system below a folder, such as a full disk, as what the outside did.
+
+    Raises:
+        InputError: In place of an OSError, with the file where it is known, else the folder.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # of what reads the command's output
+        raise
+    except OSError as error:
+        fix = "give the same command again once that is mended"
+        raise InputError(f"cannot go on: {error.strerror or error}", fix, path=error.filename or folder) from error
 
 
 def make_folder(path: Path, option: str) -> None:

@@ -1,5 +1,6 @@
-"""Runs that are interrupted before their first update."""
+"""Runs that are interrupted before their first update, or whose disk is full."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 from longshore.agents.learned.checkpoint import load_policy
+from longshore.cluster.files.errors import InputError
 from longshore.training.config import TrainingConfig
 from longshore.training.problems import A2C, DistilParameters, GroupParameters, Hyperparameters, Sizes
-from longshore.training.run import train
+from longshore.training.run import TrainingResult, train
 from longshore.training.run_folder import RunFolder
 
 SIZES = Sizes(64, 16)
@@ -56,3 +58,32 @@ def test_a_run_that_is_interrupted_before_its_first_update_can_be_continued(
     assert again.score == whole.score
     one, other = (load_policy(result.best).network.state_dict() for result in (again, whole))
     assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    return train(config_of("group"), tmp_path_factory.mktemp("whole"), sizes=SIZES)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "name", ["policy.zip", "snapshot.npz", "best.zip", "score.json", "spent.json", "inputs.json", "config.json"]
+)
+def test_a_run_whose_disk_is_full_leaves_no_part_of_a_file_and_goes_on_when_there_is_room(
+    name: str, whole: TrainingResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file = Path.replace
+
+    def refused(part: Path, target: Path) -> Path:
+        if target.name == name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(part))
+        return replace_file(part, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refused)
+        with pytest.raises(InputError, match="No space left on device"):
+            train(config_of("group"), tmp_path, sizes=SIZES)
+    assert not list(tmp_path.rglob("*.part"))
+    again = train(config_of("group"), tmp_path, sizes=SIZES)
+    assert again.score == whole.score
+    assert again.best.read_bytes() == whole.best.read_bytes()

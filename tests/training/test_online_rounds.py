@@ -1,5 +1,6 @@
 """When a round of learning online begins, and what is kept of rounds that were cut off. No round here really learns."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from longshore.cluster.files.errors import InputError
 from longshore.scheduler.mirror.cluster_mirror import JobRequest
 from longshore.training import online
 from longshore.training.config import TrainingConfig
@@ -99,16 +101,19 @@ class _CutOffError(BaseException):
     """The process ends here."""
 
 
-def _cut_off(setup: Setup, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
-    """Learn a round whose process ends right behind a write; return whether there were that many."""
+def _cut_off(setup: Setup, monkeypatch: pytest.MonkeyPatch, at: int, *, is_full: bool) -> bool:
+    """Learn a round whose process ends behind a write, or whose disk is full there; return whether it got there."""
     writes = 0
 
     def cut(write: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **options: Any) -> Any:
             nonlocal writes
-            done = write(*args, **options)
             writes += 1
-            if writes == at:
+            is_last = writes == at
+            if is_last and is_full:
+                raise OSError(errno.ENOSPC, "full")
+            done = write(*args, **options)
+            if is_last:
                 raise _CutOffError
             return done
 
@@ -120,24 +125,26 @@ def _cut_off(setup: Setup, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
             patch.setattr(Path, name, cut(getattr(Path, name)))
         try:
             setup.learn()
-        except _CutOffError:
+        except (_CutOffError, InputError):
             return True
     return False
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize(("is_replaced", "is_full"), [(False, False), (True, False), (False, True)])
 def test_wherever_a_round_is_cut_off_there_is_a_way_back_to_each_version(
-    is_replaced: bool, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool, is_full: bool
 ) -> None:
     def export_more(_: float) -> None:
         written(setup.history, jobs(0, 120))
 
     monkeypatch.setattr(online, "time", SimpleNamespace(sleep=export_more))
+
     def kept() -> set[str]:
         return {digest_of(path) for name in (SERVED, BEST) for path in setup.logdir.rglob(name)}
 
     at = 1
-    while _cut_off(setup, monkeypatch, at):
+    while _cut_off(setup, monkeypatch, at, is_full=is_full):
+        assert not is_full or not list(setup.logdir.parent.rglob("*.part"))
         versions = kept()
         if is_replaced:
             shutil.copyfile(VERSIONS[2], setup.served)
