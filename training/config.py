@@ -331,7 +331,7 @@ def config_of(
     own = PRESETS[preset]
     loaded = load_policy(init).schema if init is not None and algorithm not in BY_CANDIDATES else None
     may_wait = own.waiting
-    algorithm = algorithm or (own.algorithm if loaded is None or loaded.action == "candidate" else "ppo")
+    algorithm = algorithm or (own.algorithm if loaded is None or loaded.network == "candidates" else "ppo")
     if loaded is not None and algorithm in ACTOR_CRITICS:  # the run has the checkpoint's own options
         action, network, observation = (
             action or loaded.action,

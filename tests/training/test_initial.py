@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from longshore.agents.learned.checkpoint import save_policy, schema_of, untrained_network
+from longshore.agents.learned.network import find_network
 from longshore.agents.learned.schema import HiddenLayers, Schema
 from longshore.agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.cluster.files.plugins import registered
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.run import read_initial
 
@@ -41,6 +43,20 @@ def test_options_that_are_not_given_are_those_of_the_checkpoint(tmp_path: Path) 
         got = config(path, algorithm=algorithm)
         assert (got.algorithm, got.action, got.observation) == (algorithm or "ppo", "gpu", "patent")
         assert (got.network, got.waiting) == ("mlp", True)
+
+
+@pytest.mark.parametrize("network", list(registered("networks")))
+def test_a_history_is_learned_by_groups_with_the_network_for_candidates_and_by_ppo_with_any_other(
+    network: str, tmp_path: Path
+) -> None:
+    history = tmp_path / "decisions.jsonl"
+    history.write_text("")
+    for action in find_network(network).actions:
+        layers = HiddenLayers(policy=(8,), value=(8,)) if network == "layers" else None
+        path, _ = saved(tmp_path, network=network, action=action, layers=layers)
+        got = config(path, preset=None, algorithm=None, history=history)
+        assert got.algorithm == ("group" if network == "candidates" else "ppo")
+        assert (got.network, got.action) == (network, action)
 
 
 def test_a_pool_of_gpus_continues_on_the_same_number_of_gpus(tmp_path: Path) -> None:
