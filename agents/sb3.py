@@ -268,12 +268,14 @@ def environment_options(
         raise CheckpointError(f"{source}: the options in its observation space are not those of Longshore") from error
     if not spaces.matches(environment):
         raise CheckpointError(f"{source}: {spaces.text}, and its environment has others")
-    for what, value, is_other in (
-        ("observation", environment.observation, hints.observation not in (None, environment.observation)),
-        ("cluster", f"{len(environment.node_gpus)} nodes", hints.node_gpus not in (None, environment.node_gpus)),
+    own, waiting = environment, "waiting" if environment.waiting else "no waiting"
+    for option, given, has, text in (
+        ("observation", hints.observation, own.observation, f"the observation {own.observation}"),
+        ("cluster", hints.node_gpus, own.node_gpus, f"a cluster of {len(own.node_gpus)} nodes"),
+        ("waiting" if hints.waiting else "no-waiting", hints.waiting, own.waiting, waiting),
     ):
-        if is_other:
-            raise CheckpointError(f"{source} was trained with another {what} ({value}); omit --{what}")
+        if given not in (None, has):
+            raise CheckpointError(f"{source} was trained with {text}; omit --{option}")
     return environment
 
 

@@ -350,6 +350,8 @@ def config_of(
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_option_value(field, value, _allowed_words(field))
     _check_network(algorithm, network, action)
+    if reward is not None and algorithm not in ACTOR_CRITICS:
+        raise InputError(f"{algorithm} has no reward", "omit it, or take --algo ppo or a2c", field="--reward")
     if replay not in (able := ACTOR_CRITICS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
     if observation != "full" and action != "gpu":
@@ -358,8 +360,11 @@ def config_of(
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_preset_input(preset, traces, brought)
-    others = {"--ageing": ageing_h < math.inf, "--oracle": oracle, "--waiting": waiting is not None}
+    others = {"--ageing": ageing_h < math.inf, "--oracle": oracle, "--no-turns": not turns}
+    others["--no-waiting" if waiting is False else "--waiting"] = waiting is not None
     _check_history(preset, history, {"--order": orders, **others}, algorithm)
+    if not turns and not traces:
+        raise InputError(f"the jobs of {preset} have no users", "omit it", field="--no-turns")
     _check_orders(algorithm, orders)
     group = own.group
     if init:  # the hyper-parameters of a trained network, with what the preset minimises

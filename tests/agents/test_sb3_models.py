@@ -208,8 +208,9 @@ def test_what_the_spaces_do_not_hold_is_found_by_their_sizes_or_requested(tmp_pa
 
 def test_what_the_spaces_say_is_not_to_be_said_otherwise(tmp_path: Path) -> None:
     model = model_of(PPO, POOL, AgentView("gpu", "patent"))
-    refused(model, "another observation", observation="patent-literal")
-    refused(model, "another cluster", node_gpus=(2, 2))
+    refused(model, "--observation", observation="patent-literal")
+    refused(model, "--cluster", node_gpus=(2, 2))
+    refused(model, "omit --waiting", waiting=True)
     marks: list[Any] = [{"action": "rack"}, {"action": "gpu"}, [], {"node_gpus": [1] * 5}]
     for mark in marks:
         spoiled = getattr(model.observation_space, OPTIONS_ATTRIBUTE) | mark if mark else mark

@@ -185,7 +185,7 @@ def test_tune_prints_the_command_to_run(tmp_path: Path, longshore: Command, monk
     *_, last = done.out.splitlines()
     words = shlex.split(last.removeprefix("Use them by: "))
     assert words[:4] == ["longshore", "train", "--trace", str(jobs)]
-    trained = longshore(*words[1:], "--logdir", tmp_path / "runs")
+    trained = longshore(*words[1:])
     assert trained.status == 0, trained.err
     assert len(list((tmp_path / "runs").glob("traces-jobs-*p99-jct*parameters-0/best.zip"))) == 1  # by the objective
     assert len(list((tmp_path / "runs").glob("tune-*/trial-*/*p99-jct*/best.zip"))) == 2

@@ -320,7 +320,7 @@ def tune(
     for line in _trial_lines(tuned):
         typer.echo(line)
     chosen = {"--preset": preset, "--algo": algo, "--steps": steps, "--cluster": cluster, "--faults": faults}
-    chosen |= {"--objective": objective}
+    chosen |= {"--objective": objective, "--seed": seed or None, "--logdir": None if logdir == Path("runs") else logdir}
     words = ["longshore", "train", *(word for path in trace or () for word in ("--trace", str(path)))]
     words += [word for option, value in chosen.items() if value is not None for word in (option, str(value))]
     words += [word for name in order or () for word in ("--order", name)]
