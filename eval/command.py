@@ -143,21 +143,24 @@ def _run_every_order(
         show(f"running {candidate}{place}")
 
     grid = run_grid(problem, regimes, policies, show_run, weighting=request.objective, tuned=tuned)
+    regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
+    ruled = problem._replace(rules=regime.applied_to(problem.rules))
+    policies = [*policies, *(policy for order, policy in tuned.items() if order == regime.order)]
+    policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
+    ended = [policy for policy in policies if _has_ended(grid.outcomes.get(policy.name), problem.scenarios)]
+    if not any(map(is_heuristic, ended)):
+        what = f"under {regime.order} no heuristic ended all jobs, so that there is none to compare {policy.name} with"
+        raise InputError(what, "lower the fault rate or the load, or omit --no-heuristics")
     show("computing what is possible")
     least_s = lower_bounds(
         problem, grid.objective_name, np.flatnonzero(grid.is_reported),
         lambda done, count: show(f"computing what is possible, {done:,} of {count:,}"),
     )  # fmt: skip
-    regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
-    ruled = problem._replace(rules=regime.applied_to(problem.rules))
-    policies = [*policies, *(policy for order, policy in tuned.items() if order == regime.order)]
-    policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
     ageing = figures_by_ageing_bound(grid, ruled, policy, lambda *_: show("running the best under other ageing bounds"))
     show("computing intervals of all orders")
     advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
     facts = setting.facts | ({"tuned": tuned_text(tuned)} if tuned else {})
     remarks = remarks_on(advice, ruled, policy, facts)
-    ended = [policy for policy in policies if _has_ended(grid.outcomes.get(policy.name), problem.scenarios)]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
     return EvaluationRun(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
 

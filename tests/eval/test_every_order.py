@@ -201,6 +201,20 @@ def test_faults_that_keep_a_job_from_ever_ending_are_no_outcome() -> None:
     assert comparison.run_one(problem, HEURISTICS["pack"]) is None
 
 
+def test_where_no_heuristic_ends_under_the_best_order_that_is_an_error(
+    longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_one(problem: Problem, policy: Policy, on_progress: Callable[[str, int], None]) -> Outcome | None:
+        return None if policy.name == "pack" else comparison.run_one(problem, policy, on_progress)
+
+    monkeypatch.setattr("longshore.eval.every_order.run_one", run_one)
+    policy = SMALL.parents[1] / "checkpoints" / "traces.zip"
+    options = ("--trace", trace(tmp_path, 300), "--cluster", SMALL, "--runs", 1, "--policy", policy)
+    done = longshore("evaluate", *options, "--no-heuristics")
+    assert done.status == 2
+    assert "--no-heuristics" in done.err.splitlines()[-1]
+
+
 def test_what_was_requested_holds_under_every_order() -> None:
     regime = Regime("fifo", ageing_s=60.0, waiting=True, oracle=True, turns=True)
     assert {field.name for field in fields(Regime) if getattr(regime, field.name) == field.default} == {"order"}
