@@ -21,7 +21,7 @@ import numpy as np
 
 from ..agents.learned.checkpoint import load_policy
 from ..cluster.files.errors import CheckpointError, InputError
-from ..cluster.files.output_file import file_errors_reported, make_folder, replacing_file
+from ..cluster.files.output_file import file_errors_reported, locked_folder, make_folder, replacing_file
 from .config import BY_CANDIDATES, TrainingConfig
 from .history import read_history
 from .problems import DEFAULT_SIZES, Sizes, later_problem
@@ -269,14 +269,18 @@ def learn_online(
         sizes: Of each round's run.
 
     Raises:
-        InputError: If the policy that is served cannot be learned from, or nothing can be written.
+        InputError: If the policy that is served cannot be learned from, another process learns in the folder, or
+            nothing can be written.
         CheckpointError: If the checkpoint that is served is damaged.
     """
     policy = load_policy(served)  # refused at once
     if config.algorithm in BY_CANDIDATES:
         initial_candidate_network(config.model_copy(update={"init": str(served)}), policy)
     learner, found = _OnlineLearner(config, served, logdir, show_progress, report, sizes), list[Round]()
-    with stop_on_signal(learner.interrupt, ONLINE_STOP_NOTICE) as interruption, file_errors_reported(learner.folder):
+    with (
+        stop_on_signal(learner.interrupt, ONLINE_STOP_NOTICE) as interruption,
+        file_errors_reported(learner.folder), locked_folder(learner.folder),
+    ):  # fmt: skip
         while not learner.interrupted and (rounds is None or len(found) < rounds):
             one = learner.run_round()
             if one is not None:

@@ -15,7 +15,7 @@ from ..agents.learned.network import LearnedPolicy, Network
 from ..agents.learned.schema import USERS, Schema, TrainedUnder, conditions_of_use
 from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork, CandidatePolicy
 from ..cluster.files.errors import InputError
-from ..cluster.files.output_file import encodable_text, file_errors_reported, replacing_file
+from ..cluster.files.output_file import encodable_text, file_errors_reported, locked_folder, replacing_file
 from ..cluster.model.outcome import objective_of
 from ..cluster.model.problem import Problem
 from .config import BY_CANDIDATES, TrainingConfig, problem_request
@@ -141,12 +141,13 @@ def learn(
         compares: Whether a policy of traces or a history is compared on their later windows, too.
 
     Raises:
-        InputError: If the folder cannot be written any more; the same command continues from the latest snapshot.
+        InputError: If another process trains in the folder, or it cannot be written any more; the same command then
+            continues from the latest snapshot.
         CheckpointError: If the folder's snapshot is of another run.
     """
     config, sizes, folder, schema, problems, validated_on, initial = run
     torch.set_num_threads(1)  # learning has its own (agents/networks/sb3_policy.py)
-    with file_errors_reported(folder):
+    with file_errors_reported(folder), locked_folder(folder):
         run_folder = RunFolder(
             folder, schema, Validation(*validated_on, weighting=config.weighting), config, on_progress,
             validations=sizes.validations, initial=initial,

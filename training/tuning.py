@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from ..cluster.files.errors import BackendError, InputError, LongshoreError
-from ..cluster.files.output_file import file_errors_reported, make_folder, replacing_file
+from ..cluster.files.output_file import file_errors_reported, locked_folder, make_folder, replacing_file
 from .config import (
     PARAMETER_FIELDS,
     PARAMETER_RANGES,
@@ -399,7 +399,7 @@ def tune(
     if (folder / CONFIG).exists():
         check_inputs(folder, digests)
     make_folder(folder, "--logdir")
-    with file_errors_reported(folder):
+    with file_errors_reported(folder), locked_folder(folder):
         write_inputs(folder, digests)
         with replacing_file(folder / CONFIG) as part:
             part.write_text(config.as_text())

@@ -1,11 +1,15 @@
 """Files that a command writes: refused before the long work if they cannot be written, so that no result is lost."""
 
+import fcntl
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import InputError
+
+log = logging.getLogger(__name__)
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
@@ -92,6 +96,33 @@ def file_errors_reported(folder: Path) -> Iterator[None]:
     except OSError as error:
         fix = "give the same command again once that is mended"
         raise InputError(f"cannot go on: {error.strerror or error}", fix, path=error.filename or folder) from error
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Let no other process write into a folder that locks it, too. Where no file can be locked, all may.
+
+    Raises:
+        InputError: If another one has locked it.
+    """
+    number = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _lock_file(number, folder)
+        yield
+    finally:
+        os.close(number)
+
+
+def _lock_file(number: int, folder: Path) -> None:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError("another process writes here", "wait for it, or give another --logdir", path=folder) from error
+    except OSError:
+        log.debug("%s: files cannot be locked", folder)
 
 
 def make_folder(path: Path, option: str) -> None:

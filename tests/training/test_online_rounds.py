@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.files.output_file import locked_folder
 from longshore.scheduler.mirror.cluster_mirror import JobRequest
 from longshore.training import online
 from longshore.training.config import TrainingConfig
@@ -164,3 +165,10 @@ def test_wherever_a_round_is_cut_off_there_is_a_way_back_to_each_version(
         shutil.copyfile(VERSIONS[0], setup.served)
         at += 1
     assert at > 10
+
+
+def test_a_folder_in_which_another_process_learns_is_left_to_it(setup: Setup) -> None:
+    setup.learn()
+    (folder,) = setup.logdir.iterdir()
+    with locked_folder(folder), pytest.raises(InputError, match="another process"):
+        setup.learn()
