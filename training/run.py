@@ -51,8 +51,8 @@ class TrainingResult(NamedTuple):
     folder: Path
     best: Path  # checkpoint of the best validation
     score: Score  # its score
-    finished: bool  # False if it was interrupted
-    interrupted_by: int  # signal, 0 if there was none
+    finished: bool  # whether all steps are done
+    interrupted_by: int  # signal, 0 if there was none; it may come in the last update
     seconds: float  # of this session
     rival: str  # best heuristic
     scenarios: int  # validated on
@@ -160,7 +160,9 @@ def learn(
         if finished and config.algorithm == "group":
             score = _set_margin(folder / BEST, validated_on, config, validation) or score
         seconds = time.monotonic() - began
-        later = _compare_later(config, sizes, folder) if compares and finished else ()
+        # A signal in the last update ends the command, too; the same command compares.
+        compares = compares and finished and not interruption.number
+        later = _compare_later(config, sizes, folder) if compares else ()
         return TrainingResult(
             folder, folder / BEST, score, finished, interruption.number, seconds, validation.best, validation.scenarios,
             later,

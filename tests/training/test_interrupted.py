@@ -1,6 +1,8 @@
-"""Runs that are interrupted before their first update, or whose disk is full."""
+"""Runs that are interrupted before their first update or in their last, or whose disk is full."""
 
 import errno
+import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.problem import Problem
+from longshore.training import run
 from longshore.training.config import TrainingConfig
 from longshore.training.problems import A2C, DistilParameters, GroupParameters, Hyperparameters, Sizes
 from longshore.training.run import TrainingResult, train
@@ -58,6 +62,23 @@ def test_a_run_that_is_interrupted_before_its_first_update_can_be_continued(
     assert again.score == whole.score
     one, other = (load_policy(result.best).network.state_dict() for result in (again, whole))
     assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
+def test_a_signal_in_the_last_update_ends_the_command_before_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = run.LEARNERS["group"]
+
+    def interrupted(problems: Sequence[Problem], run_folder: RunFolder) -> int:
+        steps = learn(problems, run_folder)
+        signal.raise_signal(signal.SIGTERM)
+        return steps
+
+    monkeypatch.setitem(run.LEARNERS, "group", interrupted)
+    monkeypatch.setattr(run, "_compare_later", lambda *_: pytest.fail("compared"))
+    result = train(config_of("group"), tmp_path, sizes=SIZES)
+    assert result.finished
+    assert (result.interrupted_by, result.later) == (signal.SIGTERM, ())
 
 
 @pytest.fixture(scope="module")

@@ -248,7 +248,8 @@ def _print_training_line(line: str) -> None:
 
 def _print_result(result: "TrainingResult", logdir: Path, config: "TrainingConfig") -> None:
     """Print how a run ended; after an interruption, exit with the status of the signal."""
-    state = "trained" if result.finished else "interrupted; the same command continues"
+    is_over = result.finished and not result.interrupted_by
+    state = "trained" if is_over else "interrupted; the same command continues"
     typer.echo(
         f"{state}: {result.best}, {result.score.text} against "
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
@@ -264,7 +265,7 @@ def _print_result(result: "TrainingResult", logdir: Path, config: "TrainingConfi
         for comparison in result.later:
             typer.echo(f"  {comparison.text}")
         typer.echo(recommendation(result.later, by))
-    if not result.finished:
+    if not is_over:
         raise typer.Exit(BY_SIGNAL + result.interrupted_by)
 
 
