@@ -35,7 +35,7 @@ from .store.attempts import (
     occupied_gpus,
 )
 from .store.database import Store, StoreUnreachableError
-from .store.events import EventRow, attempt_opened_before, events_after, last_seq, lease_tokens, queued_at
+from .store.events import EventRow, attempt_opened_before, events_after, last_seq, lease_takeovers, queued_at
 from .store.jobs import CHANGE as JOB_CHANGE
 from .store.jobs import count_jobs, longest_wait_since
 from .store.nodes import ALARM, closed_nodes, faulty_gpus, list_nodes, quarantined_gpus
@@ -244,8 +244,8 @@ class StoreCollector(Collector):
     def _lease_counter(self, tx: Connection) -> Metric:
         text = "How often each lease was taken, over the life of the store."
         family = CounterMetricFamily("longshore_lease_takeovers", text, labels=["name"])
-        for name, token in lease_tokens(tx).items():
-            family.add_metric([name], token)
+        for name, takeovers in lease_takeovers(tx).items():
+            family.add_metric([name], takeovers)
         return family
 
 

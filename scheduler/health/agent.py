@@ -21,7 +21,16 @@ from ...preflight.context import NodeSetup
 from ...preflight.rounds import check_node
 from ..client import Client
 from .evidence import AgentPort, GpuReport, NodeReport, PortProbe, PortState, ProbeRounds
-from .guarding import Lease, kill_attempts, processes_by_attempt, since_start_s, start_guard, write_lease
+from .guarding import (
+    Lease,
+    is_lease_valid,
+    kill_attempts,
+    processes_by_attempt,
+    read_lease,
+    since_start_s,
+    start_guard,
+    write_lease,
+)
 from .link_probes import Prober
 
 log = logging.getLogger(__name__)
@@ -192,8 +201,13 @@ class Fencing:
             raise InputError("only root sees and kills the processes of all jobs", "run the agent as root")
         if not shows_this_process():
             raise InputError("/proc does not show the processes of this node", "mount it before the agent starts")
-        self._file, self._boot, self._token = file, boot_id(), 0
-        self._until_s = since_start_s()  # no lease yet: what runs here survives only if the first report is answered
+        self._file, self._boot = file, boot_id()
+        # A lease that the agent before this one got holds on. Without one, what runs here survives only if the first
+        # report is answered.
+        self._until_s, self._token = since_start_s(), 0
+        last = read_lease(file)
+        if last is not None and is_lease_valid(last, self._boot, self._until_s):
+            self._until_s, self._token = last.until_s, last.token
         self._guard: subprocess.Popen[bytes] | None = None
 
     def attempts_here(self) -> tuple[str, ...]:
@@ -208,10 +222,13 @@ class Fencing:
             sent_s: When the report was sent, as `since_start_s` has it.
         """
         token = int(answer["token"]) if answer else 0
-        if answer and answer["lease_s"] is not None and token >= self._token:
-            self._token, self._until_s = token, sent_s + float(answer["lease_s"])
-            if answer["kill"]:
-                kill_attempts(frozenset(answer["kill"]))
+        if answer and answer["lease_s"] is not None:
+            if token >= self._token:
+                self._token, self._until_s = token, sent_s + float(answer["lease_s"])
+                if answer["kill"]:
+                    kill_attempts(frozenset(answer["kill"]))
+            else:
+                log.warning("a scheduler with token %d grants no lease here: one with %d did", token, self._token)
         self._renew_or_kill()
 
     def _renew_or_kill(self) -> None:
@@ -223,8 +240,12 @@ class Fencing:
             write_lease(self._file, Lease(self._boot, self._until_s, self._token, self._guard.pid))
         except OSError as error:
             log.error("the lease cannot be renewed, and runs out: %s", error)
-        if since_start_s() >= self._until_s and (killed := kill_attempts()):
-            log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
+        if since_start_s() >= self._until_s:
+            if killed := kill_attempts():
+                log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
+            # Nothing lives here that a scheduler of an older token could keep alive, so any may grant the next lease.
+            # The token of a store that was restored is lower if the clock was set back as well.
+            self._token = 0
 
 
 def open_agent_port(node: str, port: int) -> AgentPort:

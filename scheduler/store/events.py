@@ -3,6 +3,9 @@
 Rows of events are only ever added. A lease that has expired can be taken, and each taking raises its token. The token
 is the fence of all that its holder writes: a holder that wakes up after another took over still has the old token, and
 `check_fence` refuses it.
+
+Agents of nodes compare tokens, too, and outlive the store. So a token is at least the Unix time of its taking: a store
+that was restored from a backup, or a new one, does not fall behind tokens that agents know.
 """
 
 import time
@@ -10,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     BindParameter,
     Connection,
     Executable,
     Row,
     and_,
     bindparam,
+    case,
     func,
     insert,
     literal,
@@ -192,6 +197,7 @@ NO_LEASE_ROW = LeaseRow("", 0, 0.0)
 
 _LEASE_NAME: BindParameter[str] = bindparam("held_name")
 _TOKEN: BindParameter[int] = bindparam("held_token")
+_LEAST_TOKEN: BindParameter[int] = bindparam("least_token", type_=BigInteger)
 # FOR SHARE: on PostgreSQL a takeover waits for the transactions that the old holder has begun.
 _HELD = select(lease.c.token).where(lease.c.name == _LEASE_NAME, lease.c.token == _TOKEN).with_for_update(read=True)
 _LEASE_ROW = select(*(lease.c[name] for name in LeaseRow._fields)).where(lease.c.name == _LEASE_NAME)
@@ -199,7 +205,12 @@ _LEFT = and_(*(lease.c[name] == bindparam(f"left_{name}") for name in LeaseRow._
 _TAKE = (
     update(lease)
     .where(lease.c.name == _LEASE_NAME, or_(lease.c.expires_s <= bindparam("now_s"), _LEFT))
-    .values(owner=bindparam("owner"), token=lease.c.token + 1, expires_s=bindparam("expires_s"))
+    .values(
+        owner=bindparam("owner"),
+        token=case((lease.c.token >= _LEAST_TOKEN, lease.c.token + 1), else_=_LEAST_TOKEN),
+        expires_s=bindparam("expires_s"),
+        takeovers=lease.c.takeovers + 1,
+    )
     .returning(lease.c.token)
 )
 _EXTEND = (
@@ -246,10 +257,13 @@ def acquire_lease(
             before it expires.
 
     Returns:
-        The token, larger than all before; None if the lease is held.
+        The token, larger than all before and no smaller than `now_s` in whole seconds; None if the lease is held.
     """
     insert_if_absent(tx, lease, {"name": name, "owner": "", "token": 0, "expires_s": 0.0})
-    parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s}
+    parameters = {
+        "held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s,
+        "least_token": int(now_s),
+    }  # fmt: skip
     parameters |= {f"left_{field}": value for field, value in left._asdict().items()}
     return tx.execute(_TAKE, parameters).scalar_one_or_none()
 
@@ -279,7 +293,7 @@ def _extend_lease(tx: Connection, name: str, token: int, expires_s: float) -> bo
     return tx.execute(_EXTEND, parameters).first() is not None
 
 
-_LEASES = select(lease.c.name, lease.c.token)
+_TAKEOVERS = select(lease.c.name, lease.c.takeovers)
 _LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
 _LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"), event.c.kind != bindparam("without"))
 _LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))
@@ -291,9 +305,9 @@ _OPENED = select(func.max(event.c.number)).where(
 )
 
 
-def lease_tokens(tx: Connection) -> dict[str, int]:
-    """Return the token of each lease: how often it was taken."""
-    return {row.name: row.token for row in tx.execute(_LEASES)}
+def lease_takeovers(tx: Connection) -> dict[str, int]:
+    """Return how often each lease was taken."""
+    return {row.name: row.takeovers for row in tx.execute(_TAKEOVERS)}
 
 
 def last_events(

@@ -259,8 +259,9 @@ lease = Table(
     METADATA,
     Column("name", Text, primary_key=True),
     Column("owner", Text, nullable=False),
-    Column("token", Integer, nullable=False),  # 1 more with each taking, never less
+    Column("token", BigInteger, nullable=False),  # grows with each taking; usually the Unix time of the last
     Column("expires_s", Double, nullable=False),
+    Column("takeovers", Integer, nullable=False, server_default="0"),  # how often it was taken
 )
 
 node = Table(
@@ -339,7 +340,7 @@ event = Table(
     Column("was", Text, nullable=False),  # state before, "" for none
     Column("now", Text, nullable=False),  # state after, "" for none
     Column("writer", Text, nullable=False),  # role that wrote it
-    Column("fence", Integer),  # token of its lease, none for a writer without one
+    Column("fence", BigInteger),  # token of its lease, none for a writer without one
     Column("cause", Text, nullable=False),
     Column("data", JSON(none_as_null=True)),
     Column("at_s", Double, nullable=False),

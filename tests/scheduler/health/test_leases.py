@@ -1,11 +1,19 @@
 """Leases: whatever stops, is cut off or sets its clock, nothing is given away while it is still used."""
 
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from longshore.scheduler.health import agent
+from longshore.scheduler.health.agent import Fencing
 from longshore.scheduler.health.guarding import Lease, is_lease_valid
 from longshore.scheduler.health.monitor import LEASE_MARGIN_S, LEASE_S, NO_LEASE, Leases
 from tests.support.budgets import examples
@@ -17,7 +25,8 @@ KILLED_S = 0.5  # in which a guard notices, and kills
 class OneNode(RuleBasedStateMachine):
     """A node with an agent and its guard, two schedulers one after the other, and the links between them.
 
-    `true_s` is the time of physics. Wall clocks are not in it: nothing here reads one, which the class below holds too.
+    `true_s` is the time of physics. Of wall clocks only that of the store is in it, for tokens: nothing else reads one.
+    The agent is the real one, without its machine.
     """
 
     def __init__(self) -> None:
@@ -28,14 +37,41 @@ class OneNode(RuleBasedStateMachine):
         self.lease: Lease | None = None
         self.until_killed_s = float("inf")
         self.requests_pass = self.answers_pass = True
+        self.answered_s = float("-inf")  # when the report was sent that the leader answered last
         self.agent_stands = False  # stopped, while its guard and the jobs go on
         self.machine_stands = False  # and all of it with its jobs
         self.stood = False  # it did, and its guard has not looked since
-        self.token = 1
+        self.wall_s = 0.0  # that the store's clock is ahead
+        self.token = int(self.true_s)
+        self.copies = [self.token]  # tokens of the store's backups
         self.leases = Leases(lambda: self.true_s)
         self.renewed_s = self.true_s
         self.old: tuple[Leases, int, float] | None = None  # one that led before, and has not noticed
+        self.patches = ExitStack()
+        for name, stub in self._machine().items():
+            self.patches.enter_context(patch.object(agent, name, stub))
+        self.patches.enter_context(patch.object(os, "geteuid", lambda: 0))
+        self.agent = Fencing(Path("lease"))
         self.report(to_old=False, on_its_way_s=0.0)
+
+    def _machine(self) -> Mapping[str, object]:
+        """Return what the agent calls of its machine."""
+
+        def write(_: Path, lease: Lease) -> None:
+            self.lease = lease
+
+        return {
+            "since_start_s": lambda: self.true_s, "boot_id": lambda: str(self.boot), "read_lease": lambda _: self.lease,
+            "write_lease": write, "kill_attempts": self._kill, "shows_this_process": lambda: True,
+            "start_guard": lambda _: SimpleNamespace(pid=1, poll=lambda: None),
+        }  # fmt: skip
+
+    def _kill(self) -> int:
+        was_alive, self.lives = self.lives, False
+        return int(was_alive)
+
+    def teardown(self) -> None:
+        self.patches.close()
 
     @rule(seconds=st.floats(0.05, 0.4))
     def time_passes(self, seconds: float) -> None:
@@ -48,8 +84,13 @@ class OneNode(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 20))
     def all_is_well_for_a_while(self, seconds: int) -> None:
+        # Even if tokens of the store are lower than one that the agent has seen, as its clock was set back.
+        must_hold_s, answers = self.true_s + LEASE_S + 1.0, False
         for _ in range(seconds * 2):
             self.report(to_old=False, on_its_way_s=0.0)
+            answers = self.answered_s == self.true_s
+            if answers and self.true_s > must_hold_s:
+                assert is_lease_valid(self.lease, str(self.boot), self.true_s), "no lease"
             self._pass(0.5)
             self.renewed_s = self.true_s
 
@@ -86,10 +127,23 @@ class OneNode(RuleBasedStateMachine):
         granted = leases.grant("n", token, lambda: self.true_s - renewed_s < RENEWED_S)
         if on_its_way_s:
             self._pass(on_its_way_s)
-        if not self.answers_pass or granted == NO_LEASE or granted.lease_s is None:
-            return
-        if self.lease is None or granted.token >= self.lease.token:
-            self.lease = Lease(str(self.boot), sent_s + granted.lease_s, granted.token, 0)
+        lived, is_leader = self.lives, leases is self.leases and granted != NO_LEASE
+        self.agent.apply_answer(granted._asdict() if self.answers_pass else None, sent_s)
+        # What lives dies only without a recent answer, as long as the store's clock is not set back.
+        if self.wall_s == 0.0 and lived and self.true_s < self.answered_s + LEASE_S:
+            assert self.lives, "killed in spite of a lease"
+        if self.answers_pass and is_leader:
+            self.answered_s = sent_s
+            assert self.wall_s < 0.0 or (self.lease and self.lease.until_s >= sent_s + LEASE_S), "no lease"
+
+    @rule()
+    def the_agent_is_restarted(self) -> None:
+        if not self.machine_stands:
+            self.agent, self.agent_stands = Fencing(Path("lease")), False
+
+    @rule()
+    def the_store_is_backed_up(self) -> None:
+        self.copies.append(self.token)
 
     @rule()
     def the_scheduler_renews(self) -> None:
@@ -112,7 +166,8 @@ class OneNode(RuleBasedStateMachine):
     @rule()
     def the_machine_starts_anew(self) -> None:
         self.boot += 1
-        self.lives = self.machine_stands = self.stood = False
+        self.lives = self.machine_stands = self.stood = self.agent_stands = False
+        self.agent, self.answered_s = Fencing(Path("lease")), float("-inf")
 
     @rule(is_dead=st.booleans())
     def another_scheduler_takes_over(self, is_dead: bool) -> None:  # noqa: FBT001
@@ -120,10 +175,21 @@ class OneNode(RuleBasedStateMachine):
         if not is_dead and self.true_s - self.renewed_s < RENEWED_S:
             self._pass(RENEWED_S - (self.true_s - self.renewed_s) + 0.01)
         self.old = None if is_dead else (self.leases, self.token, self.renewed_s)
-        self.token += 1
+        self.token = max(self.token + 1, int(self.true_s + self.wall_s))
         self.leases = Leases(lambda: self.true_s)
         self.leases.begin_leading()
         self.renewed_s = self.true_s
+
+    @rule(data=st.data())
+    def a_scheduler_leads_with_another_store(self, data: st.DataObject) -> None:
+        """That is a new one, or was restored from a backup; no scheduler led meanwhile."""
+        self.token = data.draw(st.sampled_from([0, *self.copies]))
+        self.copies.append(self.token)
+        self.another_scheduler_takes_over(is_dead=True)
+
+    @rule(by_s=st.sampled_from([-2000.0, -10.0, 10.0]))
+    def the_clock_of_the_store_is_set(self, by_s: float) -> None:
+        self.wall_s = min(self.wall_s + by_s, 0.0)
 
     @precondition(lambda self: not self.machine_stands and not self.leases.has_run_out("n"))
     @rule()

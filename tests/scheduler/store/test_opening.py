@@ -144,7 +144,7 @@ def test_a_read_waits_for_no_writer_and_sees_one_moment(sqlite_url: str) -> None
         count = text("SELECT count(*) FROM lease")
         assert tx.execute(count).scalar() == 0
         other.execute("BEGIN IMMEDIATE")
-        other.execute("INSERT INTO lease VALUES ('a', 'b', 1, 0)")
+        other.execute("INSERT INTO lease VALUES ('a', 'b', 1, 0, 1)")
         assert tx.execute(count).scalar() == 0
         other.execute("COMMIT")
         assert tx.execute(count).scalar() == 0

@@ -19,7 +19,7 @@ from longshore.scheduler.store.events import (
     attempt_opened_before,
     last_events,
     last_seq_of_job,
-    lease_tokens,
+    lease_takeovers,
     queued_at,
 )
 from longshore.scheduler.store.jobs import count_jobs, jobs_in_states, longest_wait_since
@@ -91,7 +91,7 @@ def test_the_queue_is_reported_in_its_order_and_since_when_it_stands(store: Stor
     with store.read() as tx:
         assert [row.id for row in jobs_in_states(tx, (JobState.QUEUED,), 2)] == [f"{number:026}" for number in (1, 2)]
         assert longest_wait_since(tx) == 1.0
-        assert lease_tokens(tx) == {"scheduler": 1}
+        assert lease_takeovers(tx) == {"scheduler": 1}
 
 
 def test_the_last_events_come_first(store: Store, fence: int) -> None:

@@ -70,7 +70,7 @@ def _event() -> None:
         sa.Column("was", sa.Text, nullable=False),
         sa.Column("now", sa.Text, nullable=False),
         sa.Column("writer", sa.Text, nullable=False),
-        sa.Column("fence", sa.Integer),
+        sa.Column("fence", sa.BigInteger),
         sa.Column("cause", sa.Text, nullable=False),
         sa.Column("data", sa.JSON),
         sa.Column("at_s", sa.Double, nullable=False),
@@ -148,8 +148,9 @@ def _lease() -> None:
         "lease",
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("owner", sa.Text, nullable=False),
-        sa.Column("token", sa.Integer, nullable=False),
+        sa.Column("token", sa.BigInteger, nullable=False),
         sa.Column("expires_s", sa.Double, nullable=False),
+        sa.Column("takeovers", sa.Integer, nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("name", name="pk_lease"),
     )
 
