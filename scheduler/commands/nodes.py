@@ -226,11 +226,11 @@ def agent(
 
 def _agent_checking(client: "Client", node: str) -> "Checking":
     from ...preflight.context import NodeSetup
-    from ..health.agent import Checking, gpu_reports
+    from ..health.agent import Checking
 
     home = Path(".longshore") / "preflight"
     make_folder(home, "--checks")
-    return Checking(client, NodeSetup(node, home.absolute(), slots=not gpu_reports()))
+    return Checking(client, NodeSetup(node, home.absolute()))
 
 
 DAY_S = 86400.0

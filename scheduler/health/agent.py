@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -55,23 +56,39 @@ def _make_ordered_probes(client: Client, node: str, rounds: ProbeRounds, orders:
 Value = TypeVar("Value")
 
 
-@cache
 def _load_nvml() -> ModuleType | None:
     """Return the library once it works; None on a machine without it, or without a driver."""
     try:
-        import pynvml
-    except ImportError:
-        log.warning(
-            "no GPU is reported: nvidia-ml-py is not installed (pip install '.[nvidia]' in a clone of Longshore)"
-        )
+        return _open_nvml()
+    except BackendError as error:
+        _warn_of_no_gpus(str(error))
         return None
+
+
+@cache
+def _open_nvml() -> ModuleType:
+    """Return the library. A failure is not cached: the driver may start after the agent.
+
+    Raises:
+        BackendError: On a machine without it, or without a driver.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        fix = "pip install '.[nvidia]' in a clone of Longshore"
+        raise BackendError(f"nvidia-ml-py is not installed ({fix})") from error
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        log.warning("no GPU is reported: %s", error)
-        return None
+        raise BackendError(str(error)) from error
     library: ModuleType = pynvml
     return library
+
+
+@cache
+def _warn_of_no_gpus(cause: str) -> None:
+    """Log once for each cause."""
+    log.warning("no GPU is reported: %s", cause)
 
 
 def gpu_reports() -> tuple[GpuReport, ...]:
@@ -157,7 +174,7 @@ class Checking:
 
     Args:
         client: Of the scheduler.
-        place: This node.
+        place: This node; whether it has slots is in the orders.
     """
 
     def __init__(self, client: Client, place: NodeSetup) -> None:
@@ -174,7 +191,8 @@ class Checking:
 
     def _check_and_report(self, order: Mapping[str, Any]) -> None:
         try:
-            passed, evidence = check_node(self._place, tuple(order["gpus"]), int(order["level"]))
+            place = replace(self._place, slots=bool(order["slots"]))
+            passed, evidence = check_node(place, tuple(order["gpus"]), int(order["level"]))
         except Exception as error:  # a check may fail in any way
             passed, evidence = False, f"the checks themselves failed: {error_line(error)}"
         line = evidence.translate(_CONTROL_TO_SPACE)[:MAX_EVIDENCE]

@@ -220,6 +220,7 @@ class CheckOrder:
     id: str
     gpus: tuple[int, ...]
     level: int
+    slots: bool  # they are slots; GPUs that the driver does not show never pass
 
 
 @dataclass(slots=True)
@@ -234,10 +235,11 @@ class CheckOrders:
 
     Args:
         limit_s: After which an order is given up.
+        slots: Whether slots stand for GPUs.
     """
 
-    def __init__(self, limit_s: float = CHECK_LIMIT_S) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float = CHECK_LIMIT_S, *, slots: bool = False) -> None:
+        self._limit_s, self._slots = limit_s, slots
         self._open: dict[str, dict[str, _OpenOrder]] = {}  # by node and id
         self._able: dict[str, bool] = {}  # nodes whose agents have reported, and whether they run checks
         self._lock = threading.Lock()
@@ -248,7 +250,7 @@ class CheckOrders:
         Raises:
             InputError: If no agent there runs checks, or none reported an outcome in time.
         """
-        entry = _OpenOrder(CheckOrder(secrets.token_hex(8), gpus, level))
+        entry = _OpenOrder(CheckOrder(secrets.token_hex(8), gpus, level, self._slots))
         with self._lock:
             if not self._able.get(node, False):
                 fix = f"start it by `longshore node agent --node {node} --checks`"

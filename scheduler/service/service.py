@@ -337,7 +337,7 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
     Raises:
         InputError: If a file of expected wiring or of facts of ports cannot be used.
     """
-    choice, orders = settings.preflight, CheckOrders()
+    choice, orders = settings.preflight, CheckOrders(slots=slots)
 
     def request(node: str, gpu: int | None) -> tuple[bool, str]:
         return orders.run_checks(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))

@@ -20,7 +20,7 @@ NODE = "rack0-node2"
 @pytest.fixture(autouse=True)
 def elsewhere(service: Service) -> None:
     """Let the nodes be checked by agents alone."""
-    orders = CheckOrders()
+    orders = CheckOrders(slots=True)
     service.checks = service.checks._replace(orders=orders)
     service.clearing = Clearing(
         service.store, lambda node, gpu: orders.run_checks(node, (0, 1) if gpu is None else (gpu,)), service.now_s,

@@ -1,14 +1,21 @@
 """A real agent that reports to a real scheduler, and what it finds on a machine."""
 
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from longshore.preflight.context import NodeSetup
+from longshore.preflight.rounds import check_node
+from longshore.scheduler.client import Client
 from longshore.scheduler.health import agent
-from longshore.scheduler.health.agent import gpu_reports
+from longshore.scheduler.health.agent import Checking, gpu_reports
+from longshore.scheduler.health.evidence import GpuReport
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, Served, until
 from tests.support import processes
 
@@ -102,6 +109,54 @@ def test_a_gpu_without_memory_or_utilisation_values_is_healthy_and_a_lost_one_is
     reported = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
     (found,) = gpu_reports()
     assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *reported) if healthy else (False, 0.0, 0))
+
+
+def test_gpus_are_reported_once_their_driver_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a reboot the agent may start before it, and a driver that is upgraded does not answer for a while."""
+    answers = [False, False, True]
+
+    def start() -> None:
+        if not answers.pop(0):
+            raise NvmlError(9)
+
+    nvml = SimpleNamespace(NVMLError=NvmlError, nvmlInit=start, nvmlDeviceGetCount=lambda: 2)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(
+        agent, "_gpu_report", lambda _, index: GpuReport(index=index, healthy=True, utilisation=0.0, free_bytes=0)
+    )
+    agent._open_nvml.cache_clear()
+    try:
+        assert [[each.index for each in gpu_reports()] for _ in range(4)] == [[], [], [0, 1], [0, 1]]
+    finally:
+        agent._open_nvml.cache_clear()
+    assert answers == []
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_the_scheduler_decides_whether_checks_run_on_slots(
+    *, slots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent cannot: where no GPU is seen, the driver may be what is broken."""
+    seen: list[bool] = []
+    reported = threading.Event()
+
+    def check(setup: NodeSetup, *_: object) -> tuple[bool, str]:
+        seen.append(setup.slots)
+        return False, "smoke"
+
+    client = Client("http://127.0.0.1:9")
+    monkeypatch.setattr(client, "report_check_outcome", lambda *_, **__: reported.set())
+    monkeypatch.setattr(agent, "check_node", check)
+    Checking(client, NodeSetup(NODE, tmp_path)).begin_unless_busy(
+        [{"id": "a", "gpus": [0], "level": 1, "slots": slots}]
+    )
+    assert reported.wait(PATIENCE_S)
+    assert seen == [slots]
+
+
+@pytest.mark.full
+def test_checks_of_a_gpu_that_no_driver_shows_do_not_pass(tmp_path: Path) -> None:
+    assert not check_node(NodeSetup(NODE, tmp_path), (1023,))[0]
 
 
 def test_the_gpus_of_this_machine_are_reported_if_it_has_any() -> None:
