@@ -113,6 +113,7 @@ class Ring:
         self._formation = Formation(model, optimizer, self._folder, collectives)
         self._client = self._formation.client
         self._began_s = self._computed_s = 0.0
+        self._shard_s = 0.0  # of the last computation, for each shard
         self._loss: torch.Tensor | float | None = None
         self._steps = Steps()
         self._is_first, self._is_relieved = True, False
@@ -193,6 +194,7 @@ class Ring:
             InputError: In the first step, if the state can neither be saved nor copied to a member that joins.
         """
         self._computed_s = time.monotonic() - self._began_s
+        self._shard_s = self._computed_s / len(self.shards)
         self._loss = loss.detach() if loss is not None and hasattr(loss, "detach") else loss
         if self._is_relieved:
             return self._end_trial_step()
@@ -283,7 +285,7 @@ class Ring:
         """Drop a step that was computed to measure this member, and wait a while for a seat."""
         self._optimizer.zero_grad(set_to_none=True)
         try:
-            if self._client.report_trial_step(self._computed_s / len(self.shards), max(TRIAL_S, self._computed_s)):
+            if self._client.report_trial_step(self._shard_s, max(TRIAL_S, self._computed_s)):
                 self._recover()
         except FinishedError:
             sys.exit(0)
@@ -294,8 +296,9 @@ class Ring:
         pulse = self._client.pulse
         pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
         if self._client.step % steps_between_reports(pulse.step_s) == 0 and not self._is_relieved:
-            computed_s = self._computed_s if self._began_s else None
-            self._steps.begin(self._client.step, computed_s=computed_s, loss=self._loss)
+            # For each shard: a member that computes shards of an empty seat too has not become slow.
+            shard_s = self._shard_s if self._began_s else None
+            self._steps.begin(self._client.step, computed_s=shard_s, loss=self._loss)
         self._began_s = now_s
         self._formation.begin_step()
 
