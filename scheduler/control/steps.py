@@ -221,10 +221,10 @@ def _why_not_moved(
 def _why_no_gain(cache: StateCache, row: AttemptRow, slow: Slowness, now_s: float) -> str:
     """Return why a slow job would not gain by other GPUs, "" if it would."""
     mirror, layout = cache.mirror, cache.parts.layout
+    if not mirror.has(row.job_id):
+        return "it is not known which GPUs it holds"
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
-    step_s = best_other_step_s(
-        mirror, layout.numbers(row.placement), slow_gpus, slow.usual_s, cache.shape_of(row.job_id)
-    )
+    step_s = best_other_step_s(mirror, row.job_id, slow_gpus, slow.usual_s, cache.shape_of(row.job_id))
     if step_s > GAIN * slow.present_s:
         return "no other GPUs would do better"
     with cache.parts.store.read() as tx:

@@ -337,14 +337,12 @@ GAIN = 0.8  # of the present step time, at most, on other GPUs
 
 
 def other_gpu_sets(
-    mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: PlacementShape | None = None
+    mirror: ClusterMirror, job: str, slow_gpus: Iterable[int], form: PlacementShape | None = None
 ) -> list[list[int]]:
     """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones."""
-    state, cluster = mirror.sim.state, mirror.site.cluster
-    usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
-    usable[list(own)] = state.gpu_down[ROW, list(own)] == 0
-    for job in {mirror.holder(gpu) for gpu in own} - {None}:
-        usable &= mirror.suitable_gpus(str(job))
+    state, cluster, wanted = mirror.sim.state, mirror.site.cluster, mirror.request(job).gpus
+    is_held_or_free = (state.gpu_job[ROW] < 0) | (state.gpu_job[ROW] == mirror.slot(job))
+    usable = is_held_or_free & (state.gpu_down[ROW] == 0) & mirror.suitable_gpus(job)
     usable[list(slow_gpus)] = False
     gpus = np.flatnonzero(usable)
     if gpus.size < wanted:
@@ -379,14 +377,19 @@ def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
 
 
 def best_other_step_s(
-    mirror: ClusterMirror,
-    own: tuple[int, ...],
-    slow_gpus: Iterable[int],
-    usual_s: float,
-    form: PlacementShape | None = None,
+    mirror: ClusterMirror, job: str, slow_gpus: Iterable[int], usual_s: float, form: PlacementShape | None = None
 ) -> float:
-    """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it."""
-    slot = int(mirror.sim.state.gpu_job[ROW, own[0]])
-    present = slowdown_on(mirror, slot, list(own))
-    others = [slowdown_on(mirror, slot, gpus) for gpus in other_gpu_sets(mirror, own, len(own), slow_gpus, form)]
-    return usual_s * min(others, default=np.inf) / present
+    """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it.
+
+    Args:
+        mirror: The cluster.
+        job: It counts with the GPUs that it holds now: a ring gives some up and gets others while it runs.
+        slow_gpus: That it must not have.
+        usual_s: Its step time on its present GPUs before they were slow.
+        form: How its GPUs must lie.
+    """
+    slot, own = mirror.slot(job), list(mirror.gpus_of_job(job))
+    if not own:
+        return math.inf
+    others = [slowdown_on(mirror, slot, gpus) for gpus in other_gpu_sets(mirror, job, slow_gpus, form)]
+    return usual_s * min(others, default=math.inf) / slowdown_on(mirror, slot, own)
