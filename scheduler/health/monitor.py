@@ -464,6 +464,7 @@ class Monitor:
         self._accusers = Accusers({each.node: each.since_s for each in latest_first})
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
+        self._fenced = frozenset()  # another scheduler may have led meanwhile, and started jobs there
         self.health = self._cluster_health(out, broken)
         self.steps = StepMonitor(self._backend, self._types)  # other schedulers may have retried jobs meanwhile
         self._fence = fence

@@ -9,7 +9,7 @@ import pytest
 
 from longshore.scheduler.control import attempt_driver
 from longshore.scheduler.health.evidence import NodeReport
-from longshore.scheduler.health.monitor import FENCED
+from longshore.scheduler.health.monitor import FENCED, Leases, Monitor
 from longshore.scheduler.model.states import AttemptState, JobState, Run, Status
 from longshore.scheduler.service.running_scheduler import RunningScheduler
 from longshore.scheduler.store.nodes import ALARM
@@ -90,6 +90,24 @@ def test_a_node_that_comes_back_takes_no_job_while_something_given_up_lives_ther
     trial.living[node] = set()
     trial.wait(3.0, 1.0)
     assert trial.liveness(node) is Liveness.UP
+
+
+def test_a_scheduler_that_leads_again_knows_what_a_new_one_would(trial: Fenced) -> None:
+    """Another one may have led meanwhile, and started jobs on nodes that were fenced."""
+    job = trial.start(2)
+    (node,) = trial.nodes_of(job)
+    trial.cut_off(node)
+    trial.tried_again(job)
+    old, fence = trial.scheduler.parts.monitor, trial.scheduler.valid_lease_token
+    assert fence is not None
+    assert old.health.fenced == {node}
+    new = Monitor(trial.way, "obedient", trial.layout, trial.types, 1.0, Leases(lambda: trial.later_s))
+    now_s = trial.now_s()
+    for monitor in (old, new):
+        monitor.load(trial.store, fence + 1, now_s)
+    assert old.health == new.health
+    known = ("_rows", "_faulty", "_fenced", "_at_once", "_accused_at_once", "_polled_s", "_kept_s", "_fence")
+    assert [vars(old)[name] for name in known] == [vars(new)[name] for name in known]
 
 
 def test_a_scheduler_that_takes_over_waits_for_a_whole_lease(trial: Fenced) -> None:
