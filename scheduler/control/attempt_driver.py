@@ -401,7 +401,7 @@ def _restarts_too_often(cache: StateCache, row: AttemptRow, now_s: float) -> boo
         return False
     with cache.parts.store.read() as tx:
         earlier = get_attempt(tx, row.job_id, row.number - HURRIED + 1)
-    return earlier is not None and now_s - earlier.opened_s < HURRIED_S
+    return earlier is not None and 0.0 <= now_s - earlier.opened_s < HURRIED_S
 
 
 def _started_s(row: AttemptRow, status: Status, now_s: float) -> float | None:

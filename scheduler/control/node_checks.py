@@ -35,7 +35,7 @@ from ...preflight.travelling import SCRATCH, wrap_command
 from ..health.monitor import ClusterHealth
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
-from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
+from ..model.job import LONGEST_WAIT_S, SCHEDULER_WRITER, JobRow, NewEvent
 from ..model.job_spec import StoredJob, checked_job_of, stored_job_or_default
 from ..model.states import AttemptState, JobState, Run
 from ..rules.attempts import ENDED_RUNS, UNFIT, Checks
@@ -111,7 +111,7 @@ PREFLIGHT_EVENT = "preflight"  # kind of events
 PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not cleaned"
 UNFIT_REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
 # Before a job whose tries are used up is tried again; doubled each time.
-FIRST_RETRY_WAIT_S, LONGEST_RETRY_WAIT_S = 60.0, 600.0
+FIRST_RETRY_WAIT_S, LONGEST_RETRY_WAIT_S = 60.0, LONGEST_WAIT_S
 
 
 class CheckPhase(Enum):

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from .states import AfterStop, Desired, JobState
 
+LONGEST_WAIT_S = 600.0  # before a job that was stopped is tried again, for any reason
+
 
 class JobRow(NamedTuple):
     """A job as the store holds it; the columns of the table describe the fields."""
@@ -49,6 +51,14 @@ class JobRow(NamedTuple):
         False again once its owner has held or retried it: else a user could get to the head of the queue that way.
         """
         return self.not_before_s > 0.0
+
+    def wait_left_s(self, now_s: float) -> float:
+        """Return how many seconds a job that was stopped has to wait before it is tried again, 0 if it need not.
+
+        More than the longest wait is left only if the clock was set back; then it has waited.
+        """
+        left_s = self.not_before_s - now_s
+        return left_s if 0.0 < left_s <= LONGEST_WAIT_S else 0.0
 
 
 IN_COMMON = {

@@ -144,6 +144,9 @@ def _step_towards_running(view: AttemptView, now_s: float) -> AttemptStep:
 
 def _step_towards_start(view: AttemptView, now_s: float) -> AttemptStep:
     """Return the next step of an attempt that does not run yet, and may."""
+    if view.opened_s - now_s > START_LIMIT_S:
+        # By a clock that was set back, its start would take long until it counts as late.
+        return AttemptStep(Do.STOP, "the clock was set back while it started", AfterStop.RELOCATE)
     if now_s - view.opened_s > START_LIMIT_S:
         why = f": {view.launch_error}" if view.launch_error else ""
         return AttemptStep(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)

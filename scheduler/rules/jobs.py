@@ -70,7 +70,7 @@ def next_job_step(
 
 def may_enter(job: JobRow, now_s: float) -> bool:
     """Return whether a job may enter the queue of the mirror: after a fault it waits outside for a while."""
-    return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
+    return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.wait_left_s(now_s) == 0.0
 
 
 def _step_outside_queue(job: JobRow, cluster_gpus: int, needs: str) -> JobStep | None:

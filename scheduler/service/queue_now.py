@@ -200,8 +200,8 @@ def _why_outside(row: JobRow, queue: Queue) -> str:
         return "it is held until its owner releases it"
     if row.state is JobState.HELD:
         return row.cause or "it is held"
-    if row.not_before_s > queue.now_s:
-        return f"it is tried again in {row.not_before_s - queue.now_s:.0f} s, after: {row.cause}"
+    if (left_s := row.wait_left_s(queue.now_s)) > 0.0:
+        return f"it is tried again in {left_s:.0f} s, after: {row.cause}"
     return ""
 
 

@@ -21,13 +21,14 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    or_,
     select,
     union_all,
     update,
 )
 
 from ...cluster.workloads.estimates import RECENT_JOBS, Alike, predicted_work_s
-from ..model.job import JobRow, NewEvent
+from ..model.job import LONGEST_WAIT_S, JobRow, NewEvent
 from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, JobFile
 from ..model.states import FINAL, AfterStop, Desired, JobState
 from ..rules.jobs import RetryStep, WaitingJob, retry_step
@@ -351,7 +352,9 @@ def jobs_in_states(tx: Connection, states: Sequence[JobState], limit: int) -> li
     return [JobRow._make(row) for row in tx.execute(rows.limit(limit))]
 
 
-_WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
+# As `JobRow.wait_left_s`.
+_HAS_WAITED = or_(job.c.not_before_s <= bindparam("now_s"), job.c.not_before_s - LONGEST_WAIT_S > bindparam("now_s"))
+_WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, _HAS_WAITED)
 _WAITING_JOBS = select(*(job.c[name] for name in WaitingJob._fields)).where(_WAITS)
 # Held ones too: they come back to the queue when their owner wants.
 _QUEUED = select(func.count()).where(

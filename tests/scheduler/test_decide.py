@@ -65,6 +65,7 @@ def test_an_attempt_that_has_run_is_never_launched_again(it: AttemptView, now_s:
         (view(AttemptState.LAUNCHED, Run.PENDING), 0.0, Do.NOTHING),
         (view(AttemptState.LAUNCHED, Run.PENDING), 2 * LAUNCH_AGAIN_S, Do.LAUNCH),
         (view(AttemptState.LAUNCHED, Run.PENDING), 2 * START_LIMIT_S, Do.STOP),
+        (view(AttemptState.LAUNCHED, Run.PENDING)._replace(opened_s=START_LIMIT_S), 0.0, Do.NOTHING),
         (view(AttemptState.LAUNCHED, Run.RUNNING), 0.0, Do.RUN),
         (view(AttemptState.RUNNING, Run.RUNNING), 1e6, Do.NOTHING),
         (view(AttemptState.RUNNING, Run.EXITED), 0.0, Do.STOP),
@@ -77,6 +78,17 @@ def test_an_attempt_that_has_run_is_never_launched_again(it: AttemptView, now_s:
 )
 def test_the_next_step_of_an_attempt(it: AttemptView, now_s: float, do: Do) -> None:
     assert next_attempt_step(it, now_s).do is do
+
+
+@given(opened_s=st.floats(0.0, 1e12), set_s=st.floats(-1e9, 1e9))
+def test_what_does_not_start_holds_its_gpus_for_twice_the_limit_at_most_whatever_the_clock_is_set_to(
+    opened_s: float, set_s: float
+) -> None:
+    it, now_s = view(AttemptState.LAUNCHED, Run.PENDING)._replace(opened_s=opened_s), opened_s + set_s
+    first, last = (next_attempt_step(it, at_s) for at_s in (now_s, now_s + 2.0 * START_LIMIT_S + 1.0))
+    assert Do.STOP in (first.do, last.do)
+    if now_s < opened_s and first.do is Do.STOP:
+        assert first.after is AfterStop.RELOCATE  # it uses no retry
 
 
 def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:

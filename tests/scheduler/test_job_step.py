@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.model.job import JobRow, Tries
+from longshore.scheduler.model.job import LONGEST_WAIT_S, JobRow, Tries
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, AttemptState, Desired, JobState
-from longshore.scheduler.rules.attempts import AttemptOutcome, ExitClass
+from longshore.scheduler.rules.attempts import LONGEST_RETRY_S, AttemptOutcome, ExitClass
 from longshore.scheduler.rules.jobs import (
     AFTER,
     JobDo,
@@ -30,7 +30,7 @@ def row(state: JobState, desired: Desired, gpus: int = 1, not_before_s: float = 
 
 JOBS = st.builds(
     row, st.sampled_from((JobState.QUEUED, JobState.HELD)), st.sampled_from(Desired), st.integers(-1, 2 * GPUS),
-    st.sampled_from((0.0, NOW_S, NOW_S + 1.0)),
+    st.sampled_from((0.0, NOW_S, NOW_S + 1.0, NOW_S + LONGEST_WAIT_S, NOW_S + 1e6)),
 )  # fmt: skip
 
 
@@ -58,6 +58,17 @@ def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(
     if step.do is JobDo.LEAVE:
         assert is_in_queue
         assert job.desired is not Desired.RUN
+
+
+@given(not_before_s=st.floats(0.0, 1e12), set_s=st.floats(-1e9, 1e9))
+def test_no_job_waits_longer_than_the_longest_wait_whatever_the_clock_is_set_to(
+    not_before_s: float, set_s: float
+) -> None:
+    job, now_s = row(JobState.QUEUED, Desired.RUN, not_before_s=not_before_s), not_before_s + set_s
+    assert may_enter(job, now_s) == (job.wait_left_s(now_s) == 0.0)
+    assert may_enter(job, now_s) or may_enter(job, now_s + LONGEST_WAIT_S + 1.0)
+    assert may_enter(job, not_before_s)
+    assert not may_enter(job, not_before_s - LONGEST_RETRY_S)
 
 
 @given(JOBS)

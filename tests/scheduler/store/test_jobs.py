@@ -4,13 +4,16 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 from sqlalchemy.exc import IntegrityError
 
+from longshore.scheduler.model.job import LONGEST_WAIT_S
 from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, Desired, JobState
+from longshore.scheduler.rules.jobs import may_enter
 from longshore.scheduler.store.database import FencedError, StaleWriteError, Store
 from longshore.scheduler.store.events import SCHEDULER_LEASE, acquire_lease, last_seq
-from longshore.scheduler.store.jobs import get_jobs, insert_job, list_jobs, open_jobs, set_desired
+from longshore.scheduler.store.jobs import get_jobs, insert_job, list_jobs, open_jobs, set_desired, waiting_jobs
+from longshore.scheduler.store.schema import job as job_table
 from tests.support.budgets import examples
 
 from .store_rows import all_events, assert_each_change_has_one_event, change_job, job_now, new_job, submit
@@ -31,6 +34,18 @@ def test_a_submitted_job_waits_in_the_queue(store: Store) -> None:
     assert (job.state, job.desired, job.version, job.attempt) == (QUEUED, Desired.RUN, 1, 0)
     assert (job.spec, job.gpus, job.guess_s, job.entered_s) == ({"gpus": 4}, 4, 60.0, 5.0)
     assert job_now(store, job.id) == job
+
+
+def test_the_jobs_that_stand_in_the_queue_are_those_that_may_enter_it(store: Store) -> None:
+    now_s = 1e9
+    times_s = [0.0, *(now_s + off_s for off_s in (-1e6, 0.0, 1.0, LONGEST_WAIT_S, LONGEST_WAIT_S + 1.0, 1e6))]
+    for number, not_before_s in enumerate(times_s):
+        of_job = update(job_table).where(job_table.c.id == submit(store, number).id)
+        store.write(partial(Connection.execute, statement=of_job.values(not_before_s=not_before_s)))
+    with store.read() as tx:
+        rows, waiting = list_jobs(tx, limit=99), {job.id for job in waiting_jobs(tx, now_s)}
+    assert waiting == {job.id for job in rows if may_enter(job, now_s)}
+    assert len(waiting) == len(times_s) - 2
 
 
 def test_a_job_is_submitted_once(store: Store) -> None:
