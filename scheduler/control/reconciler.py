@@ -375,9 +375,11 @@ class Reconciler:
 def _behaviour_fields(decision: Decision, policy: str | None, temperature: float | None) -> dict[str, object]:
     """Return the probability with which the policy chose what was done, and the temperature at which it sampled.
 
-    A policy that does not sample always takes its best choice. What the heuristic chose has no such probability.
+    A policy that does not sample always takes its best choice. There is no such probability for what the heuristic
+    chose, nor for GPUs that took the place of the policy's as these do not suit the job's shape.
     """
-    if decision.proposal is None or decision.by != policy:
+    proposal = decision.proposal
+    if proposal is None or decision.by != policy or set(decision.gpus) != set(proposal.gpus):
         return {"behaviour_probability": None, "sample_temperature": temperature}
     probability = 1.0 if temperature is None else _probability_fields(decision.record)["probability"]
     return {"behaviour_probability": probability, "sample_temperature": temperature}

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.control.reconciler import _behaviour_fields
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.vacant_seats import PlacementShape, _gpus_of_same_indices, fit_to_shape
-from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.placement.placer import Decision, Placer, Proposal
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from tests.support.budgets import examples
@@ -70,6 +71,20 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
         assert suits(gpus, nodes, nodes * each)
         assert set(gpus) <= set(free)
         assert len(chosen & set(gpus)) == max(len(chosen & way) for way in ways)
+
+
+@given(nodes=st.integers(1, NODES), each=st.integers(1, GPUS), data=st.data())
+def test_gpus_in_place_of_the_policys_have_no_probability(
+    site: ClusterSite, nodes: int, each: int, data: st.DataObject
+) -> None:
+    count = nodes * each
+    mirror = cluster_of(site, set(), JobRequest("job", count, 60.0, 0.0))
+    chosen = data.draw(st.lists(st.sampled_from(ALL), min_size=count, max_size=count, unique=True))
+    proposal = Proposal("job", tuple(chosen), rests=False)
+    gpus = fit_to_shape(mirror, "job", chosen, PlacementShape(nodes, same_indices=data.draw(st.booleans())))
+    decision = Decision("job", gpus, True, "policy", "1", proposal, 0.0, proposal=proposal)  # noqa: FBT003
+    probability = _behaviour_fields(decision, "policy", None)["behaviour_probability"]
+    assert probability == (1.0 if set(gpus) == set(chosen) else None)
 
 
 @given(
