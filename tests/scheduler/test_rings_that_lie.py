@@ -30,7 +30,7 @@ def test_a_ring_that_names_free_gpus_gets_no_more_than_a_ring_may_and_others_sta
     places = places / trial.name(job) / "ring/places.json"
     trial.until(lambda: trial.way.backend.ring_places(trial.name(job)))
     (own,) = json.loads(places.read_text())
-    others = [[node, gpu, True, False] for node in "abc" for gpu in range(4) if [node, gpu] != own[:2]]
+    others = [[node, gpu, True, False, -1, 0] for node in "abc" for gpu in range(4) if [node, gpu] != own[:2]]
 
     for reported in ([own, *others], [own, *reversed(others)], [own] * 3 + others):
         places.write_text(json.dumps(reported))
