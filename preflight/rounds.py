@@ -341,17 +341,19 @@ MAX_TRIES, MAX_TRYING_S = 3, 60.0
 class PlacementTries:
     """The rounds of a job that did not pass. A fault in the run starts again."""
 
-    since_s: float  # when the first round began, on any monotonic clock
+    took_s: float = 0.0  # all of them together; what the job waits before and between them does not count
     count: int = 0
     diagnostics: tuple[str, ...] = ()
 
     def with_failed_round(self, report: RoundReport) -> "PlacementTries":
         """Return the tries after a round that did not pass."""
-        return PlacementTries(self.since_s, self.count + 1, (*self.diagnostics, *report.diagnostics()))
+        took_s = self.took_s + report.seconds
+        return PlacementTries(took_s, self.count + 1, (*self.diagnostics, *report.diagnostics()))
 
-    def are_used_up(self, now_s: float) -> bool:
-        """Return whether the job waits now, instead of trying other nodes, by the clock of `since_s`."""
-        return self.count >= MAX_TRIES or now_s - self.since_s >= MAX_TRYING_S
+    @property
+    def are_used_up(self) -> bool:
+        """Whether the job waits now, instead of trying other nodes."""
+        return self.count >= MAX_TRIES or self.took_s >= MAX_TRYING_S
 
 
 MAX_ROUNDS = 4  # at once

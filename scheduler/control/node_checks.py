@@ -239,7 +239,6 @@ class NodeChecks:
         if not is_start and self._has_running_checks(name):
             return
         if is_start:
-            self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
             self.jobs_being_checked |= {row.job_id}
         of_job = frozenset({JOB_SAMPLE}) if stored_job_or_default(job.spec).sample is not None else frozenset[str]()
         begun = _BegunRound(
@@ -259,7 +258,6 @@ class NodeChecks:
         round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
         if (found := self._seats.pop((row.job_id, round_name), None)) is not None:
             return found
-        self._tried.setdefault(row.job_id, PlacementTries(time.monotonic()))
         if round_name not in self._begun:
             self._begin_round(round_name, _BegunRound(row.job_id, row.number, name, CheckPhase.SEAT, (share,)), job)
         return CheckStatus(Checks.RUN)
@@ -393,13 +391,13 @@ class NodeChecks:
         """Return whether the nodes of a round are fit, and if not, how long the job waits."""
         if ended.report is None:
             return self._make_job_wait(begun, (ended.problem,))
-        tried = self._tried.get(begun.job, PlacementTries(time.monotonic()))
+        tried = self._tried.get(begun.job, PlacementTries())
         if ended.report.passed:
             self._tried.pop(begun.job, None)
             self._waited.pop(begun.job, None)
             return CheckStatus(passed_s=ended.ended_s)
         tries = tried.with_failed_round(ended.report)
-        if tries.are_used_up(time.monotonic()):
+        if tries.are_used_up:
             return self._make_job_wait(begun, tries.diagnostics)
         self._tried[begun.job] = tries
         cause = f"{_NOT_PASSED[begun.when]} ({tries.count} of {MAX_TRIES}), so {_ELSEWHERE[begun.when]}: "
