@@ -20,6 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
+from functools import cache
+from queue import SimpleQueue
+from typing import NoReturn
 
 from ...agents.registry import checkpoint_in
 from ...cluster.files.errors import PluginError
@@ -125,8 +128,8 @@ class PolicyProcess:
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _start_process(theirs.fileno())
-            except OSError:
+                self._process = _start_in_lasting_thread(theirs.fileno())
+            except (OSError, RuntimeError):
                 self._connection.close()
                 raise
         self._channel = Channel(self._connection, MAX_MESSAGE_BYTES)
@@ -279,7 +282,41 @@ class PolicyProcess:
         self._connection.close()
 
 
-def _start_process(connection: int) -> "subprocess.Popen[bytes]":
+StartRequest = tuple[int, Future[subprocess.Popen[bytes]]]  # descriptor of a connection, and the process that serves it
+
+
+def _start_in_lasting_thread(connection: int) -> subprocess.Popen[bytes]:
+    """Start a process that serves the connection of this descriptor, and that outlives the thread that calls this.
+
+    The system kills the process when the thread that started it ends: that of a request may end after seconds.
+
+    Raises:
+        OSError: If the machine has no more processes.
+        RuntimeError: If it has no more threads.
+    """
+    started: Future[subprocess.Popen[bytes]] = Future()
+    _start_requests().put((connection, started))
+    return started.result()
+
+
+@cache
+def _start_requests() -> SimpleQueue[StartRequest]:
+    """Return the queue of a thread that starts processes and lives as long as this process."""
+    requests: SimpleQueue[StartRequest] = SimpleQueue()
+    threading.Thread(target=_start_requested, args=(requests,), name="policy starter", daemon=True).start()
+    return requests
+
+
+def _start_requested(requests: SimpleQueue[StartRequest]) -> NoReturn:
+    while True:
+        connection, started = requests.get()
+        try:
+            started.set_result(_start_process(connection))
+        except Exception as error:  # it is raised in the thread that waits
+            started.set_exception(error)
+
+
+def _start_process(connection: int) -> subprocess.Popen[bytes]:
     """Start a process that serves the connection of this descriptor, in a session of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", _RUN, str(connection), str(os.getpid()), os.pathsep.join(sys.path)],

@@ -79,7 +79,10 @@ def main() -> None:
 
 
 def _confine_process(parent: int) -> None:
-    """Die with the scheduler, leave its output alone, and be the first to go where memory is short."""
+    """Die with the scheduler, leave its output alone, and be the first to go where memory is short.
+
+    The system sends the signal once the thread that started this process ends, which therefore lasts.
+    """
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -2,6 +2,8 @@
 
 import pickle
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,13 +12,14 @@ import pytest
 from longshore.agents.registry import find_policy
 from longshore.agents.rollouts import Rollout
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRequest, MirrorOrigin
 from longshore.scheduler.policy_host.messages import read_edition
 from longshore.scheduler.policy_host.process import PolicyProcess
 from longshore.scheduler.policy_host.worker import limit_search_time, load_policy
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.live_run import LiveCopy, decided, site_of
+from tests.scheduler.served import until
 from tests.strategies import Case
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
@@ -61,6 +64,22 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
         assert there == here
         due, placed, job, gpus = here
         assert (answer.job if placed else due, sorted(answer.gpus)) == (job, gpus)
+    process.end()
+
+
+def test_a_policy_outlives_the_thread_that_started_its_process() -> None:
+    """A request's thread may end at any time, while the policy is to answer later ones."""
+    with ThreadPoolExecutor(1) as pool:
+        process = pool.submit(PolicyProcess, read_edition("patient"), SITE, LOADED_S).result()
+        thread = pool.submit(threading.get_native_id).result()
+        assert process.poll_ready(LOADED_S) is not None
+    until(lambda: not Path(f"/proc/self/task/{thread}").exists())
+    mirror = ClusterMirror(SITE, MirrorOrigin(0.0))
+    mirror.submit(JobRequest("job", 1, 60.0, 0.0))
+    mirror.begin(1.0)
+    assert mirror.find_due_job() == "job"
+    process.send_question(mirror.snapshot)
+    assert process.receive_answer().job == "job"
     process.end()
 
 
