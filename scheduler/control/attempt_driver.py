@@ -178,7 +178,9 @@ def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: flo
     if step.do is Do.LAUNCH:
         return _launch(cache, row, now_s)
     if step.do is Do.CHECK:
-        cache.parts.checks.begin(row._replace(placement=held_placement(cache, row)), cache.table.jobs[row.job_id])
+        # Where a ring holds no GPU any more, its processes and its scratch folder are removed alone.
+        held = held_placement(cache, row) or tuple(replace(share, gpus=()) for share in row.placement)
+        cache.parts.checks.begin(row._replace(placement=held), cache.table.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
         return _cancel(cache, row) and view.status.run is Run.ABSENT

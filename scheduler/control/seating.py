@@ -432,7 +432,9 @@ def _purpose_words(chosen: ChosenGpu) -> str:
 def held_placement(cache: StateCache, row: AttemptRow) -> Placement:
     """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
     held = cache.mirror.gpus_of_job(row.job_id) if cache.mirror.has(row.job_id) else ()
-    return cache.parts.layout.placement(held) or row.placement
+    job = cache.table.jobs.get(row.job_id)
+    # The GPUs that a ring began with may be another job's by now, also when it holds none.
+    return cache.parts.layout.placement(held) if held or (job is not None and is_ring_job(job.spec)) else row.placement
 
 
 def _is_ring_attempt(cache: StateCache, row: AttemptRow) -> bool:

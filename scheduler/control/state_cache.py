@@ -583,6 +583,8 @@ def with_held_gpus(
 ) -> dict[str, AttemptRow]:
     """Return attempts with the GPUs that they hold now: a ring gives some up and gets others while it runs.
 
+    A ring that holds none any more, as all its members left, is not among them.
+
     Args:
         jobs: Whose attempts.
         attempts: By job, with the GPUs that they began with.
@@ -594,7 +596,11 @@ def with_held_gpus(
         if gpu.job_id in rings and gpu.number == attempts[gpu.job_id].number:
             gpus[gpu.job_id].setdefault(gpu.node, []).append(gpu.gpu)
     shares = {job: tuple(Share(node, tuple(held)) for node, held in nodes.items()) for job, nodes in gpus.items()}
-    return {job: row._replace(placement=shares[job]) if shares.get(job) else row for job, row in attempts.items()}
+    return {
+        job: row._replace(placement=shares[job]) if job in rings else row
+        for job, row in attempts.items()
+        if job not in rings or shares[job]
+    }
 
 
 def mirror_origin_of(

@@ -190,7 +190,8 @@ if __name__ == "__main__":
         time.sleep(0.05)
 
 
-def test_leftovers_of_a_job_are_killed_and_its_scratch_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpus", [(0,), ()])  # none where a ring has given up those that it had on a node
+def test_leftovers_of_a_job_are_killed_and_its_scratch_is_removed(gpus: tuple[int, ...], tmp_path: Path) -> None:
     scratch, kept = tmp_path / "scratch", tmp_path / "kept"
     (scratch / "deep").mkdir(parents=True)
     (scratch / "deep" / "file").write_text("x")
@@ -203,7 +204,7 @@ def test_leftovers_of_a_job_are_killed_and_its_scratch_is_removed(tmp_path: Path
     )
     try:
         with started(tmp_path, {}, ("n0",)) as nodes:
-            report = clean_up((Share("n0", (0,)),), CheckedJob(), nodes, attempt="ls-a-1", scratch=str(scratch))
+            report = clean_up((Share("n0", gpus),), CheckedJob(), nodes, attempt="ls-a-1", scratch=str(scratch))
         assert report.passed
         assert left.wait(10.0) == -signal.SIGKILL
         assert other.poll() is None

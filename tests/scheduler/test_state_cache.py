@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.model.placement import Share
 from longshore.scheduler.control.job_errors import MAX_ERRORS_IN_A_ROW, SpoiledError
-from longshore.scheduler.control.state_cache import StateCache, running_progress
+from longshore.scheduler.control.seating import held_placement
+from longshore.scheduler.control.state_cache import StateCache, running_progress, with_held_gpus
 from longshore.scheduler.model.job import SCHEDULER_WRITER, NewEvent
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.store.attempts import held_gpus
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
@@ -44,6 +48,29 @@ def test_an_error_spoils_the_state_in_memory_only_if_something_was_changed_befor
         fails_after(lambda: cache.batch.add_event(NewEvent("kind", SCHEDULER_WRITER, now_s)))
     with pytest.raises(SpoiledError), cache.isolated("mirrored", now_s):
         fails_after(lambda: cache.mirror.take_out(0))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_ring_has_the_gpus_that_it_holds_now_and_none_that_it_gave_up(trial: Trial, kept: int) -> None:
+    job = trial.submit("x", gpus=2)
+    trial.until(lambda: trial.job(job).state is JobState.RUNNING)
+    cache = cache_of(trial)
+    row, job_row = cache.table.attempts[job], cache.table.jobs[job]
+    ring = job_row._replace(spec={**job_row.spec, "failover": "switch"})
+    (share,) = row.placement
+    with trial.store.read() as tx:
+        held = held_gpus(tx)[:kept]
+    expected = (Share(share.node, share.gpus[:kept]),) if kept else ()
+    found = with_held_gpus([ring], {job: row}, held)
+    assert {name: each.placement for name, each in found.items()} == ({job: expected} if kept else {})
+    assert with_held_gpus([job_row], {job: row}, held) == {job: row}
+
+    for gpu in share.gpus[kept:]:
+        cache.mirror.give_up(job, trial.layout.number(share.node, gpu))
+    cache.table.jobs[job] = ring
+    assert held_placement(cache, row) == expected
+    cache.table.jobs[job] = job_row
+    assert held_placement(cache, row) == (expected or row.placement)
 
 
 @pytest.mark.parametrize("step", ["start", "wait"])
