@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import PluginError
@@ -29,6 +31,7 @@ from tests.scheduler.extender.serving import (
     pod,
     ranker_of,
 )
+from tests.support.budgets import examples
 
 HETERO64 = ROOT / "examples" / "hetero64.yaml"
 GANG = {"scheduling.x-k8s.io/pod-group": "gang"}
@@ -130,6 +133,29 @@ def test_a_gang_too_large_to_be_planned_is_ranked_pod_by_pod(ranker: Ranker) -> 
     found = rank(ranker, 8, "member 0", labels=GANG, annotations={"longshore.io/pods": "1000"})
 
     assert found.order[0].startswith("fast")
+
+
+NODE_CHANGES = st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from([0, 0, 2, 4, 8]))
+POD_OF_GANG = st.tuples(st.sampled_from(["gang-0", "gang-1"]), st.sampled_from([1, 2, 4]))
+
+
+@given(st.lists(st.one_of(NODE_CHANGES, POD_OF_GANG), min_size=4, max_size=16))
+@settings(max_examples=examples(50))
+@example([("gang-0", 4), ("n0", 0), ("gang-0", 4)])
+@example([("gang-0", 4), ("n1", 0), ("gang-0", 4)])
+def test_nodes_may_come_and_go_between_the_pods_of_a_planned_gang(steps: list[tuple[str, int]]) -> None:
+    ranker, gpus = ranker_of(), {"n0": 8, "n1": 8}
+    for number, (name, count) in enumerate(steps):
+        if name in ("n0", "n1", "n2"):
+            gpus[name] = count
+            ranker.inventory.forget(name)
+            gpus = {name: count for name, count in gpus.items() if count}
+            continue
+        labels, notes = {"scheduling.x-k8s.io/pod-group": name}, {"longshore.io/pods": "4"}
+        asking = pod(count, uid=f"pod {number}", labels=labels, annotations=notes)
+        nodes = [node(each, offered) for each, offered in gpus.items()]
+        found = ranker.rank(read_request(objects_request(asking, nodes)))
+        assert set(found.order) <= set(gpus)
 
 
 @pytest.mark.parametrize("gpus", [9, 2**40])
