@@ -262,7 +262,7 @@ def _refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
     program = spec.command[0]
     path = str(folder / program) if "/" in program else program
     if shutil.which(path, path=spec.environment["PATH"]) is None:
-        raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
+        raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on its PATH")
 
 
 def launched_attempts(folders: AttemptFolders) -> dict[str, tuple[Attempt, Placement]]:
