@@ -446,7 +446,7 @@ def read_rank_log(
             with opened_folder(path, folder) as own:
                 if is_there(own, log_name(rank)):
                     return _read_log_file(own, rank, offset, max_bytes)
-        if rank >= _count_ranks(folder):
+        if rank >= _count_ranks(folder, name):
             raise NoLogError(f"{name} has no rank {rank}")
     return b"", offset
 
@@ -464,8 +464,13 @@ def _read_log_file(folder: int, rank: int, offset: int, max_bytes: int) -> tuple
         os.close(log)
 
 
-def _count_ranks(folder: int) -> int:
-    return len(read_spec(folder).ranks) if is_there(folder, SPEC_FILE) else 0
+def _count_ranks(folder: int, name: str) -> int:
+    if not is_there(folder, SPEC_FILE):
+        return 0
+    try:
+        return len(read_spec(folder).ranks)
+    except ValueError as error:
+        raise BackendError(f"{name}: its {SPEC_FILE} cannot be read: {error_line(error)}") from error
 
 
 def read_progress(folder: int) -> dict[str, float]:

@@ -31,6 +31,20 @@ from tests.scheduler.backends.attempts import (
     wait_until_running,
 )
 
+NO_SPECS = [b"", b"{torn", b"[]", b"{}", b"\xff", b"[" * 100_000, b" " * (5 << 20)]
+
+
+@pytest.mark.parametrize("content", NO_SPECS, ids=range(len(NO_SPECS)))
+def test_a_damaged_file_of_an_attempt_is_an_error_of_the_backend_for_its_logs(
+    tmp_path: Path, backend: LocalBackend, content: bytes
+) -> None:
+    own = tmp_path / "attempts" / "ls-job-1"
+    own.mkdir()
+    (own / "spec.json").write_bytes(content)
+    with pytest.raises(BackendError):
+        backend.logs("ls-job-1", 0, 0, 10)
+    (own / "spec.json").unlink()
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:
