@@ -245,6 +245,7 @@ class PodRemoval:
     ) -> None:
         self._api, self._settings, self._records, self._avoided = api, settings, records, avoided
         self._unbound_since_s: dict[str, float] = {}  # by uid; monotonic time
+        self._dropped: set[str] = set()  # uids of those of them that were dropped, which the view may show only later
 
     def delete_living(self, pods: Iterable[KubernetesPod]) -> None:
         """Delete pods: their processes get SIGTERM, and are killed after the grace.
@@ -293,6 +294,7 @@ class PodRemoval:
                 log.warning("%s cannot be stopped or removed: %s", name, error)
                 break  # Without an answer, each further call could take as long to fail.
         self._unbound_since_s = unbound
+        self._dropped &= unbound.keys()
 
     def _check_binding(self, pod: KubernetesPod, unbound: dict[str, float], now_s: float) -> None:
         """Drop a pod that its node does not take for too long, and record those that still have time."""
@@ -302,8 +304,9 @@ class PodRemoval:
                 self._avoided.remove(node)
         elif not (pod.is_gated or pod.is_over):
             unbound[uid] = self._unbound_since_s.get(uid, now_s)
-            if now_s - unbound[uid] > self._settings.bind_s:
+            if now_s - unbound[uid] > self._settings.bind_s and uid not in self._dropped:
                 self._drop_unbound(pod)
+                self._dropped.add(uid)
                 if node:
                     self._avoided.add(node, now_s)
 

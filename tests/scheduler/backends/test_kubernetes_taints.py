@@ -1,15 +1,20 @@
 """Nodes that pods cannot or should not go to: by their taints, and by what was seen."""
 
 import logging
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.objects import Taint
-from longshore.scheduler.backends.kubernetes.reading import AVOID_S, MAX_AVOID_S, AvoidedNodes
-from longshore.scheduler.backends.kubernetes.settings import Toleration, blocking_taint
+from longshore.scheduler.backends.kubernetes.objects import KubernetesPod, Taint
+from longshore.scheduler.backends.kubernetes.reading import AVOID_S, MAX_AVOID_S, AvoidedNodes, PodRemoval
+from longshore.scheduler.backends.kubernetes.records import RecordFolders
+from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings, Toleration, blocking_taint
 from tests.kubernetes_double.tainting import untolerated
 from tests.scheduler.backends.attempts import ONE_GPU, shell_attempt, until, wait_for_end
 from tests.scheduler.backends.kubernetes_trials import Trial, take_from_outside
@@ -140,3 +145,22 @@ def test_a_status_has_the_reason_why_the_nodes_cannot_be_read(trial: Trial) -> N
         trial.cluster.server.faults.always(call, 403)
     words = "answered 403: told to answer 403"
     until(lambda: backend.status(shell_attempt("true").name).reason.endswith(words))
+
+
+@pytest.mark.parametrize("polls", [1, 2, 5])
+def test_a_pod_that_was_not_taken_counts_once_however_late_its_deletion_is_seen(polls: int, tmp_path: Path) -> None:
+    calls = list[object]()
+    core = SimpleNamespace(patch_namespaced_pod="patch", delete_namespaced_pod="delete")
+    api: Any = SimpleNamespace(core=core, call=lambda method, *_, **__: calls.append(method))
+    avoided = AvoidedNodes(2)
+    removal = PodRemoval(api, KubernetesSettings(image="x", bind_s=1e-9), RecordFolders(tmp_path), avoided)
+    meta = {
+        "name": "ls-job-1-0", "uid": "1", "resourceVersion": "1", "labels": {"longshore.io/attempt": "ls-job-1"},
+        "annotations": {"longshore.io/pods": "1", "longshore.io/node": "a"},
+    }  # fmt: skip
+    pod = KubernetesPod.model_validate({"metadata": meta, "spec": {}, "status": {"phase": "Pending"}})
+    for _ in range(1 + polls):  # the first one notes that it waits
+        removal.clean_up({"ls-job-1": [pod]})
+    assert avoided.avoided_at(time.monotonic()) == {"a"}
+    assert avoided.avoided_at(time.monotonic() + AVOID_S) == frozenset()
+    assert calls == ["patch", "delete"]
