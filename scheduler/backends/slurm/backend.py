@@ -34,6 +34,7 @@ SBATCH_OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
 _PATIENCE_S = 0.2  # for a question; the plug-in waits about as long
 _MAX_QUESTION_BYTES = 256
 _BACKLOG = 64
+_ACCEPT_AGAIN_S = 0.5
 SOCKET_AGAIN_S = 5.0  # between two checks whether another scheduler still answers
 _QUESTION = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
 
@@ -351,11 +352,15 @@ def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
     while True:
         try:
             connection, _ = listener.accept()
+        except OSError as error:  # such as too many open files; the next call would fail as fast
+            log.warning("job_submit.lua cannot be answered: %s", error)
+            time.sleep(_ACCEPT_AGAIN_S)
+            continue
+        try:
             with connection:
                 connection.settimeout(_PATIENCE_S)
-                if question := connection.recv(
-                    _MAX_QUESTION_BYTES
-                ):  # else it was only a check whether a scheduler answers
+                # Without a question it was only a check whether a scheduler answers.
+                if question := connection.recv(_MAX_QUESTION_BYTES):
                     connection.sendall(answer_submission(question, nodes))
         except OSError as error:
             log.warning("job_submit.lua was not answered: %s", error)

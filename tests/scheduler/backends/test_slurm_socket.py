@@ -1,12 +1,16 @@
 """Who answers job_submit.lua where there are two schedulers on a machine."""
 
+import errno
 import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.slurm.backend import SubmitSocket
+from longshore.scheduler.backends.slurm.backend import SubmitSocket, _answer_all
 
 
 def answer_at(path: Path) -> bytes:
@@ -40,3 +44,22 @@ def test_what_is_no_socket_is_not_deleted(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="no socket for job_submit"):
         SubmitSocket(tmp_path / "sbatch", {"a": 4})
     assert (tmp_path / "sbatch").read_text() == "mine"
+
+
+class EndedError(BaseException):
+    """The end of a test."""
+
+
+def test_a_socket_that_accepts_nothing_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+    errors = [OSError(number, "none left") for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)]
+
+    def accept() -> None:
+        called.append("accept")
+        raise errors.pop() if errors else EndedError
+
+    listener: Any = SimpleNamespace(accept=accept)
+    monkeypatch.setattr(time, "sleep", lambda _: called.append("pause"))
+    with pytest.raises(EndedError):
+        _answer_all(listener, {"a": 4})
+    assert called == ["accept", "pause"] * 3 + ["accept"]
