@@ -4,6 +4,7 @@ An attempt whose supervisor is gone has its processes found by their traces, and
 its control group only by leaving the group on purpose; the others are lost more easily (docs/nodes.md).
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ....cluster.files.durable import is_there, read_whole, write_first
+from ....cluster.files.durable import is_there, open_file, read_whole, write_first
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import Identity, boot_id, is_alive, last_error_in_log, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
@@ -24,6 +25,7 @@ from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status, parse_reason_line
 from ..protocol import Attempt, Backend, Capabilities, GpuView, MemberPlace, NodeView, StepLines
 from .folders import (
+    NO_FILE_OF_OURS,
     AttemptFolders,
     EndsMarker,
     ExitMarker,
@@ -244,7 +246,7 @@ def _read_status(folder: int, attempt: str, boot: str) -> Status:
     started = read_marker(folder, attempt, StartedMarker)
     if started is None:
         return Status(Run.PENDING if is_there(folder, SPEC_FILE) else Run.ABSENT)
-    if not _supervisor_lives(started, boot):
+    if not _supervisor_lives(folder, started, boot):
         # It may have written the exit marker since that was read.
         return _read_end(folder, attempt) or _end_lost_attempt(folder, started, boot)
     ranks = read_marker(folder, attempt, RanksMarker)
@@ -262,7 +264,7 @@ def _prove_gone(folder: int, attempt: str, boot: str) -> bool:
         # Launched and neither started nor ended: it could start at any moment.
         may_start = ended is None and is_there(folder, SPEC_FILE)
         return not may_start and kill_all(AttemptTraces(attempt, folder, -1, {}), _KILL_WITHIN_S)
-    if _supervisor_lives(started, boot) or _guard_lives(started, boot):
+    if _supervisor_lives(folder, started, boot) or _guard_lives(started, boot):
         return False
     return _kill_leftovers(folder, started, boot)
 
@@ -303,8 +305,31 @@ def _why_lost(folder: int, started: StartedMarker, boot: str) -> str:
     return next((line for line in reversed(note) if line), "it failed")
 
 
-def _supervisor_lives(started: StartedMarker, boot: str) -> bool:
-    return is_alive(Identity(started.pid, started.start_ticks, started.boot), boot)
+def _supervisor_lives(folder: int, started: StartedMarker, boot: str) -> bool:
+    """Return whether the supervisor of an attempt lives, here or in another PID namespace, such as a container's.
+
+    There /proc shows neither it nor its guard, but one of them holds the attempt's lock.
+    """
+    if is_alive(Identity(started.pid, started.start_ticks, started.boot), boot):
+        return True
+    return not _guard_lives(started, boot) and _is_locked(folder)
+
+
+def _is_locked(folder: int) -> bool:
+    """Return whether a process holds an attempt's lock; none does if the job has put something else in its place."""
+    try:
+        lock = open_file(folder, "lock")
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *NO_FILE_OF_OURS):
+            raise
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _guard_lives(started: StartedMarker, boot: str) -> bool:

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -158,6 +159,50 @@ def test_nothing_is_released_while_a_guard_has_not_seen_to_what_is_left(
     os.kill(guard, signal.SIGCONT)
     until(lambda: backend.is_proven_gone(attempt.name))
     assert not lives(far)
+
+
+NAMESPACE = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() else []), "--pid", "--fork", "--mount-proc"]
+SEEN = """
+import sys
+from pathlib import Path
+from longshore.scheduler.backends.local.backend import LocalBackend
+
+backend, name = LocalBackend(Path(sys.argv[1]), {"a": 4}), sys.argv[2]
+print(backend.status(name).run, backend.is_proven_gone(name))
+"""
+
+
+@pytest.mark.parametrize("killed", [(), ("guard",), ("supervisor",)], ids=" and ".join)
+def test_another_pid_namespace_sees_an_attempt_live_until_its_guard_and_its_supervisor_are_gone(
+    tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None], killed: tuple[str, ...]
+) -> None:
+    def seen_from_there() -> list[str]:
+        line = [*NAMESPACE, "--kill-child", sys.executable, "-c", SEEN, str(tmp_path), attempt.name]
+        return processes.run(line, capture_output=True, check=True).stdout.split()
+
+    if processes.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace can be made here")
+    attempt = shell_attempt("echo $$ > rank.pid; until [ -e go ]; do sleep 0.02; done")
+    backend.launch(attempt, ONE_GPU)
+    wait_until_running(backend, attempt)
+    folder = own_folder(tmp_path, attempt)
+    rank, (guard, _) = number_in(folder / "work/rank.pid"), json.loads((folder / "started.json").read_text())["guard"]
+    forget_group(folder)
+    if "guard" in killed:
+        kill_guard(tmp_path, attempt)
+    if "supervisor" in killed:
+        os.kill(guard, signal.SIGSTOP)
+        kill_supervisor(tmp_path, attempt)
+    try:
+        assert seen_from_there() == ["running", "False"]
+        assert "supervisor" in killed or lives(rank)
+    finally:
+        if "supervisor" in killed:
+            os.kill(guard, signal.SIGCONT)
+
+    (folder / "work/go").touch()
+    until(lambda: backend.is_proven_gone(attempt.name))
+    assert seen_from_there() == ["lost" if "supervisor" in killed else "exited", "True"]
 
 
 def test_an_attempt_goes_on_without_its_guard(tmp_path: Path, backend: LocalBackend) -> None:
