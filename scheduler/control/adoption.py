@@ -4,7 +4,8 @@ Jobs of the backend are imported, and their cancels and ends too (`ExternalJobs`
 
 The store lacks attempts as after the restore of an older one (`UnknownAttempts`). Their GPUs count as free there, so no
 job starts on them until they are proven gone, or until an operator releases them. One that is the next attempt of a job
-that waits is adopted, as if this scheduler had just opened it.
+that waits is adopted, as if this scheduler had just opened it. GPUs that a ring was given while it ran count likewise,
+until they are reserved for it.
 
 Source: SPEC K6, K8; docs/operate.md.
 """
@@ -23,12 +24,14 @@ from ..backends.protocol import Attempt, Backend, ExternalJob, call_backend
 from ..model.job import SCHEDULER_WRITER, JobRow, NewEvent
 from ..model.job_spec import MIN_JOB_ESTIMATE_S, YEAR_S, External, RetrySpec, Shape, StoredJob
 from ..model.states import FINAL, AttemptState, Desired, JobState
-from ..store.attempts import NewAttempt, get_attempt
+from ..store.attempts import NewAttempt, get_attempt, is_reserved
 from ..store.database import StaleWriteError, TakenError
 from ..store.events import append, check_fence
 from ..store.jobs import GIVEN, MANY, UNKNOWN, NewJob, get_job, get_jobs, insert_job, set_desired, with_estimate
+from ..store.rings import placement_of
 from ..store.transitions import UNREADABLE_ERRORS, Changes, JobStart, write_changes
 from .job_errors import OF_NO_JOB
+from .seat_choice import MIN_GPUS_PER_HOUR
 from .state_cache import Parts, StateCache
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,14 @@ class UnknownAttempt(NamedTuple):
     found_s: float  # Unix time
 
 
+class StoredRing(NamedTuple):
+    """A ring in the store that may have GPUs which are not reserved for it there."""
+
+    attempt: Attempt
+    placement: Placement  # with which it was launched
+    unreserved: tuple[tuple[str, int], ...] = ()  # node and index of each of these GPUs
+
+
 class UnknownAttempts:
     """Lists unknown attempts when a scheduler begins to lead, and tracks them until they are gone.
 
@@ -67,6 +78,7 @@ class UnknownAttempts:
         self._is_waiting = False  # for the backend to list them
         self._again_s = self._checked_s = float("-inf")
         self._found: dict[str, UnknownAttempt] = {}
+        self._rings: dict[str, StoredRing] = {}  # by name
         self._requests: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
 
     @property
@@ -118,10 +130,14 @@ class UnknownAttempts:
             return
         self._is_waiting = False
         self._found.clear()
+        self._rings.clear()
         for name, (attempt, placement) in remembered.items():
             try:
                 if not self._is_stored(name, attempt, placement) and not self._is_gone(name):
                     self._adopt_or_add(fence, name, attempt, placement)
+                if self._is_ring(attempt, placement) and name not in self._found:
+                    self._rings[name] = StoredRing(attempt, placement)
+                    self._check_ring(name)
             except OF_NO_JOB:
                 raise
             except Exception as error:  # the name is known, and the others are still listed
@@ -130,19 +146,22 @@ class UnknownAttempts:
         self._fence = fence
 
     def resolve(self, fence: int, now_s: float) -> None:
-        """Check those that are known: end, release or forget them.
+        """Check those that are known: end, release or forget them; and check the GPUs of rings in the store.
 
         Raises:
             FencedError: If another scheduler has taken over.
         """
-        if self._found and time.monotonic() - self._checked_s >= self._check_s:
+        if (self._found or self._rings) and time.monotonic() - self._checked_s >= self._check_s:
             self._checked_s = time.monotonic()
             for unknown in self.unresolved:
                 self._resolve_one(unknown, fence, now_s)
+            for name in list(self._rings):
+                self._check_ring(name)
 
     def blocked_gpus(self) -> tuple[int, ...]:
-        """Return the GPUs that they keep from jobs, ascending."""
+        """Return the GPUs that they and rings in the store keep from jobs, ascending."""
         placements = [unknown.placement for unknown in self._found.values()]
+        placements += [placement_of(ring.unreserved) for ring in self._rings.values()]
         return tuple(sorted({gpu for placement in placements for gpu in self._gpus_in_cluster(placement)}))
 
     def _resolve_one(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
@@ -182,6 +201,9 @@ class UnknownAttempts:
         now_s = self._parts.now_s()
         if self._try_adopt(fence, name, attempt, placement, now_s):
             return
+        if self._is_ring(attempt, placement) and (joined := self._joined_gpus(attempt, placement)):
+            launched = [(share.node, gpu) for share in placement for gpu in share.gpus]
+            placement = placement_of(dict.fromkeys([*launched, *joined]))
         where = ", ".join(f"{share.node}:{','.join(map(str, share.gpus))}" for share in placement)
         text = f"{name} is not in the store and may run on {where}: no job starts there until it is gone"
         if not placement:
@@ -211,6 +233,43 @@ class UnknownAttempts:
         if not refused:
             log.warning("%s: the store did not have it, and its job continues with it", name)
         return not refused
+
+    def _is_ring(self, attempt: Attempt, placement: Placement) -> bool:
+        """Return whether an attempt, whose GPUs are known, may have been given others while it ran."""
+        return bool(attempt.seats and placement) and self._parts.backend.capabilities.runs_rings
+
+    def _joined_gpus(self, attempt: Attempt, placement: Placement) -> list[tuple[str, int]] | None:
+        """Return the GPUs that a ring was given while it ran, and has not left; None if they are not known.
+
+        What a ring reports comes from its job. So no more of them count than a ring can have.
+        """
+        try:
+            places = call_backend(self._parts.backend.ring_places, attempt.name)
+        except BackendError:
+            return None
+        if places is None:
+            return None
+        first, layout = sum(len(share.gpus) for share in placement), self._parts.layout
+        joined = [
+            (place.node, place.gpu)
+            for place in places[first:]
+            if not place.is_left and layout.has(place.node, place.gpu)
+        ]
+        return joined[: first + max(first, MIN_GPUS_PER_HOUR)]
+
+    def _check_ring(self, name: str) -> None:
+        """Find the GPUs of a ring in the store that are not reserved for it; forget a ring that has none, or is gone.
+
+        Seating reserves them once the ring runs.
+        """
+        ring = self._rings[name]
+        attempt, joined = ring.attempt, self._joined_gpus(ring.attempt, ring.placement)
+        if joined is not None:
+            with self._parts.store.read() as tx:
+                unreserved = [gpu for gpu in joined if not is_reserved(tx, attempt.job, attempt.number, gpu)]
+            ring = self._rings[name] = ring._replace(unreserved=tuple(unreserved))
+        if (joined is not None and not ring.unreserved) or self._is_gone(name):
+            del self._rings[name]
 
     def _gpus_in_cluster(self, placement: Placement) -> Iterable[int]:
         """Yield the GPUs of a placement that the cluster file has."""

@@ -131,13 +131,14 @@ def last_ring_states(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]
 
 def gpus_held_by_rings(tx: Connection, job_id: str, attempts: Iterable[AttemptRow]) -> dict[int, Placement]:
     """Return the GPUs that attempts with rings hold, or held last; other attempts are omitted."""
-    held = {number: _placement_of(end["gpus"]) for number, end in last_ring_states(tx, job_id).items()}
+    held = {number: placement_of(end["gpus"]) for number, end in last_ring_states(tx, job_id).items()}
     living = {row.number for row in attempts if row.ended_s is None}
     now = [gpu for gpu in held_gpus(tx) if gpu.job_id == job_id and gpu.number in living]
-    return held | {number: _placement_of((it.node, it.gpu) for it in now if it.number == number) for number in living}
+    return held | {number: placement_of((it.node, it.gpu) for it in now if it.number == number) for number in living}
 
 
-def _placement_of(gpus: Iterable[tuple[str, int]]) -> Placement:
+def placement_of(gpus: Iterable[tuple[str, int]]) -> Placement:
+    """Return a placement on some GPUs: node and index of each."""
     nodes: dict[str, list[int]] = {}
     for node, gpu in gpus:
         nodes.setdefault(node, []).append(gpu)

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,13 +20,13 @@ from longshore.cluster.model.placement import Placement, Share
 from longshore.scheduler.api.jobs import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import AttemptFolders, launched_attempts
-from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.backends.protocol import Attempt, MemberPlace
 from longshore.scheduler.backends.slurm.submission import is_late_to_stop
 from longshore.scheduler.control.adoption import CHECK_UNKNOWN_S, UnknownAttempts
 from longshore.scheduler.model.job import new_job_id
-from longshore.scheduler.model.states import JobState, Run, Status
+from longshore.scheduler.model.states import Desired, JobState, Run, Status
 from longshore.scheduler.store.database import Store, StoreUnreachableError
-from tests.scheduler.obedient import Obedient
+from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.restored_trial import ListingWay
 from tests.scheduler.rights import as_nobody
 from tests.scheduler.trials import Trial
@@ -299,6 +300,7 @@ class Remembering(Obedient):
     def __init__(self, nodes: Mapping[str, int]) -> None:
         super().__init__(nodes)
         self.remembered: dict[str, tuple[Attempt, Placement]] = {}
+        self.places: dict[str, list[MemberPlace]] = {}
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         return self.remembered
@@ -322,3 +324,79 @@ def test_the_next_attempt_of_a_waiting_job_is_not_adopted_on_gpus_that_it_cannot
         assert [found.name for found in trial.scheduler.unknown_attempts.unresolved] == [name]
         assert (trial.attempts(waiting), trial.job(waiting).state) == ([], JobState.QUEUED)
         assert {row.job_id for row in trial.held()} == {first}
+
+
+class RingWay(ListingWay):
+    """A way to a backend that has rings; none of them answers."""
+
+    backend: Remembering
+
+    def __init__(self, backend: Remembering) -> None:
+        super().__init__(backend)
+        self.capabilities = replace(self.capabilities, runs_rings=True)
+
+    def ring_places(self, name: str) -> list[MemberPlace] | None:
+        return self.backend.places.get(name)
+
+
+class RingTrial(Trial):
+    """A trial whose backend runs a ring that another scheduler launched on GPUs 0 and 1 of node a."""
+
+    def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
+        self.known_at_backend = Remembering(nodes)
+        super().__init__(folder, nodes, lambda: self.known_at_backend, "obedient")
+        self.crash()
+
+    def crash(self) -> None:
+        self.way = RingWay(self.known_at_backend)
+        self.scheduler = self.another()
+
+    def ring(self, in_store: str) -> str:
+        """Return the job of the ring, which the store knows as such."""
+        job = new_job_id(self.now_s()) if in_store == "unknown" else self.submit("true", gpus=2, failover="switch")
+        name = f"ls-{job}-1"
+        self.known_at_backend.holds.add(name)
+        if in_store in ("running", "cancelled"):
+            self.runs(job)
+        if in_store == "cancelled":
+            self.wish(job, Desired.CANCEL)
+            self.tick(2)
+        if in_store in ("unknown", "queued"):
+            self.known_at_backend.known[name] = Status(Run.PENDING)
+        attempt = Attempt(name, job, 1, ("true",), "", {}, seats=2)
+        self.known_at_backend.remembered = {name: (attempt, (Share("a", (0, 1)),))}
+        return job
+
+    def held_by_others(self, job: str) -> set[tuple[str, int]]:
+        return {(row.node, row.gpu) for row in self.held() if row.job_id != job}
+
+
+LAUNCHED = [MemberPlace("a", 0), MemberPlace("a", 1)]
+
+
+@pytest.mark.parametrize("in_store", ["unknown", "queued", "running", "cancelled"])
+def test_no_other_job_gets_a_gpu_that_a_ring_was_given_while_it_ran(in_store: str, tmp_path: Path) -> None:
+    with closing(RingTrial(tmp_path, {"a": 2, "b": 2})) as trial:
+        job, backend = trial.ring(in_store), trial.known_at_backend
+        name = f"ls-{job}-1"
+        assert in_store in ("unknown", "queued") or trial.attempts(job)[0].placement == (Share("a", (0, 1)),)
+        has_left, has = MemberPlace("b", 1, is_used=False, is_left=True), MemberPlace("b", 0)
+        backend.places[name] = [*LAUNCHED, has_left, has]
+        trial.crash()
+        others = [trial.submit("true") for _ in range(2)]
+        trial.tick(5)
+        assert trial.held_by_others(job) == {("b", 1)}
+
+        backend.holds.clear()
+        backend.known[name] = WELL
+        for other in others:
+            trial.runs(other)
+
+
+def test_a_ring_that_claims_all_gpus_holds_up_no_other_job(tmp_path: Path) -> None:
+    with closing(RingTrial(tmp_path, {"a": 2, "b": 8})) as trial:
+        job = trial.ring("running")
+        claimed = [MemberPlace("b", gpu % 8) for gpu in range(1000)]
+        trial.known_at_backend.places[f"ls-{job}-1"] = [*LAUNCHED, *claimed]
+        trial.crash()
+        trial.runs(trial.submit("true"))
