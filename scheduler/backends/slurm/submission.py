@@ -22,6 +22,8 @@ from .commands import Commands, SlurmNode, SlurmSnapshot
 
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
 _ENDING_AGAIN_S = 5.0  # between two tries
+# Of a sweep, so that it fits beside the node's other jobs: without a request Slurm may give it the whole memory.
+_SWEEP_SIZE = ("--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=128M", "--time=10")  # minutes; usually seconds
 _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ def submit(
 def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
     """Submit a job that ends what is left of an attempt on a node, as soon as the node takes jobs."""
     common = _name_options(f"{spec.attempt}-sweep", _sweep_comment_of(spec.attempt, part), path)
-    where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    where = [*_SWEEP_SIZE, f"--nodelist={node}"]
     line = python_command("shared_folder.node", "sweep", path, str(part))
     _sbatch(commands, ["--parsable", *common, *options, *where], line)
 
