@@ -79,7 +79,7 @@ class Commands:
             name: _find_program(name) for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
         }
         # Nothing of the caller's environment, where SBATCH_ and SQUEUE_ variables would change what is meant.
-        self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
+        self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
         if conf is not None:
             self._environment["SLURM_CONF"] = str(conf)
         self._times, self._rest_until_s = times, 0.0

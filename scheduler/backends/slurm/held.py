@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, NamedTuple, NoReturn
 
@@ -379,8 +379,8 @@ def _parse_job(line: str, now_s: float) -> HeldJob | None:
 
 
 def _begins_later(eligible: str, now_s: float) -> bool:
-    """Return whether a job's begin time is still to come."""
-    return eligible[:1].isdigit() and datetime.fromisoformat(eligible).timestamp() > now_s
+    """Return whether a job's begin time, which Slurm's commands print in UTC here, is still to come."""
+    return eligible[:1].isdigit() and datetime.fromisoformat(eligible).replace(tzinfo=UTC).timestamp() > now_s
 
 
 def _number_parts(number: str) -> tuple[int, ...]:

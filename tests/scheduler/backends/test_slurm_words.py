@@ -1,12 +1,23 @@
 """How the words of Slurm are read: GPUs by their name alone, states with every suffix of its manual."""
 
 import itertools
+import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.slurm.commands import Gres, SlurmNode, gpu_types, parse_gres, parse_node_state
+from longshore.scheduler.backends.slurm.commands import (
+    Commands,
+    Gres,
+    SlurmNode,
+    gpu_types,
+    parse_gres,
+    parse_node_state,
+)
+from longshore.scheduler.backends.slurm.held import _begins_later
 
 TWO = {0: "i0", 1: "i1"}
 GRES = {
@@ -106,3 +117,22 @@ def test_only_a_node_that_is_down_is_vouched_for_by_its_reason(state: str, reaso
 def test_no_words_are_too_odd_to_be_read(gres: str, state: str) -> None:
     assert all(len(name) < 1000 for name in gpu_types(gres).values())
     assert parse_node_state(state)[0] == parse_node_state(state.strip())[0]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York", "XXX-5:30"])
+def test_a_begin_time_is_the_same_in_every_time_zone_of_the_scheduler(
+    zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\necho "$TZ"; date -d @1800000000 "+%Y-%m-%dT%H:%M:%S"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with monkeypatch.context() as there:
+        there.setenv("TZ", zone)
+        time.tzset()
+        shown, begins = Commands(None).call("squeue", ()).split()
+        found = [_begins_later(begins, 1.8e9 + after_s) for after_s in (-1.0, 1.0)]
+    time.tzset()
+    assert (shown, begins) == ("UTC", datetime.fromtimestamp(1.8e9, UTC).strftime("%Y-%m-%dT%H:%M:%S"))
+    assert found == [True, False]
