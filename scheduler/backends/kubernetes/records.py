@@ -1,19 +1,22 @@
 """The scheduler's own files of attempts: requests and ends that no object of the cluster has, and copies of output.
 
-The log of a container cannot be read from an offset; its lines have offsets, see `launcher`. So a copy continues where
-it ended, and has holes where the node dropped the oldest output before it was copied.
+The log of a container cannot be read from an offset, only from a time on, by the node's clock. Its lines have offsets,
+see `launcher`. So a copy continues where it ended, and has holes where the node dropped the oldest output before it was
+copied.
 """
 
 import json
 import logging
+import math
 import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -30,7 +33,7 @@ _MAX_RECORD_BYTES = 1 << 20
 _GPU_ORDER = TypeAdapter(dict[str, tuple[str, ...]])
 _LOG_LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
 _KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most
-_BACK_S = 2.0  # read again: the server rounds to seconds, and its clock is not ours
+_BACK_S, _MAX_BACK_S = 2.0, 86_400.0  # read again: the server rounds to seconds, and node clocks may be set
 _CONTAINER_WAITING = 400  # the container has not started
 _MAX_LOG_BYTES = 64 << 20  # of a log, read at once; nodes keep 10 MiB by default
 
@@ -172,12 +175,38 @@ class RecordFolders:
             yield folder
 
 
-def _parse_pieces(content: bytes, ranks: range) -> tuple[dict[int, list[tuple[int, bytes]]], float]:
-    """Return the pieces in a container's log, each with its offset, by rank, and the Unix time of the last of them.
+class _LogPart(NamedTuple):
+    """The end of a container's log, or a part from the middle of it."""
+
+    pieces: dict[int, list[tuple[int, bytes]]]  # of output, each with its offset, by rank
+    last_s: float  # Unix time of the last one, by the node's clock; 0 if unknown
+    reaches_end: bool  # of the log at that moment
+
+    def continues_copy(self, ends: Mapping[int, int], *, is_exact: bool) -> bool:
+        """Return whether nothing is missing between what was copied before and this part, nor inside it.
+
+        Args:
+            ends: End of the copy of each rank.
+            is_exact: Whether it is known to begin before the end of the copy; else a piece that was copied proves it.
+        """
+        begins_before = is_exact
+        for rank, found in self.pieces.items():
+            end = ends.get(rank, 0)
+            begins_before |= found[0][0] < end
+            for offset, content in found:
+                if offset > end:
+                    return False
+                end = max(end, offset + len(content))
+        return begins_before
+
+
+def _parse_log(content: bytes, ranks: range, *, reaches_end: bool) -> _LogPart:
+    """Return what is in a container's log.
 
     Args:
         content: The log, with times; half a line at its end is left for later.
         ranks: Those of the container, as a job could write lines of others.
+        reaches_end: Whether it is the end of the log.
     """
     pieces: dict[int, list[tuple[int, bytes]]] = {}
     last_s = 0.0
@@ -188,7 +217,16 @@ def _parse_pieces(content: bytes, ranks: range) -> tuple[dict[int, list[tuple[in
         end = b"\n" if found["mark"] == b" " else b""
         pieces.setdefault(int(found["rank"]), []).append((int(found["offset"]), line[found.end() :] + end))
         last_s = _log_time_s(found["time"]) or last_s
-    return pieces, last_s
+    return _LogPart(pieces, last_s, reaches_end)
+
+
+def _ends_of_copies(folder: int, ranks: Iterable[int]) -> dict[int, int]:
+    """Return the end of the copy of each rank that has one."""
+    ends = {}
+    for rank in ranks:
+        with suppress(FileNotFoundError):
+            ends[rank] = os.stat(log_name(rank), dir_fd=folder, follow_symlinks=False).st_size
+    return ends
 
 
 def _store_pieces(folder: int, rank: int, pieces: list[tuple[int, bytes]]) -> None:
@@ -214,43 +252,78 @@ def _log_time_s(text: bytes | None) -> float:
         return 0.0
 
 
+class _CopyState(NamedTuple):
+    """How far the log of a pod has been copied. Times are of the monotonic clock."""
+
+    begun_s: float = float("-inf")  # of the last read
+    until_s: float | None = None  # up to which it was copied; None: nothing was
+    # Whether all output up to that time was copied. Otherwise there was more than could be read at once, and the time
+    # is an estimate, by the node's clock and ours.
+    is_exact: bool = False
+    back_s: float = _BACK_S  # time before that which is read again
+    is_complete: bool = False  # the pod is over, and all of it was copied
+
+    def after_read(self, begun_s: float, back_s: float, part: _LogPart, *, is_over: bool) -> "_CopyState":
+        """Return the state after a part was copied that a read has returned which began at a time."""
+        if part.reaches_end:
+            return _CopyState(begun_s, begun_s, is_exact=True, back_s=back_s, is_complete=is_over)
+        if part.last_s:
+            return _CopyState(begun_s, begun_s - (time.time() - part.last_s), back_s=back_s)
+        return self._replace(begun_s=begun_s, back_s=back_s)
+
+
 class PodLogs:
-    """Copies the logs of pods."""
+    """Copies the logs of pods. Any thread may use it."""
 
     def __init__(self, api: KubernetesApi, namespace: str, records: RecordFolders) -> None:
         self._api, self._namespace, self._records = api, namespace, records
-        self._last_s: dict[str, float] = {}  # time of the last line that was copied, by uid of the pod
-        self._whole: set[str] = set()  # uids of pods that are over and copied
+        self._states: dict[str, _CopyState] = {}  # by uid of the pod
 
-    def copy_new(self, attempt: str, pod: KubernetesPod) -> None:
+    def copy_new(self, attempt: str, pod: KubernetesPod) -> bool:
         """Copy what a pod has printed since the last call, as far as it comes before the deadline.
+
+        1. Read the log from where the copy ends.
+        2. If that does not continue the copy, read the whole log: the node's clock is another than it seemed.
+        3. Store what is new.
+
+        Returns:
+            Whether there is more, and the next call may copy it.
 
         Raises:
             BackendError: If it cannot be read at the moment.
         """
+        state, begun_s, ranks = self._states.get(pod.uid, _CopyState()), time.monotonic(), _ranks_of(pod)
         never_ran = pod.running is None and pod.terminated is None
-        if never_ran or pod.uid in self._whole:
-            return
-        api, uid = self._api, pod.uid
-        last_s = self._last_s.get(uid, 0.0)  # 0: all of it is read
-        since = {"since_seconds": max(int(time.time() - last_s + _BACK_S), 1)} if last_s else {}
+        if never_ran or state.is_complete:
+            return False
+        since_s = None if state.until_s is None else begun_s - state.until_s + state.back_s
+        with self._records.open_or_create(attempt) as folder:
+            ends = _ends_of_copies(folder, ranks)
         try:
-            content, whole = api.read_until_deadline(
-                api.core.read_namespaced_pod_log, pod.name, self._namespace, timestamps=True,
-                limit_bytes=_MAX_LOG_BYTES, **since,
-            )  # fmt: skip
+            part, back_s = self._read_log(pod, ranks, since_s), state.back_s
+            if since_s is not None and not part.continues_copy(ends, is_exact=state.is_exact):
+                part = self._read_log(pod, ranks, None)
+                if part.continues_copy(ends, is_exact=True):  # else its node does not have any more what is missing
+                    back_s = min(4.0 * back_s, _MAX_BACK_S)
         except ApiStatusError as error:
             if error.code == _CONTAINER_WAITING:
-                return
+                return False
             raise
-        first = pod.annotated_count(FIRST_RANK)
-        pieces, read_s = _parse_pieces(content, range(first, first + pod.annotated_count(RANKS_ANNOTATION)))
         with self._records.open_or_create(attempt) as folder:
-            for rank, found in sorted(pieces.items()):
+            for rank, found in sorted(part.pieces.items()):
                 _store_pieces(folder, rank, found)
-        self._last_s[uid] = max(read_s, last_s)
-        if whole and pod.is_over:
-            self._whole.add(uid)
+            is_changed = _ends_of_copies(folder, ranks) != ends or back_s > state.back_s
+        self._states[pod.uid] = state.after_read(begun_s, back_s, part, is_over=pod.is_over)
+        return is_changed and not part.reaches_end
+
+    def _read_log(self, pod: KubernetesPod, ranks: range, since_s: float | None) -> _LogPart:
+        """Read a pod's log of the last seconds, all of it by default, as far as it comes before the deadline."""
+        api, since = self._api, {} if since_s is None else {"since_seconds": max(math.ceil(since_s), 1)}
+        content, is_whole = api.read_until_deadline(
+            api.core.read_namespaced_pod_log, pod.name, self._namespace, timestamps=True,
+            limit_bytes=_MAX_LOG_BYTES, **since,
+        )  # fmt: skip
+        return _parse_log(content, ranks, reaches_end=is_whole and len(content) < _MAX_LOG_BYTES)
 
     def copy_rest(self, attempt: str, pod: KubernetesPod) -> None:
         """Copy the end of a pod's output if its node still has it.
@@ -258,16 +331,12 @@ class PodLogs:
         Raises:
             BackendError: If the cluster does not answer, so that a later call may read it.
         """
-        uid = pod.uid
         try:
-            before_s = -1.0
-            while uid not in self._whole and self._last_s.get(uid, 0.0) > before_s:
-                before_s = self._last_s.get(uid, 0.0)
-                self.copy_new(attempt, pod)
+            while self.copy_new(attempt, pod):
+                pass
         except ApiStatusError as error:
             log.warning("%s: the rest of its output is lost: %s", pod.name, error)
-        self._last_s.pop(uid, None)
-        self._whole.discard(uid)
+        self._states.pop(pod.uid, None)
 
     def read(self, attempt: str, rank: int, offset: int, max_bytes: int, *, exists: bool) -> tuple[bytes, int]:
         """Return what has been copied of a rank's output, and the offset after it.
@@ -286,3 +355,8 @@ class PodLogs:
         if not exists:
             raise NoLogError(f"{attempt} has no rank {rank}")
         return b"", offset
+
+
+def _ranks_of(pod: KubernetesPod) -> range:
+    first = pod.annotated_count(FIRST_RANK)
+    return range(first, first + pod.annotated_count(RANKS_ANNOTATION))
