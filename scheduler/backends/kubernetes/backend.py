@@ -28,7 +28,7 @@ from .objects import (
 )
 from .pods import pod_name
 from .reading import AvoidedNodes, PodRemoval, status_of
-from .records import PodLogs, RecordFolders
+from .records import COPY_S, BackgroundCopies, PodLogs, RecordFolders
 from .settings import KubernetesSettings, blocking_taint
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class KubernetesBackend(Backend):
         settings: What was chosen.
         hold_s: How long its lease of the namespace holds.
         renew_s: After which that is renewed.
+        copy_s: Between two copies of a running pod's output.
 
     Raises:
         InputError: If the client is not installed, or the cluster's address is not known.
@@ -62,7 +63,7 @@ class KubernetesBackend(Backend):
 
     def __init__(
         self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings, *,
-        hold_s: int = HOLD_S, renew_s: float = RENEW_S,
+        hold_s: int = HOLD_S, renew_s: float = RENEW_S, copy_s: float = COPY_S,
     ) -> None:  # fmt: skip
         exact = settings.gpus == "claims"
         self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
@@ -79,6 +80,7 @@ class KubernetesBackend(Backend):
         self._avoided = AvoidedNodes(len(self._sizes))
         self._removal = PodRemoval(api, settings, self._records, self._avoided)
         self._logs = PodLogs(api, settings.namespace, self._records)
+        self._copies = BackgroundCopies(self._logs, self._records.folder, self._pods_to_copy, copy_s)
         self._order = self._records.read_gpu_order()
         self._unschedulable: dict[str, str] = {}  # nodes that take no jobs, and why, as last logged
         self._silent: frozenset[str] = frozenset()  # nodes that did not answer at the last poll
@@ -86,6 +88,7 @@ class KubernetesBackend(Backend):
             view.start()
         for view in self._views:
             view.wait_until_fresh(settings.deadline_s)
+        self._copies.start()
 
     def close(self) -> None:
         """Stop to follow the cluster, and release its namespace; jobs continue."""
@@ -93,6 +96,7 @@ class KubernetesBackend(Backend):
             self._lease.release()
         except BackendError as error:
             log.warning("the lease is not released, and ends by itself: %s", error)
+        self._copies.close(self._api.deadline_s)
         for view in self._views:
             view.close()
         self._api.close()
@@ -192,7 +196,7 @@ class KubernetesBackend(Backend):
         return self._logs.read(name, rank, offset, max_bytes, exists=True)
 
     def forget(self, name: str) -> None:
-        """Delete the pods of an attempt that ended, after copying their logs."""
+        """Delete the pods of an attempt that ended, after copying the rest of their logs."""
         _check_name(name)
         pods = self._pods_of(name)
         if not all(pod.is_over for pod in pods):
@@ -256,6 +260,12 @@ class KubernetesBackend(Backend):
                 log.warning("node %s takes %s", name, f"no jobs: {shut[name]}" if name in shut else "jobs again")
         self._unschedulable = shut
         return shut
+
+    def _pods_to_copy(self) -> list[tuple[str, KubernetesPod]]:
+        """Return the pods of this installation on nodes that answer, each with its attempt."""
+        by_attempt = _pods_by_attempt(self._pods.objects())
+        own = [(name, pod) for name, pods in by_attempt.items() if self._records.knows_attempt(name) for pod in pods]
+        return [(name, pod) for name, pod in own if pod.node not in self._silent]
 
     def _pods_of(self, name: str) -> list[KubernetesPod]:
         pods = self._pods.objects()

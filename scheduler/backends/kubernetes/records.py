@@ -10,9 +10,10 @@ import logging
 import math
 import os
 import re
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ....cluster.files.durable import is_there, open_file, read_whole, write_first, write_whole
 from ....cluster.files.errors import BackendError
+from ...logs import Repeats
 from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import opened_folder
 from ..local.ranks import drop_beginning, log_name, read_log
@@ -34,6 +36,9 @@ _GPU_ORDER = TypeAdapter(dict[str, tuple[str, ...]])
 _LOG_LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
 _KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most
 _BACK_S, _MAX_BACK_S = 2.0, 86_400.0  # read again: the server rounds to seconds, and node clocks may be set
+COPY_S = 30.0  # between two copies of a pod's output in the background
+# With less, output is copied only for a reader and at the end of a job: the rest is for jobs to start and end.
+_LEAST_FREE_BYTES = 1 << 30
 _CONTAINER_WAITING = 400  # the container has not started
 _MAX_LOG_BYTES = 64 << 20  # of a log, read at once; nodes keep 10 MiB by default
 
@@ -338,6 +343,15 @@ class PodLogs:
             log.warning("%s: the rest of its output is lost: %s", pod.name, error)
         self._states.pop(pod.uid, None)
 
+    def is_due(self, pod: KubernetesPod, after_s: float) -> bool:
+        """Return whether the last copy of a pod's output began at least that long ago."""
+        return time.monotonic() - self._states.get(pod.uid, _CopyState()).begun_s >= after_s
+
+    def forget_all_but(self, uids: Collection[str]) -> None:
+        """Forget how far the logs of all other pods have been copied."""
+        for uid in [uid for uid in self._states if uid not in uids]:
+            self._states.pop(uid, None)
+
     def read(self, attempt: str, rank: int, offset: int, max_bytes: int, *, exists: bool) -> tuple[bytes, int]:
         """Return what has been copied of a rank's output, and the offset after it.
 
@@ -360,3 +374,66 @@ class PodLogs:
 def _ranks_of(pod: KubernetesPod) -> range:
     first = pod.annotated_count(FIRST_RANK)
     return range(first, first + pod.annotated_count(RANKS_ANNOTATION))
+
+
+class BackgroundCopies:
+    """Copies the output of pods while they run, one pod after the other, in a thread of its own.
+
+    Args:
+        logs: Where it is copied.
+        folder: On the disk of the copies.
+        pods: Returns the pods, each with its attempt.
+        every_s: Between two copies of one pod's output.
+    """
+
+    def __init__(
+        self, logs: PodLogs, folder: Path, pods: Callable[[], Iterable[tuple[str, KubernetesPod]]], every_s: float
+    ) -> None:  # fmt: skip
+        self._logs, self._folder, self._pods, self._every_s = logs, folder, pods, every_s
+        self._ends, self._repeats = threading.Event(), Repeats()
+        self._thread = threading.Thread(target=self._run_thread, name="kubernetes logs", daemon=True)
+
+    def start(self) -> None:
+        """Start to copy."""
+        self._thread.start()
+
+    def close(self, within_s: float) -> None:
+        """Stop to copy, and wait for that at most so long."""
+        self._ends.set()
+        self._thread.join(within_s)
+
+    def _run_thread(self) -> None:
+        while not self._ends.wait(self._every_s):
+            try:
+                self._copy_all()
+            except Exception as error:  # Without this thread nothing would be copied any more.
+                self._log_failure(f"no output of pods is copied at the moment: {error}", error)
+
+    def _copy_all(self) -> None:
+        disk = os.statvfs(self._folder)
+        if disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES:
+            self._log_failure(f"no output of pods is copied while less than 1 GiB is free for {self._folder}")
+            return
+        pods, failures = list(self._pods()), dict[str, BackendError]()
+        self._logs.forget_all_but({pod.uid for _, pod in pods})
+        silent = set[str]()  # nodes; each further pod of one could take as long to fail
+        for attempt, pod in pods:
+            if self._ends.is_set():
+                return
+            # Half of the time: a round may be faster than the last one.
+            if pod.node in silent or not self._logs.is_due(pod, self._every_s / 2.0):
+                continue
+            try:
+                self._logs.copy_new(attempt, pod)
+            except BackendError as error:
+                failures[pod.name] = error
+                if not isinstance(error, ApiStatusError | RecordError):
+                    silent.add(pod.node)
+        if failures:
+            name, first = next(iter(failures.items()))
+            self._log_failure(f"the output of {len(failures)} pods cannot be copied now; {name}: {first}")
+
+    def _log_failure(self, words: str, error: Exception | None = None) -> None:
+        if message := self._repeats.message_to_log(words, time.monotonic()):
+            is_bug = error is not None and not isinstance(error, BackendError)
+            log.warning("%s", message, exc_info=error if is_bug else None)

@@ -1,5 +1,6 @@
-"""Copies of pods' output: complete whatever clocks show and however little a node sends at once."""
+"""Copies of pods' output: complete whatever clocks show and however little a node sends at once, and made in time."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,9 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.kubernetes import records
+from longshore.scheduler.backends.kubernetes.api import ApiStatusError
 from longshore.scheduler.backends.kubernetes.objects import KubernetesPod
-from longshore.scheduler.backends.kubernetes.records import PodLogs, RecordFolders
+from longshore.scheduler.backends.kubernetes.records import BackgroundCopies, PodLogs, RecordError, RecordFolders
+from tests.scheduler.backends.attempts import ONE_GPU, shell_attempt, until, wait_until_running
+from tests.scheduler.backends.kubernetes_trials import Trial
 from tests.support.budgets import examples
 
 NAME = "ls-job-1"
@@ -161,3 +166,63 @@ def test_a_log_that_ended_is_read_no_more() -> None:
 
 def _copies(folder: Path) -> list[Path]:
     return [folder / f"rank-{rank}.log" for rank in range(RANKS)]
+
+
+def test_output_is_copied_while_a_job_runs_and_is_read_by_none(trial: Trial) -> None:
+    trial.lease_times = {"copy_s": 0.05}
+    backend, attempt = trial.make(), shell_attempt("seq 1000; exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    wait_until_running(backend, attempt)
+    wanted = b"".join(b"%d\n" % number for number in range(1, 1001))
+    copy = trial.folder / "scheduler" / "kubernetes" / attempt.name / "rank-0.log"
+    until(lambda: copy.exists() and copy.stat().st_size == len(wanted))
+    trial.cluster.kubelets["a"].alive = False
+    assert backend.logs(attempt.name, 0, 0, 1 << 20) == (wanted, len(wanted))
+
+
+class Asked:
+    """Logs of which some cannot be copied."""
+
+    def __init__(self, errors: dict[str, Exception]) -> None:
+        self.errors, self.names = errors, list[str]()
+
+    def copy_new(self, _attempt: str, pod: KubernetesPod) -> bool:
+        self.names.append(pod.name)
+        if pod.name in self.errors:
+            raise self.errors[pod.name]
+        return False
+
+    def is_due(self, pod: KubernetesPod, _after_s: float) -> bool:
+        return not pod.name.startswith("fresh")
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        assert uids
+
+
+PODS = [("p0", "a"), ("p1", "a"), ("p2", "a"), ("p3", "b"), ("p4", "b"), ("fresh", "b"), ("p5", "c")]
+FAILURES: list[tuple[dict[str, Exception], str]] = [
+    ({}, "p0 p1 p2 p3 p4 p5"),
+    ({"p0": BackendError("no answer")}, "p0 p3 p4 p5"),  # the node's others could take as long to fail
+    ({"p0": ApiStatusError(500, "no container")}, "p0 p1 p2 p3 p4 p5"),
+    ({"p0": RecordError("its folder was deleted")}, "p0 p1 p2 p3 p4 p5"),
+    ({name: BackendError("no answer") for name, _ in PODS}, "p0 p3 p5"),
+]
+
+
+@pytest.mark.parametrize(("errors", "asked"), FAILURES)
+def test_what_cannot_be_copied_delays_no_other_pod(errors: dict[str, Exception], asked: str, tmp_path: Path) -> None:
+    logs: Any = Asked(errors)
+    copies = BackgroundCopies(logs, tmp_path, lambda: [(NAME, pod_of(*each)) for each in PODS], 30.0)
+    copies._copy_all()
+    assert logs.names == asked.split()
+
+
+def test_no_job_is_kept_from_its_start_by_copies_that_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: Any = Asked({})
+    copies = BackgroundCopies(logs, tmp_path, lambda: [(NAME, pod_of())], 30.0)
+    free = SimpleNamespace(f_bavail=1 << 17, f_frsize=1 << 12)  # 512 MiB
+    monkeypatch.setattr(os, "statvfs", lambda _: free)
+    copies._copy_all()
+    assert logs.names == []
