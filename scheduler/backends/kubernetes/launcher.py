@@ -156,6 +156,7 @@ class Launcher:
             self._limit_at_s = float("inf")
             self._stop_ranks("time limit")
         if time.monotonic() >= self._kill_at_s:
+            self._kill_at_s = time.monotonic() + _POLL_S  # A process that hangs in the kernel outlives it for a while.
             self._signal_ranks(signal.SIGKILL)
 
     def _forward_output(self, pipe: int) -> None:
