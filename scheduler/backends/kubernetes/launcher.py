@@ -102,7 +102,7 @@ class Launcher:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.chdir(self.spec["folder"])
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            _close_descriptors()
             command = self.spec["command"]
             os.execvpe(command[0], command, self._rank_environment(local_rank))
         except BaseException as error:
@@ -236,6 +236,14 @@ class Launcher:
         items = content.items() if isinstance(content, dict) else ()
         limit = sys.float_info.max
         return {key: value for key, value in items if type(value) in (int, float) and -limit <= value <= limit}
+
+
+def _close_descriptors() -> None:
+    """Close all descriptors but standard input, output and error: before Python 3.10, closerange tries billions."""
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2:
+            with suppress(OSError):  # The one of the list itself is closed.
+                os.close(descriptor)
 
 
 def _user_variables() -> dict[str, str]:

@@ -309,7 +309,7 @@ class Gang:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             _raise_oom_score()
             os.chdir(spec.folder)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            _close_descriptors()
             os.execvpe(spec.command[0], spec.command, rank_environment(spec, self._part, rank, self._path))
         except BaseException as error:
             problem = f"longshore: cannot start {spec.command[0]!r} in {spec.folder!r}: {error}\n"
@@ -402,6 +402,17 @@ class Gang:
         for child in children(os.getpid()):
             if child.pid not in self._ranks:
                 send_signal(os.kill, child.pid, number)
+
+
+def _close_descriptors() -> None:
+    """Close all descriptors but standard input, output and error.
+
+    Where Python was built for an old C library, a loop up to the limit of descriptors would take minutes.
+    """
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2:
+            with suppress(OSError):  # The one of the list itself is closed.
+                os.close(descriptor)
 
 
 def confine_to_cgroup(attempt: str, pids: Iterable[int]) -> str:

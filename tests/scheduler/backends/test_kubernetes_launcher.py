@@ -1,8 +1,10 @@
-"""The launcher in each pod: how it waits for ranks that do not end."""
+"""The launcher in each pod: what its ranks get, and how it waits for those that do not end."""
 
+import fcntl
 import json
 import os
 import select
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from longshore.scheduler.backends.kubernetes.launcher import Launcher
 from longshore.scheduler.backends.kubernetes.pods import PodPart, launcher_spec
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.protocol import Attempt
+from tests.support import processes
 
 PLACEMENT = (Share("a", (0, 1)),)
 
@@ -24,6 +27,19 @@ def spec_of(folder: Path, *command: str) -> dict[str, Any]:
     attempt = Attempt("ls-job-1", "job", 1, command, str(folder), {}, grace_s=0.0)
     spec = launcher_spec(attempt, PLACEMENT, PodPart(0, PLACEMENT[0], 0, ()), KubernetesSettings(image="x"))
     return {**json.loads(json.dumps(spec)), "home": str(folder), "message": str(folder / "message")}
+
+
+@pytest.mark.parametrize("number", [20, 900])
+def test_a_rank_has_no_descriptor_of_its_launcher(number: int, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "sh", "-c", "for at in /proc/$$/fd/*; do echo ${at##*/}; done")
+    with (tmp_path / "open").open("w") as file:
+        inherited = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, number)
+        line = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), json.dumps(spec)]
+        done = processes.run(line, capture_output=True, check=True, pass_fds=[inherited])
+        os.close(inherited)
+    shown = [row.partition(" ")[2] for row in done.stdout.splitlines() if row.startswith("0@")]
+    assert {"0", "1", "2"} <= set(shown)
+    assert str(inherited) not in shown
 
 
 def test_a_launcher_does_not_spin_while_a_killed_rank_hangs_in_the_kernel(
