@@ -71,6 +71,13 @@ def _checked_until(until: int) -> int:
         raise InputError(f"ring.steps(until={until!r}): that is no whole number", "take `int(...)` of it") from error
 
 
+def _over_error(steps: int) -> InputError:
+    return InputError(
+        f"the ring is done after {steps} steps, and takes no further ones",
+        "call `ring.steps` once, until the last step of all epochs",
+    )
+
+
 class Ring:
     """A member of a ring of data-parallel training.
 
@@ -116,7 +123,7 @@ class Ring:
         self._shard_s = 0.0  # of the last computation, for each shard
         self._loss: torch.Tensor | float | None = None
         self._steps = Steps()
-        self._is_first, self._is_relieved = True, False
+        self._is_first, self._is_relieved, self._is_over = True, False, False
         self._recover_or_exit()
 
     @property
@@ -161,10 +168,7 @@ class Ring:
         """
         until = _checked_until(until)
         if self._client.is_finished and self._client.step < until:
-            raise InputError(
-                f"the ring is done after {self._client.step} steps, and takes no further ones",
-                "call `ring.steps` once, until the last step of all epochs",
-            )
+            raise _over_error(self._client.step)
         self._client.pulse.until = until
         try:
             while True:
@@ -176,6 +180,7 @@ class Ring:
                 except AbortedError:
                     self._recover()
         except FinishedError:
+            self._is_over = True
             return
 
     def step(self, before: Callable[[], object] | None = None, *, loss: torch.Tensor | float | None = None) -> bool:
@@ -191,8 +196,11 @@ class Ring:
             in the state that this member copied from one that had applied it.
 
         Raises:
-            InputError: In the first step, if the state can neither be saved nor copied to a member that joins.
+            InputError: In the first step, if the state can neither be saved nor copied to a member that joins. If the
+                ring is done.
         """
+        if self._is_over:
+            raise _over_error(self._client.step)
         self._computed_s = time.monotonic() - self._began_s
         self._shard_s = self._computed_s / len(self.shards)
         self._loss = loss.detach() if loss is not None and hasattr(loss, "detach") else loss

@@ -113,10 +113,17 @@ def test_a_folder_that_is_a_file_is_reported_in_one_line(tmp_path: Path) -> None
     assert (run.returncode, errors) == (2, "longshore.ring: file is no folder: File exists\n")
 
 
-def test_a_second_loop_of_steps_behind_the_end_is_refused_and_not_trained_without_a_ring(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param("    for step in ring.steps(until=9):\n        pathlib.Path('trained').touch()", id="loop"),
+        pytest.param("    ring.step()\n    pathlib.Path('trained').touch()", id="step", marks=pytest.mark.full),
+    ],
+)
+def test_steps_behind_the_end_are_refused_and_not_trained_without_a_ring(more: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    more = "    for step in ring.steps(until=9):\n        pathlib.Path('trained').touch()\n"
-    script.write_text(tiny(last=more.rstrip("\n")))
+    script.write_text(tiny(last=more))
     run = ring("--seats", 2, "--", "python", script, folder=tmp_path)
     output, errors = run.communicate(timeout=120)
     assert run.returncode == 1, errors
