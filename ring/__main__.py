@@ -34,16 +34,20 @@ if __name__ == "__main__":
 
 import argparse
 import asyncio
+import errno
+import fcntl
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from subprocess import SubprocessError
 
-from .coordinator_server import log_lines, make_ring_folder
+from .coordinator_server import log_lines, make_ring_folder, remove_ring
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, UNKNOWN_STATUS
 
+LOCK = "lock"  # file in the folder
 TERM_GRACE_S = 30.0  # for members that handle SIGTERM to end
 
 
@@ -70,15 +74,41 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a ring and return the exit status."""
     options = parse_options(arguments)
-    if options.folder is not None:
+    with contextlib.ExitStack() as stack:
         try:
-            options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = _open_folder(options.folder, stack)
+            make_ring_folder(folder, options.seats, spares=options.spares, backups=options.backups)
         except OSError as error:
-            log_lines(f"{options.folder} is no folder: {error.strerror}")
+            log_lines(f"{error.filename or options.folder} cannot be used: {error.strerror}")
             return 2
-        return asyncio.run(RingRun(options, options.folder.absolute()).run())
-    with tempfile.TemporaryDirectory(prefix="longshore-ring-") as folder:
-        return asyncio.run(RingRun(options, Path(folder)).run())
+        return asyncio.run(RingRun(options, folder).run())
+
+
+def _open_folder(given: Path | None, stack: contextlib.ExitStack) -> Path:
+    """Return a folder without a ring, which no other run uses until the stack is closed.
+
+    Args:
+        given: What an earlier run has left there is removed, but logs stay. A temporary folder is made if it is None.
+        stack: Removes the temporary folder, or gives the other one up.
+
+    Raises:
+        OSError: If it cannot be written, or another run uses it.
+    """
+    if given is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longshore-ring-")))
+    given.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = Path(os.path.realpath(given))
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(error.errno, "another ring runs in it", str(given)) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # some shared disks have no locks
+            raise
+    remove_ring(folder)
+    return folder
 
 
 class RingRun:
@@ -96,7 +126,6 @@ class RingRun:
     async def run(self) -> int:
         """Start all processes, and wait for the end."""
         options = self._options
-        make_ring_folder(self._folder, options.seats, spares=options.spares, backups=options.backups)
         # There is no other machine for a member that was declared gone.
         async with RingLauncher(
             self._folder, on_exit=self._member_exited, restarts=options.restarts, keeps_declared=True
@@ -104,7 +133,11 @@ class RingRun:
             self._on_signal = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end_members)
             if self._signals:
                 self._end_members()
-            await self._launcher.start_coordinator()
+            try:
+                await self._launcher.start_coordinator()
+            except (OSError, SubprocessError) as error:
+                log_lines(f"the coordinator cannot be started: {error}")
+                return 2
             await self._launcher.connect()
             if not options.no_warm:
                 await self._launcher.start_warm(_with_this_python(options.command))

@@ -104,6 +104,16 @@ def make_ring_folder(
     return settings
 
 
+def remove_ring(folder: Path) -> None:
+    """Remove the files of a ring that is over from its folder; logs of members stay.
+
+    Raises:
+        OSError: If one cannot be removed.
+    """
+    for name in (STATE, RECOVERIES, RING):
+        (folder / name).unlink(missing_ok=True)
+
+
 def read_settings(folder: Path) -> RingSettings:
     """Return the settings of a ring's coordinator.
 

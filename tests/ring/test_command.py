@@ -3,6 +3,8 @@
 import os
 import re
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,12 +108,69 @@ def test_a_ring_that_is_done_does_not_wait_for_a_member_that_is_still_being_star
     assert "member 3 is gone: the ring was done before it connected" in errors
 
 
-def test_a_folder_that_is_a_file_is_reported_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    run = ring("--seats", 1, "--folder", "file", "--", "true", folder=tmp_path)
-    _, errors = run.communicate(timeout=60)
-    assert (run.returncode, errors) == (2, "longshore.ring: file is no folder: File exists\n")
+def make_file(path: Path) -> None:
+    path.touch()
 
+
+def make_folder_for_settings(path: Path) -> None:
+    (path / "ring.json").mkdir(parents=True)
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [make_file, make_folder_for_settings, make_loop])
+def test_a_folder_that_cannot_be_used_is_reported_in_one_line(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "ring")
+    run = ring("--seats", 1, "--folder", "ring", "--", "true", folder=tmp_path)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert re.fullmatch("longshore.ring: .*ring.* cannot be used: .+\n", errors)
+
+
+def test_a_folder_serves_one_run_at_a_time_and_the_next_one_however_that_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "ring.json").write_text("damaged")
+    (tmp_path / "ring").symlink_to(folder)
+    lost = ring("--seats", 1, "--restarts", 0, "--folder", "ring", "--", "false", folder=tmp_path)
+    assert lost.communicate(timeout=60)
+    assert lost.returncode == 3
+    killed = ring("--seats", 4, "--folder", "ring", "--", "sleep", 1000, folder=tmp_path)
+    while not (folder / "member-3.log").exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    second = ring("--seats", 1, "--folder", "ring", "--", "true", folder=tmp_path)
+    _, errors = second.communicate(timeout=60)
+    assert (second.returncode, errors.count("\n")) == (2, 1)
+    killed.kill()
+    killed.communicate(timeout=60)
+    script = tmp_path / "train.py"
+    script.write_text(tiny(last="pathlib.Path(f'end-{ring.member}').touch()"))
+    done = ring("--seats", 2, "--folder", "ring", "--", "python", script, folder=tmp_path)
+    _, errors = done.communicate(timeout=120)
+    assert done.returncode == 0, errors
+    assert {path.name for path in tmp_path.glob("end-*")} == {"end-0", "end-1"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["done", "SIGTERM"])
+def test_a_folder_of_a_ring_that_ended_trains_another_one_with_other_seats(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(tiny(until="3" if end == "done" else "10**9"))
+    first = ring("--seats", 1, "--folder", "ring", "--", "python", script, folder=tmp_path)
+    while end != "done" and "generation 1 runs" not in str(first.stderr and first.stderr.readline()):
+        assert first.poll() is None
+    if end != "done":
+        first.terminate()
+    first.communicate(timeout=120)
+    assert first.returncode == (0 if end == "done" else 143)
+    script.write_text(tiny(last="pathlib.Path(f'end-{ring.member}').touch()"))
+    second = ring("--seats", 2, "--folder", "ring", "--", "python", script, folder=tmp_path)
+    _, errors = second.communicate(timeout=120)
+    assert second.returncode == 0, errors
+    assert {path.name for path in tmp_path.glob("end-*")} == {"end-0", "end-1"}
 
 
 @pytest.mark.parametrize(
