@@ -43,6 +43,7 @@ from .wire import (
     RingEnd,
     RingReport,
     Terminating,
+    WireError,
     as_json,
     decode,
     encode,
@@ -62,6 +63,7 @@ MAX_TEXT: Final = 500  # characters of any text in a received message
 LINGER_S = 3.0  # after the end, for processes that have not received it
 WRITE_TIMEOUT_S = 60.0  # for the state to be written, on a disk that is full or fails
 REWRITE_S = 1.0  # between two attempts
+MAX_LOGGED_ERRORS = 100  # of connections, each once
 MAX_SEND_BYTES = 8 << 20  # that wait for a process that does not read
 Writer = asyncio.StreamWriter
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -226,9 +228,19 @@ class CoordinatorServer:
         error = f"{context['message']}: {context.get('exception')}"
         if isinstance(context.get("exception"), asyncio.CancelledError):  # the end of all connections
             return
-        if error not in self._logged_errors and len(self._logged_errors) < 100:
-            self._logged_errors.add(error)
+        if self._is_first(error):
             loop.default_exception_handler(context)
+
+    def _log_once(self, line: str) -> None:
+        if self._is_first(line):
+            log_lines(line)
+
+    def _is_first(self, error: str) -> bool:
+        """Return whether an error was not logged yet; none is after many."""
+        if error in self._logged_errors or len(self._logged_errors) >= MAX_LOGGED_ERRORS:
+            return False
+        self._logged_errors.add(error)
+        return True
 
     # Decisions are written first, then sent
 
@@ -325,7 +337,11 @@ class CoordinatorServer:
                 if isinstance(hello, Hello) and proves_secret(self._settings.secret, challenge, hello):
                     self._ungreeted.pop(writer, None)
                     _send(writer, make_welcome(self._settings.secret, challenge, hello))
-                    await self._serve_role(with_short_texts(hello), reader, writer)
+                    try:
+                        await self._serve_role(with_short_texts(hello), reader, writer)
+                    except WireError as error:
+                        sender = f"member {hello.member}" if hello.role == "member" else f"a {hello.role}"
+                        self._log_once(f"a message of {sender[:50]} is refused: {error}")
         finally:
             self._ungreeted.pop(writer, None)
             writer.close()

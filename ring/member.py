@@ -66,7 +66,7 @@ def _checked_until(until: int) -> int:
         InputError: If it is no whole number.
     """
     try:
-        return min(operator.index(until), MAX_STEPS)
+        return max(0, min(operator.index(until), MAX_STEPS))
     except TypeError as error:
         raise InputError(f"ring.steps(until={until!r}): that is no whole number", "take `int(...)` of it") from error
 

@@ -19,6 +19,7 @@ from . import wire
 from .wire import HEARTBEAT_S, SILENCE_S, answer_challenge, check_welcome
 
 RECONNECT_S = 0.05
+FAILED_STATUS = 1  # of a process whose connection failed for a reason of its own
 GREETING_TIMEOUT_S = 5.0  # for the coordinator to prove the secret
 
 
@@ -213,7 +214,7 @@ class MemberClient:
         self._leased_s = time.monotonic() + CONNECT_TIMEOUT_S - SILENCE_S  # the lease runs from here
         self._silence = Silence(CONNECT_TIMEOUT_S)
         self._closed = False
-        self._thread = threading.Thread(target=self._listen, name="longshore-ring", daemon=True)
+        self._thread = threading.Thread(target=self._listen_or_end, name="longshore-ring", daemon=True)
 
     def start(self) -> None:
         """Connect. From here on the process ends if its coordinator is silent."""
@@ -392,6 +393,14 @@ class MemberClient:
             self._connection.close()
 
     # The other thread
+
+    def _listen_or_end(self) -> None:
+        """Listen; without this thread the main one would wait for ever, so that its failure ends the process."""
+        try:
+            self._listen()
+        except Exception as error:
+            if not self._closed:
+                end_process(FAILED_STATUS, f"its connection to the coordinator failed: {type(error).__name__}: {error}")
 
     def _listen(self) -> None:
         beat_s = 0.0

@@ -178,6 +178,28 @@ def test_connections_without_a_hello_take_few_descriptors_and_little_memory_and_
         it.close()
 
 
+# Messages that are none
+
+FROM_MEMBERS = (
+    wire.Heartbeat, wire.Stopped, wire.AwaitsLayout, wire.ExchangeFailed, wire.MemberReady, wire.FirstStep,
+    wire.MemberDone, wire.Leave, wire.TrialStep, wire.SaveRequest,
+)  # fmt: skip
+
+
+@pytest.mark.few(1)
+def test_a_message_with_a_field_of_another_type_is_refused_and_logged(ring: Process) -> None:
+    wrong = [(kind.__name__, it.name) for kind in FROM_MEMBERS for it in fields(kind)]
+    for kind, name in wrong:
+        peer = Peer(ring, "member", 1)
+        peer.socket.sendall(json.dumps({"kind": kind, name: {"of": f"{kind}.{name}"}}).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            while peer.socket.recv(1 << 16):
+                pass
+    log = ring.log()
+    assert [it for it in wrong if f"{it[0]}.{it[1]}" not in log] == []
+    assert log.count("\n") < 2 * len(wrong)
+
+
 # Texts of peers
 
 LONG = ["x" * 100_000, "\U0001f525" * 60_000, "\x00" * 100_000]

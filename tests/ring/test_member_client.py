@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
-from longshore.ring import wire
+from longshore.ring import member_client, wire
 from longshore.ring.member import MAX_STEPS, _checked_until
 from longshore.ring.member_client import AbortedError, FinishedError, MemberClient
 
@@ -74,10 +74,28 @@ def test_a_number_of_steps_is_a_whole_one(until: object) -> None:
         _checked_until(until)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("until", [0, 7, np.int64(7), np.uint8(7), True, sys.maxsize, 1 << 80])
+@pytest.mark.parametrize("until", [0, 7, np.int64(7), np.uint8(7), True, sys.maxsize, 1 << 80, -1, -(1 << 80)])
 def test_any_whole_number_of_steps_can_be_sent(until: int) -> None:
     checked = _checked_until(until)
     assert type(checked) is int
-    assert checked == min(int(until), MAX_STEPS)
+    assert checked == max(0, min(int(until), MAX_STEPS))
     beat = wire.Heartbeat(0, 1, 1, 0, until=checked)
     assert wire.decode(wire.encode(beat)) == beat
+
+
+@pytest.mark.parametrize("error", [TypeError("not serializable"), MemoryError(), RuntimeError("no more threads")])
+def test_a_failure_in_the_thread_that_has_the_lease_ends_the_process_with_its_reason(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = list[tuple[int, str]]()
+    monkeypatch.setattr(member_client, "end_process", lambda status, reason: ends.append((status, reason)))
+
+    def fail(_: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(member_client.Connection, "open", fail)
+    client = MemberClient("127.0.0.1:1", "secret", 0, "node", "", 5)
+    client.start()
+    client._thread.join(30.0)
+    assert [status for status, _ in ends] == [member_client.FAILED_STATUS]
+    assert type(error).__name__ in ends[0][1]
