@@ -53,6 +53,8 @@ class SignalWitness:
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._reads, writes = os.pipe()
+        self._readable = select.poll()  # `select.select` refuses descriptors from 1024 on
+        self._readable.register(self._reads, select.POLLIN)
         self._reports: list[tuple[int, float]] = []
         own = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -74,7 +76,7 @@ class SignalWitness:
                     self._reports.remove(report)
                     return True
             left_s = began_s + SAME_S - time.monotonic()
-            if left_s <= 0.0 or not select.select([self._reads], [], [], left_s)[0]:
+            if left_s <= 0.0 or not self._readable.poll(1000.0 * left_s):
                 return False
             if not (received := os.read(self._reads, 64 * _REPORT.size)):
                 return False  # it was killed

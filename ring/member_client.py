@@ -77,7 +77,9 @@ class Connection:
         if not self._is_welcome and time.monotonic() > self._greet_by_s:
             return None
         try:
-            if not select.select([connection], [], [], wait_s)[0]:
+            arrived = select.poll()  # `select.select` refuses descriptors from 1024 on
+            arrived.register(connection, select.POLLIN)
+            if not arrived.poll(1000.0 * wait_s):
                 return []
             data = connection.recv(1 << 16)
             messages = self._buffer.feed(data)

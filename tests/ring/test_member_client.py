@@ -1,5 +1,6 @@
 """A member's waits for its coordinator: none outlasts the ring, whatever message was lost before its end."""
 
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -99,3 +100,18 @@ def test_a_failure_in_the_thread_that_has_the_lease_ends_the_process_with_its_re
     client._thread.join(30.0)
     assert [status for status, _ in ends] == [member_client.FAILED_STATUS]
     assert type(error).__name__ in ends[0][1]
+
+
+def test_a_process_with_many_descriptors_receives_messages(many_descriptors: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = member_client.Connection(f"127.0.0.1:{server.getsockname()[1]}", "secret")
+        assert connection.open()
+        coordinator, _ = server.accept()
+        with coordinator:
+            assert coordinator.fileno() > 1024
+            challenges = list[wire.Challenge]()
+            assert connection.receive(0.0, challenges.append) == []
+            coordinator.sendall(wire.encode(wire.new_challenge()))
+            while not challenges:
+                assert connection.receive(30.0, challenges.append) == []
+        connection.close()
