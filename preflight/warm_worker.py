@@ -51,9 +51,14 @@ class CheckReply(BaseModel, frozen=True, extra="forbid"):
 
 
 def encode_reply(number: int, findings: list[CheckFinding], seconds: float) -> bytes:
-    """Return a reply as it is sent; texts and lists that are too long are cut."""
-    cut = tuple(_shorten_texts(finding) for finding in findings[:MAX_FINDINGS])
-    return CheckReply(number=number, findings=cut, seconds=seconds).model_dump_json().encode()
+    """Return a reply as it is sent. Texts that are too long are cut; of too many findings bad ones are kept first."""
+    first = sorted(findings, key=lambda finding: not finding.is_bad) if len(findings) > MAX_FINDINGS else findings
+    cut = [_shorten_texts(finding) for finding in first[:MAX_FINDINGS]]
+    while len(reply := CheckReply(number=number, findings=tuple(cut), seconds=seconds).model_dump_json().encode()) > (
+        MAX_CHECK_MESSAGE_BYTES
+    ):
+        cut = sorted(cut, key=lambda finding: not finding.is_bad)[: len(cut) // 2]
+    return reply
 
 
 def _shorten_texts(finding: CheckFinding) -> CheckFinding:
