@@ -43,7 +43,7 @@ class NodePlan(BaseModel, frozen=True, extra="forbid"):
     """The expected wiring of a node."""
 
     gpus: dict[Index, Word] = {}  # UUID of each
-    nvlinks: dict[Word, Word] = {}  # PCI address at the other end of each link, which is named GPU/LINK
+    nvlinks: dict[Word, Word] = {}  # PCI address at the other end of each link, named GPU/LINK; any if empty
     ports: dict[Word, PortPlan] = {}
 
 
@@ -274,8 +274,8 @@ def _check_nvlinks(node_plan: NodePlan, context: Context) -> Iterator[CheckFindi
     for name, remote in node_plan.nvlinks.items():
         gpu = name.partition("/")[0]
         report = failed if gpu.isdecimal() and int(gpu) in context.chosen.gpus else warned
-        if seen.get(name) != remote:
-            yield report(f"nvlink {name}", f"to {seen.get(name) or 'nothing'}", f"to {remote or 'nothing'}", LEARN)
+        if remote and seen.get(name, "") != remote.lower():
+            yield report(f"nvlink {name}", f"to {seen.get(name) or 'nothing'}", f"to {remote}", LEARN)
 
 
 def _nvlink_ends(context: Context) -> dict[str, str]:
@@ -363,6 +363,6 @@ def _part_texts(plan: NodePlan) -> dict[str, str]:
         ports[f"port {name}"] = ", ".join(f"{field} {value}" for field, value in known.items()) or "a port"
     return {
         **{f"gpu {index}": uuid or "a GPU" for index, uuid in plan.gpus.items()},
-        **{f"nvlink {name}": f"to {remote or 'nothing'}" for name, remote in plan.nvlinks.items()},
+        **{f"nvlink {name}": f"to {remote or 'anything'}" for name, remote in plan.nvlinks.items()},
         **ports,
     }

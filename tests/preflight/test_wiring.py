@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.preflight.check import CheckOutcome
-from longshore.preflight.readers import Port
+from longshore.preflight.readers import NvLink, Port
 from longshore.preflight.wiring import (
     Blueprint,
     Criterion,
@@ -124,6 +124,24 @@ def test_a_check_names_port_and_criterion_and_only_reports_ports_of_others(tmp_p
 def test_the_other_end_of_a_link_between_gpus_is_held_against_the_plan(tmp_path: Path) -> None:
     found = planned(tmp_path, 'nodes: {n1: {nvlinks: {0/3: "0000:10:00.0", 7/1: "0000:10:00.0"}}}')
     assert found == {"nvlink 0/3": CheckOutcome.FAIL, "nvlink 7/1": CheckOutcome.WARN}
+
+
+@pytest.mark.parametrize(
+    ("there", "planned_end", "is_good"),
+    [
+        ("00000000:1B:00.0", '""', True), ("", '""', True), ("00000000:1B:00.0", "00000000:1b:00.0", True),
+        ("00000000:1b:00.0", "00000000:1B:00.0", True), ("", "00000000:1b:00.0", False),
+        ("00000000:1C:00.0", "00000000:1b:00.0", False),
+    ],
+)  # fmt: skip
+def test_an_empty_end_of_a_link_allows_any_and_the_case_of_an_address_is_no_difference(
+    there: str, planned_end: str, *, is_good: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "wiring.yaml").write_text(f"nodes: {{n1: {{nvlinks: {{0/0: {planned_end!s}}}}}}}")
+    one = gpu(0)
+    one.nvlinks = [NvLink(0, active=bool(there), remote_pci=there)]
+    context = node(tmp_path, [one], wiring=tmp_path / "wiring.yaml")
+    assert {it.outcome for it in ask(context, "wiring")} == (set() if is_good else {CheckOutcome.FAIL})
 
 
 def test_what_is_seen_is_learned_and_parts_that_come_and_go_are_reported(tmp_path: Path) -> None:
