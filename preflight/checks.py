@@ -28,7 +28,7 @@ from .check import (
     skipped,
     warned,
 )
-from .context import Context
+from .context import WHOLE_NODE, Context
 from .readers import (
     FaultSource,
     GpuInfo,
@@ -311,13 +311,14 @@ def _judge_rows(device: str, rows: RemappedRows) -> CheckFinding:
 
 
 def check_recent_xids(context: Context) -> Iterator[CheckFinding]:
-    """Check the kernel's log for GPU faults since the node was cleared."""
-    lines = xid_lines(read_kernel_log(context.setup.kernel_log) or [])
-    recent = [line for line in lines if line.at_s >= context.chosen.cleared_s]
+    """Check the kernel's log for GPU faults since the GPU, or the node, was cleared."""
     known = [] if context.gpu_reader is None else context.gpu_reader.gpus()
-    index = {line: next((gpu.index for gpu in known if is_line_of_gpu(gpu.pci, line)), None) for line in recent}
-    for line in recent:
-        yield from _judge_xid(line, index[line], context.chosen.gpus)
+    booted_s = time.time() - time.monotonic()  # the log counts from there on
+    for line in xid_lines(read_kernel_log(context.setup.kernel_log) or []):
+        gpu = next((gpu.index for gpu in known if is_line_of_gpu(gpu.pci, line)), None)
+        cleared_s = (context.chosen.cleared_s.get(place, 0.0) for place in (gpu, WHOLE_NODE) if place is not None)
+        if booted_s + line.at_s > max(cleared_s):
+            yield from _judge_xid(line, gpu, context.chosen.gpus)
 
 
 def _judge_xid(line: XidLine, gpu: int | None, chosen: tuple[int, ...]) -> Iterator[CheckFinding]:

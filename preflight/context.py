@@ -33,6 +33,9 @@ class NodeSetup:
     warmed: tuple[int, ...] | None = None  # GPUs that are warmed up; None for all
 
 
+WHOLE_NODE = -1  # in place of a GPU
+
+
 @dataclass(frozen=True, slots=True)
 class CheckScope:
     """What one check covers on a node."""
@@ -41,7 +44,7 @@ class CheckScope:
     nodes: tuple[str, ...]  # of the job, in ring order
     level: int
     limit_s: float  # after which the process is killed
-    cleared_s: float = 0.0  # since the boot: older faults in the log do not count
+    cleared_s: Mapping[int, float] = field(default_factory=dict)  # Unix times, by GPU: older faults do not count
     attempt: str = ""  # after a job: whose processes may be left
     scratch: str = ""  # after a job: its scratch folder
 

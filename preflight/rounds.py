@@ -50,7 +50,7 @@ def run_round(
     nodes: Mapping[str, LocalNode],
     *,
     level: int = 1,
-    cleared_s: float = 0.0,
+    cleared_s: Mapping[str, Mapping[int, float]] | None = None,
     progress: Progress | None = None,
 ) -> RoundReport:
     """Check the nodes of a placement, and the links between them.
@@ -70,7 +70,8 @@ def run_round(
         workload: What the job needs of a node.
         nodes: By name; at least those of the placement. They are started if they do not run.
         level: 0 to 3.
-        cleared_s: When the nodes were cleared, in seconds since the boot; older faults in the log do not count.
+        cleared_s: Unix time at which a GPU was cleared last, by node and GPU, or WHOLE_NODE; older faults in the log
+            do not count.
         progress: Called when a check has ended on a node.
 
     Raises:
@@ -99,15 +100,25 @@ def run_round(
     return current.report(found, begin_s)
 
 
-def check_node(setup: NodeSetup, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
+def check_node(
+    setup: NodeSetup, gpus: tuple[int, ...], cleared_s: Mapping[int, float], level: int = 1
+) -> tuple[bool, str]:
     """Check some GPUs of one node that no job uses, in a process of its own, so that no job waits for it.
+
+    Args:
+        setup: The node.
+        gpus: Of it.
+        cleared_s: Unix time at which each was cleared last, as in `run_round`.
+        level: 0 to 3.
 
     Returns:
         Whether all passed, and what was found, as one line.
     """
     node = LocalNode(setup)
     try:
-        report = run_round((Share(setup.node, gpus),), CheckedJob(), {setup.node: node}, level=level)
+        report = run_round(
+            (Share(setup.node, gpus),), CheckedJob(), {setup.node: node}, level=level, cleared_s={setup.node: cleared_s}
+        )
     finally:
         node.close()
     ran = [result for result in report.results if result.outcome != "skipped"]
@@ -153,7 +164,7 @@ class _CheckRound:
         workload: CheckedJob,
         nodes: Mapping[str, LocalNode],
         level: int = 0,
-        cleared_s: float = 0.0,
+        cleared_s: Mapping[str, Mapping[int, float]] | None = None,
         progress: Progress | None = None,
         attempt: str = "",
         scratch: str = "",
@@ -161,7 +172,7 @@ class _CheckRound:
         self.shares = {share.node: share.gpus for share in placement}
         self.names = list(self.shares)
         self.nodes = {name: nodes[name] for name in self.names}
-        self.workload, self.level, self.cleared_s, self.progress = workload, level, cleared_s, progress
+        self.workload, self.level, self.cleared_s, self.progress = workload, level, cleared_s or {}, progress
         self.attempt, self.scratch = attempt, scratch
 
     def start_nodes(self) -> Found:
@@ -233,7 +244,7 @@ class _CheckRound:
         """Return the request that a node runs a check."""
         chosen = CheckScope(
             self.shares[name], tuple(self.names), self.level, check_limit_s(check, self.level, self.workload),
-            self.cleared_s, self.attempt, self.scratch,
+            self.cleared_s.get(name, {}), self.attempt, self.scratch,
         )  # fmt: skip
         number = next(_REQUEST_NUMBERS)
         return CheckRequest(number=number, check=check.name, chosen=chosen, workload=self.workload, group=group)

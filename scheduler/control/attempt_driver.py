@@ -180,7 +180,8 @@ def _take_step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: flo
     if step.do is Do.CHECK:
         # Where a ring holds no GPU any more, its processes and its scratch folder are removed alone.
         held = held_placement(cache, row) or tuple(replace(share, gpus=()) for share in row.placement)
-        cache.parts.checks.begin(row._replace(placement=held), cache.table.jobs[row.job_id])
+        checks, job = cache.parts.checks, cache.table.jobs[row.job_id]
+        checks.begin(row._replace(placement=held), job, cache.parts.store)
         return False
     if step.do is Do.CANCEL:
         return _cancel(cache, row) and view.status.run is Run.ABSENT

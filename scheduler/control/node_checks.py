@@ -32,6 +32,7 @@ from ...preflight.rounds import (
     run_round,
 )
 from ...preflight.travelling import SCRATCH, wrap_command
+from ...preflight.warm import LocalNode
 from ..health.monitor import ClusterHealth
 from ..health.quarantining import QuarantineOutcome, quarantine
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineFinding
@@ -44,6 +45,7 @@ from ..store.attempts import AttemptRow
 from ..store.database import Store
 from ..store.events import append_all, check_fence
 from ..store.jobs import bring_start_forward
+from ..store.nodes import last_clearances
 
 MAX_STORED_RESULTS, MAX_TEXT_CHARACTERS = 20, 300  # results of a round in an event, and characters of one
 _GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", counts against the node
@@ -233,8 +235,14 @@ class NodeChecks:
         """Return whether checks run that began before the end of an attempt."""
         return any(begun.attempt == attempt and begun.when is not CheckPhase.END for begun in self._begun.values())
 
-    def begin(self, row: AttemptRow, job: JobRow) -> None:
-        """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
+    def begin(self, row: AttemptRow, job: JobRow, store: Store) -> None:
+        """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing.
+
+        Args:
+            row: The attempt.
+            job: Its job.
+            store: Where clearances are.
+        """
         name, is_start = row.name, row.state is AttemptState.RESERVED
         if not is_start and self._has_running_checks(name):
             return
@@ -244,22 +252,24 @@ class NodeChecks:
         begun = _BegunRound(
             row.job_id, row.number, name, CheckPhase.START if is_start else CheckPhase.END, row.placement, of_job
         )
-        self._begin_round(_round_name(name, begun.when.value), begun, job)
+        self._begin_round(_round_name(name, begun.when.value), begun, job, store)
 
-    def check_seat(self, row: AttemptRow, job: JobRow, share: Share) -> CheckStatus:
+    def check_seat(self, row: AttemptRow, job: JobRow, share: Share, store: Store) -> CheckStatus:
         """Return the status of the checks of a GPU that a ring is to have; begin them unless they run.
 
         Args:
             row: The attempt of the ring, which runs.
             job: Its job.
             share: The GPU. Its result is returned once.
+            store: Where clearances are.
         """
         name = row.name
         round_name = _round_name(name, f"{share.node}:{share.gpus[0]}")
         if (found := self._seats.pop((row.job_id, round_name), None)) is not None:
             return found
         if round_name not in self._begun:
-            self._begin_round(round_name, _BegunRound(row.job_id, row.number, name, CheckPhase.SEAT, (share,)), job)
+            begun = _BegunRound(row.job_id, row.number, name, CheckPhase.SEAT, (share,))
+            self._begin_round(round_name, begun, job, store)
         return CheckStatus(Checks.RUN)
 
     def why_no_seat_checks(self, job: str) -> str:
@@ -267,15 +277,15 @@ class NodeChecks:
         left_s = self._rests_until_s.get(job, 0.0) - time.monotonic()
         return f"too many did not pass their checks, and others are tried in {left_s:.0f} s" if left_s > 0.0 else ""
 
-    def _begin_round(self, round_name: str, begun: _BegunRound, job: JobRow) -> None:
+    def _begin_round(self, round_name: str, begun: _BegunRound, job: JobRow, store: Store) -> None:
         """Begin a round, if there is room for it."""
         if self._rounds is not None:
             nodes, spec = (share.node for share in begun.placement), stored_job_or_default(job.spec)
             limit_s = ROUND_LIMIT_S + (spec.sample.limit_s if JOB_SAMPLE in begun.of_job and spec.sample else 0.0)
-            if self._rounds.begin(round_name, nodes, self._round_work(begun, spec), limit_s):
+            if self._rounds.begin(round_name, nodes, self._round_work(begun, spec, store), limit_s):
                 self._begun[round_name] = begun
 
-    def _round_work(self, begun: _BegunRound, spec: StoredJob) -> RoundWork:
+    def _round_work(self, begun: _BegunRound, spec: StoredJob, store: Store) -> RoundWork:
         """Return what a round does."""
         workload = checked_job_of(spec, link_bytes_per_s=self._link_bytes_per_s).model_copy(update={"job": begun.job})
         scratch = "" if self._scratch is None else str(self._scratch / begun.attempt)
@@ -283,7 +293,13 @@ class NodeChecks:
             return lambda nodes: clean_up(begun.placement, workload, nodes, attempt=begun.attempt, scratch=scratch)
         if begun.when is CheckPhase.SEAT:  # its sample runs before the job starts
             workload = workload.model_copy(update={"sample": ()})
-        return lambda nodes: run_round(begun.placement, workload, nodes)
+
+        def run(nodes: Mapping[str, LocalNode]) -> RoundReport:
+            with store.read() as tx:
+                cleared_s = {node: last_clearances(tx, node) for node in nodes}
+            return run_round(begun.placement, workload, nodes, cleared_s=cleared_s)
+
+        return run
 
     def retry_wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""

@@ -262,7 +262,7 @@ class Seating:
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
         job, (node, index) = cache.table.jobs[ring.row.job_id], self._parts.layout.node_and_index(gpu)
-        found = self._parts.checks.check_seat(ring.row, job, Share(node, (index,)))
+        found = self._parts.checks.check_seat(ring.row, job, Share(node, (index,)), self._parts.store)
         if found.checks is Checks.RUN:
             return
         chosen, why = ring.checked.pop(gpu), found.found
@@ -377,7 +377,7 @@ class Seating:
         cache.advance_mirror(now_s)
         cache.mirror.claim(job, chosen.gpu)
         ring.checked[chosen.gpu] = chosen
-        self._parts.checks.check_seat(ring.row, cache.table.jobs[job], Share(node, (gpu,)))
+        self._parts.checks.check_seat(ring.row, cache.table.jobs[job], Share(node, (gpu,)), self._parts.store)
 
     def _assign_gpu(
         self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], chosen: ChosenGpu,

@@ -192,7 +192,8 @@ class Checking:
     def _check_and_report(self, order: Mapping[str, Any]) -> None:
         try:
             place = replace(self._place, slots=bool(order["slots"]))
-            passed, evidence = check_node(place, tuple(order["gpus"]), int(order["level"]))
+            cleared_s = {int(gpu): float(at_s) for gpu, at_s in order["cleared_s"].items()}
+            passed, evidence = check_node(place, tuple(order["gpus"]), cleared_s, int(order["level"]))
         except Exception as error:  # a check may fail in any way
             passed, evidence = False, f"the checks themselves failed: {error_line(error)}"
         line = evidence.translate(_CONTROL_TO_SPACE)[:MAX_EVIDENCE]

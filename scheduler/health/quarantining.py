@@ -9,7 +9,7 @@ Source: SPEC C4, C8; docs/nodes.md, Quarantine.
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -221,6 +221,7 @@ class CheckOrder:
     gpus: tuple[int, ...]
     level: int
     slots: bool  # they are slots; GPUs that the driver does not show never pass
+    cleared_s: Mapping[int, float]  # Unix time at which a GPU, or the node (-1), was cleared last
 
 
 @dataclass(slots=True)
@@ -244,13 +245,15 @@ class CheckOrders:
         self._able: dict[str, bool] = {}  # nodes whose agents have reported, and whether they run checks
         self._lock = threading.Lock()
 
-    def run_checks(self, node: str, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
+    def run_checks(
+        self, node: str, gpus: tuple[int, ...], cleared_s: Mapping[int, float], level: int = 1
+    ) -> tuple[bool, str]:
         """Let the agent of a node check its GPUs, and wait for the outcome: whether they passed, and the evidence.
 
         Raises:
             InputError: If no agent there runs checks, or none reported an outcome in time.
         """
-        entry = _OpenOrder(CheckOrder(secrets.token_hex(8), gpus, level, self._slots))
+        entry = _OpenOrder(CheckOrder(secrets.token_hex(8), gpus, level, self._slots, cleared_s))
         with self._lock:
             if not self._able.get(node, False):
                 fix = f"start it by `longshore node agent --node {node} --checks`"

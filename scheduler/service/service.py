@@ -6,7 +6,7 @@ Source: SPEC C1, C4, C8; docs/preflight.md; docs/nodes.md, Quarantine.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +44,7 @@ from ..settings import SchedulerSettings, ServeOptions, check_open_is_local, def
 from ..store.attempts import held_gpus
 from ..store.database import Store, StoreUnreachableError, file_of, open_store
 from ..store.jobs import delete_answers
-from ..store.nodes import boot_ids, open_quarantines
+from ..store.nodes import boot_ids, last_clearances, open_quarantines
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .running_scheduler import RunningScheduler
@@ -309,14 +309,14 @@ class Service:
 
 LOCAL = "local"  # backend whose nodes are this machine
 
-CheckPlace = Callable[[str, int | None], tuple[bool, str]]
+CheckPlace = Callable[[str, int | None, Mapping[int, float]], tuple[bool, str]]
 
 
 class ServiceChecks(NamedTuple):
     """What a scheduler has of checks."""
 
     of_jobs: NodeChecks
-    place: CheckPlace  # of a node or a GPU in quarantine
+    place: CheckPlace  # of a node or a GPU in quarantine; faults before the last clearances do not count
     can: Callable[[str], bool]  # whether a node can be checked
     orders: CheckOrders  # for agents
     close: Callable[[], None]
@@ -339,8 +339,8 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
     """
     choice, orders = settings.preflight, CheckOrders(slots=slots)
 
-    def request(node: str, gpu: int | None) -> tuple[bool, str]:
-        return orders.run_checks(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+    def request(node: str, gpu: int | None, cleared_s: Mapping[int, float]) -> tuple[bool, str]:
+        return orders.run_checks(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,), cleared_s)
 
     def node_checks(rounds: BackgroundRounds | None) -> NodeChecks:
         links, scratch = choice.link_bytes_per_s, None if choice.scratch is None else choice.scratch.absolute()
@@ -361,8 +361,8 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
 
     rounds = BackgroundRounds(WarmNodes(place_of), wake)
 
-    def check(node: str, gpu: int | None) -> tuple[bool, str]:
-        return check_node(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+    def check(node: str, gpu: int | None, cleared_s: Mapping[int, float]) -> tuple[bool, str]:
+        return check_node(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,), cleared_s)
 
     return ServiceChecks(node_checks(rounds), check, lambda _: True, orders, rounds.close)
 
@@ -465,7 +465,7 @@ class Clearing:
 
     def _check_and_finish(self, place: HardwarePlace, by: str) -> None:
         try:
-            passed, evidence = self._run_checks(place)
+            passed, evidence = self._run_checks(place, by)
             self._store.write(lambda tx: self._finish(tx, place, by, evidence, passed=passed))
         except InputError:
             log.info("%s was cleared while it was checked", place.words)
@@ -475,12 +475,16 @@ class Clearing:
             with self._lock:
                 self._running.discard(place)
 
-    def _run_checks(self, place: HardwarePlace) -> tuple[bool, str]:
+    def _run_checks(self, place: HardwarePlace, by: str) -> tuple[bool, str]:
         """Run the checks of all ends of a place; what they raise is no pass."""
         found = []
         for end in place.ends:
             try:
-                passed, evidence = self._check(end.node, None if end.gpu == WHOLE_NODE else end.gpu)
+                with self._store.read() as tx:
+                    cleared_s = last_clearances(tx, end.node)
+                if by != BY_CHECKS:  # an operator requests them after the repair: no earlier fault counts
+                    cleared_s[end.gpu] = self._now_s()
+                passed, evidence = self._check(end.node, None if end.gpu == WHOLE_NODE else end.gpu, cleared_s)
             except Exception as error:  # a check may fail in any way
                 passed, evidence = False, f"the checks themselves failed: {error_line(error)}"
             found.append((bool(passed), f"{end.words}: {evidence}"))

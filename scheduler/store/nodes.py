@@ -9,9 +9,9 @@ Source: SPEC F1, F2, C9.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, func, or_, select, update
 
-from ..model.gpu_index import HardwarePlace, QuarantineEntry
+from ..model.gpu_index import HardwarePlace, QuarantineEntry, Scope
 from ..model.job import NewEvent
 from ..model.states import ProbeVerdict
 from ..rules.quarantine import closed_gpus
@@ -36,6 +36,13 @@ _SINCE = _ALL_QUARANTINES.where(
         quarantine.c.cleared_s >= bindparam("after_s"),
     )
 )
+_LAST_CLEARANCES = (
+    select(quarantine.c.gpu, func.max(quarantine.c.cleared_s))
+    .where(
+        quarantine.c.node == bindparam("of_node"), quarantine.c.cleared_s.is_not(None), quarantine.c.scope != Scope.LINK
+    )
+    .group_by(quarantine.c.gpu)
+)
 _PLACES = select(*_PLACE_COLUMNS).where(quarantine.c.cleared_s.is_(None)).order_by(quarantine.c.seq)
 _OF_SEQ = update(quarantine).where(quarantine.c.seq == bindparam("of_seq"), quarantine.c.cleared_s.is_(None))
 _SEEN = _OF_SEQ.values(symptom_s=bindparam("seen_s"), evidence=bindparam("found"))
@@ -51,6 +58,11 @@ def open_quarantines(tx: Connection) -> list[QuarantineEntry]:
 def quarantines_since(tx: Connection, after_s: float) -> list[QuarantineEntry]:
     """Return what stands in quarantine, or came there or was cleared since a Unix time."""
     return [_quarantine_entry(row) for row in tx.execute(_SINCE, {"after_s": after_s})]
+
+
+def last_clearances(tx: Connection, node: str) -> dict[int, float]:
+    """Return when GPUs of a node were cleared last, as Unix time by GPU, or WHOLE_NODE; links are no GPUs."""
+    return {int(row[0]): float(row[1]) for row in tx.execute(_LAST_CLEARANCES, {"of_node": node})}
 
 
 def quarantined_gpus(tx: Connection, sizes: Mapping[str, int]) -> frozenset[tuple[str, int]]:

@@ -4,8 +4,8 @@
 real driver does when a GPU is lost in the middle of a call. No test with it shows that a real GPU is read correctly.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longshore.preflight.check import CheckedJob, CheckFinding, find_check
@@ -121,10 +121,10 @@ def ask(
     check: str,
     gpus: Sequence[int] = (0, 1),
     workload: CheckedJob | None = None,
-    cleared_s: float = 0.0,
+    cleared_s: Mapping[int, float] | None = None,
 ) -> list[CheckFinding]:
     """Return what a check finds, as a warm process reports it."""
-    chosen = CheckScope(tuple(gpus), ("n1",), 1, find_check(check).limit_s, cleared_s)
+    chosen = CheckScope(tuple(gpus), ("n1",), 1, find_check(check).limit_s, cleared_s or {})
     request = CheckRequest(number=1, check=check, chosen=chosen, workload=workload or CheckedJob())
     return run_check(request, context)
 

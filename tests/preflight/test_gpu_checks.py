@@ -1,6 +1,7 @@
 """Checks of hardware on scripted GPUs, ports and logs: each fault with its verdict. No real GPU is used."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from longshore.preflight.check import (
 )
 from longshore.preflight.checks import dcgm_findings, fail_differing_versions
 from longshore.preflight.compute_checks import fail_slow_products
-from longshore.preflight.context import Context
+from longshore.preflight.context import WHOLE_NODE, CheckGroup, Context
 from longshore.preflight.readers import ClockLimits, GpuProcess, NvLink, Pcie, RemappedRows
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
 from tests.preflight.gpus import ScriptedGpu, ask, gpu, node, write_port
@@ -220,7 +221,10 @@ def test_a_fault_in_the_log_has_the_verdict_of_its_number(
     found = ask(context, "xid.recent")
     assert [it.outcome for it in found] == ([] if outcome is None else [outcome])
     assert all(it.device == "gpu 1" and f"Xid {number}" in it.got and it.action for it in found)
-    assert ask(context, "xid.recent", cleared_s=5.1) == []  # what came before the clearance never acts again
+    at_s = time.time() - time.monotonic() + 5.0
+    for place, is_outdated in ((1, True), (WHOLE_NODE, True), (0, False)):  # what came before never acts again
+        assert ask(context, "xid.recent", cleared_s={place: at_s + 1.0}) == ([] if is_outdated else found)
+        assert ask(context, "xid.recent", cleared_s={place: at_s - 1.0}) == found
     outside = [it.outcome for it in ask(context, "xid.recent", (0,))]
     assert FAIL not in outside or number == 79  # that one takes the machine with it
 

@@ -23,9 +23,11 @@ def elsewhere(service: Service) -> None:
     orders = CheckOrders(slots=True)
     service.checks = service.checks._replace(orders=orders)
     service.clearing = Clearing(
-        service.store, lambda node, gpu: orders.run_checks(node, (0, 1) if gpu is None else (gpu,)), service.now_s,
+        service.store,
+        lambda node, gpu, cleared_s: orders.run_checks(node, (0, 1) if gpu is None else (gpu,), cleared_s),
+        service.now_s,
         orders.can_check,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -1,18 +1,25 @@
 """Quarantine through the API: which callers may put things there, and how they are cleared."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
+from longshore.cluster.model.placement import Share
+from longshore.preflight.context import NodeSetup
+from longshore.preflight.warm import LocalNode
 from longshore.scheduler.access.tokens import Role, add_token, new_token
+from longshore.scheduler.control import node_checks
 from longshore.scheduler.health.quarantining import quarantine
-from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
+from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
+from longshore.scheduler.model.job_spec import stored_job_or_default
+from longshore.scheduler.rules.quarantine import BY_CHECKS
 from longshore.scheduler.service.service import MAX_CHECKS_AT_ONCE, Clearing, Service
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.nodes import add_quarantine
+from longshore.scheduler.store.nodes import add_quarantine, last_clearances
 from tests.scheduler.served import until
 
 NODE = "rack0-node1"
@@ -28,7 +35,7 @@ def checked_by(
     can: Callable[[str], bool] = lambda _: True,
 ) -> None:
     """Let checks be available, as the preflight gives them to a scheduler."""
-    service.clearing = Clearing(service.store, check, service.now_s, can)
+    service.clearing = Clearing(service.store, lambda node, gpu, _: check(node, gpu), service.now_s, can)
 
 
 def open_quarantines(api: httpx.Client) -> list[dict[str, object]]:
@@ -107,6 +114,37 @@ def test_checks_that_pass_clear_it_and_those_that_fail_or_break_say_why(api: htt
     wait_for_checks(service)
     assert open_quarantines(api) == []
     assert checked == [(NODE, None), (NODE, None), (NODE, 2)]
+
+
+def test_faults_before_a_clearance_do_not_count_in_checks_after_it(
+    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[Mapping[int, float]] = []
+
+    def check(_node: str, _gpu: int | None, cleared_s: Mapping[int, float]) -> tuple[bool, str]:
+        received.append(dict(cleared_s))
+        return True, "fine"
+
+    service.clearing = Clearing(service.store, check, service.now_s)
+    for gpu in (2, None):
+        before_s = service.now_s()
+        api.post("/v1/quarantine", json={**XID, "gpu": gpu}).raise_for_status()
+        api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": gpu}).raise_for_status()
+        wait_for_checks(service)
+        assert before_s <= received[-1][WHOLE_NODE if gpu is None else gpu] <= service.now_s()  # when it was requested
+    with service.store.read() as tx:
+        cleared_s = last_clearances(tx, NODE)
+        assert last_clearances(tx, "rack0-node0") == {}
+    assert cleared_s.keys() == {2, WHOLE_NODE}
+    assert all(cleared_s[place] >= received[-1][place] for place in cleared_s)
+    service.clearing._run_checks(HardwarePlace(NODE, 2), BY_CHECKS)
+    assert received[-1] == cleared_s
+    rounds: list[object] = []
+    monkeypatch.setattr(node_checks, "run_round", lambda *_, cleared_s: rounds.append(cleared_s))
+    begun = node_checks._BegunRound("j", 1, "ls-j-1", node_checks.CheckPhase.START, (Share(NODE, (2,)),))
+    work = node_checks.NodeChecks()._round_work(begun, stored_job_or_default({"command": ["true"]}), service.store)
+    work({NODE: LocalNode(NodeSetup(NODE, Path()))})
+    assert rounds == [{NODE: cleared_s}]
 
 
 def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> None:

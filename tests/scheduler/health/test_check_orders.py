@@ -21,10 +21,10 @@ def test_an_order_is_fetched_until_the_agent_reports_its_outcome() -> None:
     board = CheckOrders()
     board.fetch_orders(NODE, able=True)
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(board.run_checks, NODE, (0, 1))
+        running = pool.submit(board.run_checks, NODE, (0, 1), {1: 5.0})
         (order,) = fetched(board)
         assert fetched(board) == (order,)
-        assert (order.gpus, order.level) == ((0, 1), 1)
+        assert (order.gpus, order.level, order.cleared_s) == ((0, 1), 1, {1: 5.0})
         assert board.fetch_orders("another", able=True) == ()
         assert not board.record_outcome("another", order.id, "", passed=True)
         assert board.record_outcome(NODE, order.id, "smoke", passed=False)
@@ -37,7 +37,7 @@ def test_each_caller_gets_the_outcome_of_its_own_order() -> None:
     board = CheckOrders()
     board.fetch_orders(NODE, able=True)
     with ThreadPoolExecutor(8) as pool:
-        running = {gpu: pool.submit(board.run_checks, NODE, (gpu,)) for gpu in range(8)}
+        running = {gpu: pool.submit(board.run_checks, NODE, (gpu,), {}) for gpu in range(8)}
         until(lambda: len(board.fetch_orders(NODE, able=True)) == 8)
         for order in board.fetch_orders(NODE, able=True):
             board.record_outcome(NODE, order.id, str(order.gpus[0]), passed=True)
@@ -51,14 +51,14 @@ def test_without_an_agent_that_checks_the_caller_does_not_wait(*, able: bool | N
         board.fetch_orders(NODE, able=able)
     assert not board.can_check(NODE)
     with pytest.raises(InputError, match="no agent on rack0-node2 runs checks; start it by"):
-        board.run_checks(NODE, (0,))
+        board.run_checks(NODE, (0,), {})
 
 
 def test_a_caller_waits_for_a_silent_agent_no_longer_than_the_limit() -> None:
     board = CheckOrders(limit_s=0.1)
     board.fetch_orders(NODE, able=True)
     with pytest.raises(InputError, match=r"within \d"):
-        board.run_checks(NODE, (0,))
+        board.run_checks(NODE, (0,), {})
     assert board.fetch_orders(NODE, able=True) == ()
 
 
@@ -67,4 +67,4 @@ def test_a_scheduler_that_stops_wakes_all_callers() -> None:
     board.fetch_orders(NODE, able=True)
     threading.Timer(0.2, board.wake_waiters).start()
     with pytest.raises(InputError):
-        board.run_checks(NODE, (0,))
+        board.run_checks(NODE, (0,), {})
