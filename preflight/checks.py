@@ -5,13 +5,11 @@ Source: SPEC C6, C2.
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +39,7 @@ from .readers import (
     xid_lines,
     xid_of,
 )
+from .removal import remove_tree
 
 NOT_REPORTED = "the GPU does not report it"
 KILL_WAIT_S, KILL_POLL_S = 5.0, 0.02
@@ -94,32 +93,11 @@ def _remove_folder(folder: Path) -> CheckFinding:
     """Remove a folder; of a link, the target stays. Several nodes of one machine may do so at once."""
     if not folder.is_absolute() or len(folder.parts) < 3:
         return failed("scratch", str(folder), "an absolute path below another folder", "correct the settings")
-
-    def ignore_missing(_call: object, _path: str, error: tuple[type, BaseException, object]) -> None:
-        if not isinstance(error[1], FileNotFoundError):
-            raise error[1]
-
     try:
-        if folder.is_symlink() or folder.is_file():
-            folder.unlink(missing_ok=True)
-        else:
-            _make_writable(folder)
-            shutil.rmtree(folder, onerror=ignore_missing)
+        remove_tree(folder)
     except OSError as error:
-        return failed("scratch", f"{error.filename or folder}: {error.strerror}", "no such folder", KEEP_OUT)
+        return failed("scratch", f"{folder}: {error}", "no such folder", KEEP_OUT)
     return passed("scratch")
-
-
-def _make_writable(folder: Path) -> None:
-    """Make the folders in a folder writable, where a job has revoked that right."""
-    with suppress(OSError):
-        folder.chmod(0o700)
-    for inside, folders, _ in os.walk(folder):
-        for name in folders:
-            path = Path(inside, name)
-            with suppress(OSError):  # missing, or another user's, which the removal reports
-                if not path.is_symlink() and path.stat().st_mode & 0o700 != 0o700:
-                    path.chmod(0o700)
 
 
 def _clocks_finding(device: str, done: bool | None) -> CheckFinding:  # noqa: FBT001  # None is unknown

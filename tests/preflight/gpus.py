@@ -129,6 +129,13 @@ def ask(
     return run_check(request, context)
 
 
+def ask_after(folder: Path, scratch: Path) -> list[CheckFinding]:
+    """Return what the clean-up of a node of slots finds, whose job had a scratch folder."""
+    chosen = CheckScope((0,), ("n1",), 1, find_check("post.reset").limit_s, scratch=str(scratch))
+    request = CheckRequest(number=1, check="post.reset", chosen=chosen, workload=CheckedJob())
+    return run_check(request, node(folder, None, slots=True))
+
+
 def write_port(root: Path, name: str, state: str = "4: ACTIVE", physical: str = "5: LinkUp", **counters: int) -> None:
     device, _, port = name.partition("/")
     folder = root / device / "ports" / port
