@@ -447,7 +447,10 @@ class BackgroundRounds:
 
     def _end_round(self, name: str, lent: Mapping[str, LocalNode], ended: FinishedRound) -> None:
         with self._lock:
-            self._nodes.give_back(lent)
             del self._running[name]
             self._ended[name] = ended
+            try:
+                self._nodes.give_back(lent)
+            except Exception:  # the round has ended all the same, or its job would wait for ever
+                log.exception("processes of the checks of %s could not be ended", name)
         self._wake()

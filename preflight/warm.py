@@ -43,16 +43,25 @@ class LocalNode:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process unless it runs, without waiting until it is warm."""
+        """Start the process unless it runs, without waiting until it is warm.
+
+        Raises:
+            OSError: If this machine starts no further process.
+            EOFError: If the process that it is forked from was killed; the next start brings another one.
+        """
         if self._process is not None and not self.is_gone() and self._groups < MAX_GROUPS:
             return
         self.close()
         context = _forkserver_context()
         ours, theirs = context.Pipe()
-        with theirs:
-            self._process = context.Process(target=self._target, args=(theirs, self._setup), daemon=True)
-            self._process.start()
-        self._connection, self._is_warm, self._groups = ours, False, 0
+        process = context.Process(target=self._target, args=(theirs, self._setup), daemon=True)
+        try:
+            with theirs:
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        self._process, self._connection, self._is_warm, self._groups = process, ours, False, 0
 
     def wait_until_warm(self, wait_s: float = WARM_S) -> bool:
         """Return whether it accepts requests, after waiting at most `wait_s`."""

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,50 @@ def test_a_round_for_which_no_thread_can_be_had_has_ended(
     assert rounds.begin("second", ["a"], lambda _: REPORT)
     until(lambda: "second" in rounds.abort_late_and_get_ended())
     assert sys.exc_info() == (None, None, None)
+
+
+@pytest.mark.parametrize("error", [OSError(11, "no more processes"), EOFError(), ConnectionResetError()])
+def test_a_process_that_could_not_be_forked_is_started_the_next_time(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, begun = LocalNode(NodeSetup("a", tmp_path, slots=True)), list[object]()
+
+    def fail(_: object) -> None:
+        raise error
+
+    def begin(process: object) -> None:
+        begun.append(process)
+
+    monkeypatch.setattr(ForkServerProcess, "start", fail)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            node.start()
+        assert node.is_gone()
+        assert node.waitables() == []
+        node.kill()
+        node.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    monkeypatch.setattr(ForkServerProcess, "start", begin)
+    node.start()
+    assert len(begun) == 1
+
+
+class Kept(WarmNodes):
+    """Nodes that cannot be given back."""
+
+    def give_back(self, names: Iterable[str]) -> None:
+        super().give_back(names)
+        raise OSError("a process cannot be ended")
+
+
+def test_a_round_ends_also_if_its_processes_cannot_be_ended(tmp_path: Path) -> None:
+    rounds = BackgroundRounds(Kept(lambda node: NodeSetup(node, tmp_path, slots=True)), lambda: None)
+    for number in range(2 * MAX_ROUNDS):
+        name = str(number)
+        assert rounds.begin(name, ["a"], lambda _: REPORT)
+        until(lambda name=name: name in rounds.abort_late_and_get_ended())  # type: ignore[misc]
+        assert rounds.abort_late_and_get_ended()[name].report == REPORT
 
 
 class Lent(WarmNodes):
