@@ -16,6 +16,7 @@ from pathlib import Path
 from ..cluster.files.processes import Process, environment, find, kill, living
 from .check import (
     Check,
+    CheckedJob,
     CheckFinding,
     CheckStage,
     Compared,
@@ -32,6 +33,7 @@ from .readers import (
     GpuInfo,
     GpuLostError,
     GpuProcess,
+    GpuReader,
     RemappedRows,
     XidLine,
     is_line_of_gpu,
@@ -57,7 +59,38 @@ def reset_node(context: Context) -> Iterator[CheckFinding]:
         ]  # it ran checks there
         if holders:
             yield failed(f"gpu {gpu}", _processes_text(holders), "no process holds its memory", KEEP_OUT)
-        yield _clocks_finding(f"gpu {gpu}", reader.reset_clocks(gpu))
+        restored = list(restore_gpu(reader, gpu, context.workload, context.power_limits_w.get(gpu)))
+        if False not in restored:
+            context.power_limits_w.pop(gpu, None)
+        yield from (_clocks_finding(f"gpu {gpu}", done) for done in restored)
+
+
+def restore_gpu(
+    reader: GpuReader, gpu: int, workload: CheckedJob, power_limit_w: float | None
+) -> Iterator[bool | None]:
+    """Take back what a job has set of a GPU, and only that: the rest may be an administrator's.
+
+    Args:
+        reader: Of the GPU.
+        gpu: Its index.
+        workload: Of the job.
+        power_limit_w: The limit before the job; the factory's default if it is unknown.
+
+    Yields:
+        For each setting whether it was restored, None without the right to do so.
+    """
+    if workload.clock_mhz:
+        yield reader.reset_clock(gpu)
+    if workload.power_w:
+        limits = reader.clock_limits(gpu)
+        before_w = power_limit_w or (None if limits is None else limits.default_power_limit_w)
+        yield None if before_w is None else reader.limit_power(gpu, before_w)
+
+
+def power_limit_of(reader: GpuReader, gpu: int) -> float | None:
+    """Return the power limit of a GPU in W, None if it does not report it."""
+    limits = reader.clock_limits(gpu)
+    return None if limits is None else limits.power_limit_w
 
 
 def _processes_text(holders: list[GpuProcess]) -> str:
@@ -108,7 +141,7 @@ def _clocks_finding(device: str, done: bool | None) -> CheckFinding:  # noqa: FB
 
 # Scratch folders of a million small files take a minute to remove.
 RESET_CHECK = Check(
-    "post.reset", 0, "leftovers ended, scratch cleared, clocks restored", 120.0, reset_node, (), CheckStage.AFTER
+    "post.reset", 0, "leftovers ended, scratch cleared, the job's clocks reset", 120.0, reset_node, (), CheckStage.AFTER
 )
 
 
@@ -397,6 +430,9 @@ def apply_gpu_settings(context: Context) -> Iterator[CheckFinding]:
             done = reader.lock_clock(gpu, workload.clock_mhz)
             yield _settings_finding(f"gpu {gpu}", f"a clock of {workload.clock_mhz} MHz", done)
         if workload.power_w:
+            before_w = power_limit_of(reader, gpu)
+            if before_w is not None:
+                context.power_limits_w.setdefault(gpu, before_w)  # the first one, if the reset of a job has failed
             done = reader.limit_power(gpu, workload.power_w)
             yield _settings_finding(f"gpu {gpu}", f"a power limit of {workload.power_w:g} W", done)
 

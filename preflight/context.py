@@ -71,6 +71,7 @@ class Context:
     chosen: CheckScope = CheckScope((), (), 1, 1.0)
     group: CheckGroup | None = None
     counters: dict[tuple[str, str], int] = field(default_factory=dict)  # when last read, by device and name
+    power_limits_w: dict[int, float] = field(default_factory=dict)  # of GPUs, before a job's own were set
     products: dict[str, "ReferencedProduct"] = field(default_factory=dict)
     joined: dict[str, "ProcessGroup"] = field(default_factory=dict)
     stores: dict[str, object] = field(default_factory=dict)  # by address

@@ -375,16 +375,9 @@ class GpuReader:
         handle = self._handle(gpu)
         return self._try_change(partial(self._nvml.nvmlDeviceSetPowerManagementLimit, handle, round(watts * 1000.0)))
 
-    def reset_clocks(self, gpu: int) -> bool | None:
-        """Reset its clocks and its power limit; None without the right to do so."""
-        nvml, handle = self._nvml, self._handle(gpu)
-
-        def reset() -> None:
-            nvml.nvmlDeviceResetGpuLockedClocks(handle)
-            default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, default)
-
-        return self._try_change(reset)
+    def reset_clock(self, gpu: int) -> bool | None:
+        """Unlock its clock; None without the right to do so."""
+        return self._try_change(partial(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle(gpu)))
 
     def _try_change(self, change: Callable[[], object]) -> bool | None:
         """Change a setting; return whether that worked, None without the right to do so."""

@@ -10,13 +10,12 @@ import argparse
 import json
 import os
 import select
-import shutil
 import signal
 import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -33,10 +32,12 @@ from .check import (
     check_limit_s,
     chosen_checks,
 )
+from .checks import power_limit_of, restore_gpu
 from .context import CheckGroup, CheckScope, NodeSetup
 from .readers import GpuInfo, GpuLostError, open_nvml, visible_gpus
-from .running import compare_nodes, results_of, run_lists
-from .warm import WARM_S, LocalNode
+from .removal import remove_tree
+from .running import INSPECT_NODE, compare_nodes, results_of, run_lists
+from .warm import WARM_S, LocalNode, end_fork_server
 from .warm_worker import CheckRequest
 
 SAME_S = 1.0  # within which all processes of a job get a signal that goes to all of them
@@ -153,17 +154,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         workload = _job_of_options(given)
         rank = rank_of_environment(os.environ, () if given.slots else _gpus_here())
+        restore = _make_restore(rank.gpu, workload, slots=given.slots)
         report = check_rank(rank, workload, given.level, given.references, slots=given.slots)
     except LongshoreError as error:
         parser.exit(2, f"longshore: {error}\n")
+    not_fit = EX_TEMPFAIL if given.again else NOT_FIT
     if not report.passed:
-        parser.exit(
-            EX_TEMPFAIL if given.again else NOT_FIT, "".join(f"longshore: {line}\n" for line in report.diagnostics())
-        )
+        parser.exit(not_fit, "".join(f"longshore: {line}\n" for line in report.diagnostics()))
+    end_fork_server()
     try:
-        if not (given.gpu_clock or given.gpu_power or given.scratch):
+        scratch = None if given.scratch is None else _make_scratch(given.scratch, rank)
+    except OSError as error:
+        restore()
+        parser.exit(not_fit, f"longshore: no scratch folder can be made in {given.scratch}: {error.strerror}\n")
+    try:
+        if not (given.gpu_clock or given.gpu_power or scratch):
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores: the command would, too
+                signal.signal(number, signal.SIG_DFL)
             os.execvp(given.command[0], given.command)
-        status = _run_command(given.command, rank, given.scratch, slots=given.slots)
+        status = _run_command(given.command, scratch, restore)
     except OSError as error:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
     if status < 0:  # as the command ended, so does this process
@@ -190,21 +199,27 @@ def _job_of_options(given: argparse.Namespace) -> CheckedJob:
     except (ValueError, TypeError) as error:
         raise InputError("the sample or a number cannot be used", "see --help", field="options") from error
 
+def _make_scratch(folder: Path, rank: JobRank) -> Path:
+    """Make a folder that only this user can enter, and that no other process has.
 
-def _run_command(command: Sequence[str], rank: JobRank, scratch: Path | None, *, slots: bool) -> int:
-    """Run a command with a scratch folder of its own; remove the folder, reset the GPU, and return the status.
+    Raises:
+        OSError: If it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = rank.name.replace("/", "_")[:100]
+    return Path(tempfile.mkdtemp(prefix=f"{name}-{rank.rank}-", dir=folder.absolute()))
+
+
+def _run_command(command: Sequence[str], scratch: Path | None, restore: Callable[[], None]) -> int:
+    """Run a command; remove its scratch folder, restore the settings of the GPU, and return the status.
 
     Signals that the command has not received are forwarded to it. If this process is killed, folder and settings stay.
 
     Raises:
-        OSError: If it cannot be run, or the folder cannot be made.
+        OSError: If it cannot be run.
     """
-    own = None if scratch is None else scratch.absolute() / f"{rank.name}-{rank.rank}"
-    environment = dict(os.environ)
+    environment = dict(os.environ) if scratch is None else {**os.environ, SCRATCH: str(scratch)}
     try:
-        if own is not None:
-            own.mkdir(parents=True, exist_ok=True, mode=0o700)
-            environment[SCRATCH] = str(own)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the system reports no status
         with SignalWitness(FORWARDED) as witness:
             child = subprocess.Popen(command, env=environment)
@@ -218,18 +233,35 @@ def _run_command(command: Sequence[str], rank: JobRank, scratch: Path | None, *,
                 signal.signal(number, forward)
             return child.wait()
     finally:
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
-        if not slots:
-            _reset_clocks(rank.gpu)
+        restore()
+        if scratch is not None:
+            _remove_scratch(scratch)
 
 
-def _reset_clocks(gpu: int) -> None:
-    """Reset the clocks and power limit of a GPU, if this process may."""
+def _remove_scratch(folder: Path) -> None:
+    """Remove a folder; what stays is reported, and changes no status."""
     try:
-        open_nvml().reset_clocks(gpu)
+        remove_tree(folder)
+    except OSError as error:
+        with suppress(OSError):
+            os.write(2, f"longshore: {folder} is not removed: {error}\n".encode("utf-8", "surrogateescape"))
+
+
+def _make_restore(gpu: int, workload: CheckedJob, *, slots: bool) -> Callable[[], None]:
+    """Return what restores the settings of a GPU after the job, if this process may; called before they are set."""
+    if slots or not (workload.clock_mhz or workload.power_w):
+        return lambda: None
+    try:
+        reader = open_nvml()
+        before_w = power_limit_of(reader, gpu)
     except (BackendError, GpuLostError):
-        return
+        return lambda: None
+
+    def restore() -> None:
+        with suppress(GpuLostError):
+            list(restore_gpu(reader, gpu, workload, before_w))
+
+    return restore
 
 
 def wrap_command(

@@ -13,9 +13,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
 
 from ..cluster.files.errors import BackendError
 from ..cluster.files.plugins import is_ours, registered
@@ -144,6 +145,23 @@ def start_fork_server() -> None:
     """Start the process that others are forked from, so that the first need not wait for PyTorch. Does not wait."""
     _forkserver_context()
     forkserver.ensure_running()
+
+
+def end_fork_server() -> None:
+    """End the process that others are forked from, and its resource tracker; there is no public way.
+
+    A program that this process becomes would have them as children, and their memory would be held as long.
+    """
+    server: Any = forkserver._forkserver
+    tracker: Any = resource_tracker._resource_tracker
+    for pid in (server._forkserver_pid, tracker._pid):
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for ended in (server, tracker):
+        with suppress(ChildProcessError, FileNotFoundError):
+            ended._stop()
+    util._run_finalizers()  # type: ignore[attr-defined]  # removes the folder of its socket
 
 
 def _forkserver_context() -> ForkServerContext:

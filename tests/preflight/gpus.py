@@ -38,7 +38,6 @@ class ScriptedGpu:
     resets: bool | None = True
     sets: bool | None = True  # clocks and limits of power
     clock_mhz: int = 0  # as set, 0 for that by default
-    power_w: float = 0.0
     lost: bool = False
 
 
@@ -94,14 +93,14 @@ class ScriptedReader(GpuReader):
     def limit_power(self, gpu: int, watts: float) -> bool | None:
         """Set it if it can be, and return what was scripted."""
         it = self._of(gpu)
-        it.power_w = watts if it.sets else it.power_w
+        if it.sets and it.clocks is not None:
+            it.clocks = replace(it.clocks, power_limit_w=watts)
         return it.sets
 
-    def reset_clocks(self, gpu: int) -> bool | None:
+    def reset_clock(self, gpu: int) -> bool | None:
         """Take back what was set if that can be done, and return what was scripted."""
         it = self._of(gpu)
-        if it.resets:
-            it.clock_mhz, it.power_w = 0, 0.0
+        it.clock_mhz = 0 if it.resets else it.clock_mhz
         return it.resets
 
 

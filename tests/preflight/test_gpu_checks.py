@@ -301,7 +301,7 @@ def test_clocks_that_cannot_be_restored_are_reported(
     *, resets: bool | None, outcome: CheckOutcome, tmp_path: Path
 ) -> None:
     one = replace(gpu(0), resets=resets)
-    assert ask(node(tmp_path, [one]), "post.reset", (0,))[-1].outcome is outcome
+    assert ask(node(tmp_path, [one]), "post.reset", (0,), CheckedJob(clock_mhz=1410))[-1].outcome is outcome
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ for gpu in reader.gpus():
     print(gpu)
 for gpu in range(4):
     for read in (reader.uncorrected_errors, reader.remapped_rows, reader.pcie, reader.nvlinks, reader.clock_limits,
-                 reader.memory_holders, reader.reset_clocks):
+                 reader.memory_holders, reader.reset_clock):
         try:
             print(gpu, read.__name__, read(gpu))
         except GpuLostError as error:
@@ -48,7 +48,7 @@ free_bytes=84825604096)
 NvLink(link=1, active=False, remote_pci='00000000:10:00.0', recoveries=11, replays=1, crc_errors=21)]
 0 clock_limits ClockLimits(reasons=(), power_limit_w=400.0, default_power_limit_w=700.0)
 0 memory_holders []
-0 reset_clocks None
+0 reset_clock None
 1 uncorrected_errors 1
 1 remapped_rows RemappedRows(corrected=1, uncorrected=2, pending=True, failed=False)
 1 pcie Pcie(generation=5, width=8, max_width=16)
@@ -56,21 +56,21 @@ NvLink(link=1, active=False, remote_pci='00000000:10:00.0', recoveries=11, repla
 NvLink(link=1, active=False, remote_pci='00000000:0F:00.0', recoveries=11, replays=1, crc_errors=21)]
 1 clock_limits ClockLimits(reasons=('hardware thermal slowdown',), power_limit_w=400.0, default_power_limit_w=700.0)
 1 memory_holders [GpuProcess(pid=4321, bytes=1073741824)]
-1 reset_clocks None
+1 reset_clock None
 2 uncorrected_errors None
 2 remapped_rows None
 2 pcie None
 2 nvlinks None
 2 clock_limits None
 2 memory_holders None
-2 reset_clocks None
+2 reset_clock None
 3 uncorrected_errors lost
 3 remapped_rows lost
 3 pcie lost
 3 nvlinks lost
 3 clock_limits lost
 3 memory_holders lost
-3 reset_clocks lost
+3 reset_clock lost
 """
 RUN_CHECKS = """
 from pathlib import Path

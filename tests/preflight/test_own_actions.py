@@ -20,11 +20,12 @@ from longshore.preflight.check import (
     find_check,
 )
 from longshore.preflight.context import CheckScope
+from longshore.preflight.readers import ClockLimits
 from longshore.preflight.travelling import wrap_command
 from longshore.preflight.warm_worker import CheckRequest, run_check
 from longshore.scheduler.control.node_checks import quarantine_findings
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
-from tests.preflight.gpus import ask, gpu, node
+from tests.preflight.gpus import ScriptedGpu, ask, gpu, node
 from tests.scheduler.served import until
 
 PASS, WARN, FAIL, INCOMPLETE = CheckOutcome.PASS, CheckOutcome.WARN, CheckOutcome.FAIL, CheckOutcome.INCOMPLETE
@@ -115,13 +116,36 @@ def test_what_a_sample_of_the_job_finds_puts_nothing_into_quarantine() -> None:
 SETTINGS = CheckedJob(clock_mhz=1410, power_w=300.5)
 
 
-def test_gpus_are_set_as_the_job_asks_and_as_by_default_after_it(tmp_path: Path) -> None:
-    gpus = [gpu(0), gpu(1), gpu(2)]
+CAPPED = ClockLimits((), power_limit_w=500.0, default_power_limit_w=700.0)  # by an administrator
+
+
+def settings_of(one: ScriptedGpu) -> tuple[int, float | None]:
+    return one.clock_mhz, None if one.clocks is None else one.clocks.power_limit_w
+
+
+@pytest.mark.parametrize(
+    ("workload", "during"),
+    [
+        (SETTINGS, (1410, 300.5)), (CheckedJob(clock_mhz=1410), (1410, 500.0)),
+        (CheckedJob(power_w=300.5), (900, 300.5)), (CheckedJob(), (900, 500.0)),
+    ],
+)  # fmt: skip
+def test_gpus_are_set_as_the_job_asks_and_what_it_has_set_is_restored(
+    workload: CheckedJob, during: tuple[int, float], tmp_path: Path
+) -> None:
+    gpus = [replace(gpu(it), clocks=CAPPED, clock_mhz=900) for it in range(3)]
     context = node(tmp_path, gpus)
-    assert {it.outcome for it in ask(context, "gpu.settings", (0, 2), SETTINGS)} == {PASS}
-    assert [(it.clock_mhz, it.power_w) for it in gpus] == [(1410, 300.5), (0, 0.0), (1410, 300.5)]
-    ask(context, "post.reset", (0, 2), SETTINGS)
-    assert [(it.clock_mhz, it.power_w) for it in gpus] == [(0, 0.0)] * 3
+    ask(context, "gpu.settings", (0, 2), workload)
+    assert [settings_of(it) for it in gpus] == [during, (900, 500.0), during]
+    ask(context, "post.reset", (0, 2), workload)
+    after = (0 if workload.clock_mhz else 900, 500.0)
+    assert [settings_of(it) for it in gpus] == [after, (900, 500.0), after]
+
+
+def test_a_power_limit_is_that_of_the_factory_where_the_one_before_is_unknown(tmp_path: Path) -> None:
+    one = replace(gpu(0), clocks=replace(CAPPED, power_limit_w=300.5))
+    ask(node(tmp_path, [one]), "post.reset", (0,), SETTINGS)  # another process than the one that set it
+    assert settings_of(one) == (0, 700.0)
 
 
 @pytest.mark.parametrize("sets", [None, False])

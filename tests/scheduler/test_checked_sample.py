@@ -84,7 +84,7 @@ def test_a_link_below_what_is_promised_keeps_a_job_of_several_nodes_from_startin
 
 
 @pytest.mark.full
-def test_gpus_are_set_before_the_command_of_a_job_and_as_by_default_after_it(served: Checked, tmp_path: Path) -> None:
+def test_gpus_are_set_before_the_command_of_a_job_and_as_before_after_it(served: Checked, tmp_path: Path) -> None:
     if (compiler := shutil.which("cc")) is None or find_spec("pynvml") is None:
         pytest.skip("there is no C compiler for the library in place of NVML, or nvidia-ml-py is not installed")
     processes.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", STUB], check=True)
@@ -101,5 +101,5 @@ def test_gpus_are_set_before_the_command_of_a_job_and_as_by_default_after_it(ser
     assert served.ended(job) == "failed"
     assert "signal 9" in served.ask(f"/v1/jobs/{job}/attempts")[0]["cause"], served.call("logs", job).stdout
     assert Path(f"{log}.seen").read_text().splitlines() == ["clock 0 1410", "power 0 300000"]
-    assert log.read_text().splitlines()[2:] == ["reset 0 0", "power 0 700000"]
+    assert log.read_text().splitlines()[2:] == ["reset 0 0", "power 0 400000"]  # the limit before
     assert list((tmp_path / "scratch").iterdir()) == []
