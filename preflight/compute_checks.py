@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..cluster.files.processes import free_port
 from .check import (
     WRONG_ANSWER,
     Check,
@@ -300,15 +301,27 @@ def _run_job_sample(context: Context, folder: str) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
+OF_WHOLE_JOB = ("LONGSHORE_STEPS", "LONGSHORE_SAVED", "LONGSHORE_PROGRESS")  # variables that name files of its ranks
+
+
 def _sample_environment(context: Context) -> dict[str, str]:
-    """Return the environment of a job's own sample: that of a single rank."""
+    """Return the environment of a job's own sample: that of a single rank, which meets no other one.
+
+    It reports nothing to the job's files, and two samples on one machine have ports of their own.
+    """
     gpus, given = ",".join(map(str, context.chosen.gpus)), dict(context.workload.environment)
     shown = "" if context.setup.slots else gpus
-    if context.setup.warmed is not None:  # a rank, which may number its GPUs otherwise
+    if context.setup.warmed is not None:  # a rank: this process inherits its environment, which may have any bytes
+        given = dict(os.environ)
         shown = _gpu_of_local_rank(given.get("CUDA_VISIBLE_DEVICES", shown), given.get("LOCAL_RANK", "0"))
+    kept = {
+        name: value
+        for name, value in given.items()
+        if name not in OF_WHOLE_JOB and not name.startswith("TORCHELASTIC_")
+    }
     return {
         "HOME": os.environ.get("HOME", "/"), "PATH": os.defpath, "PYTHONUNBUFFERED": "1",
-        **given, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **kept, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": shown, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
         "LOCAL_WORLD_SIZE": "1", "LONGSHORE_NODE": context.node, "LONGSHORE_GPUS": gpus, "LONGSHORE_SAMPLE": "1",
     }  # fmt: skip

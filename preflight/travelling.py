@@ -189,15 +189,17 @@ def _job_of_options(given: argparse.Namespace) -> CheckedJob:
         InputError: If an option is invalid.
     """
     try:
-        sample = tuple(json.loads(given.sample)) if given.sample else ()
-        return CheckedJob(
+        sample = tuple(json.loads(given.sample.encode())) if given.sample else ()
+        job = CheckedJob(
             dtype=given.dtype, backend=given.backend, attachments=tuple(given.attachments), sample=sample,
-            sample_limit_s=given.sample_limit, sample_folder=str(Path.cwd()) if sample else "",
-            environment=tuple(os.environ.items()) if sample else (), link_bytes_per_s=given.link_bytes_per_s,
-            clock_mhz=given.gpu_clock, power_w=given.gpu_power,
+            sample_limit_s=given.sample_limit, sample_folder="." if sample else "",
+            link_bytes_per_s=given.link_bytes_per_s, clock_mhz=given.gpu_clock, power_w=given.gpu_power,
         )  # fmt: skip
+        job.model_dump_json()  # as it is sent
     except (ValueError, TypeError) as error:
         raise InputError("the sample or a number cannot be used", "see --help", field="options") from error
+    return job
+
 
 def _make_scratch(folder: Path, rank: JobRank) -> Path:
     """Make a folder that only this user can enter, and that no other process has.

@@ -19,6 +19,7 @@ from longshore.preflight.check import (
     check_limit_s,
     find_check,
 )
+from longshore.preflight.compute_checks import OF_WHOLE_JOB, _sample_environment
 from longshore.preflight.context import CheckScope
 from longshore.preflight.readers import ClockLimits
 from longshore.preflight.travelling import wrap_command
@@ -75,6 +76,25 @@ def test_a_sample_is_reported_its_gpus_and_has_the_environment_and_the_folder_of
     asked = (("ASKED", "for"), ("CUDA_VISIBLE_DEVICES", "7"), ("RANK", "5"))
     assert sampled(tmp_path, script, sample_folder=str(tmp_path), environment=asked)[0] is PASS
     assert (tmp_path / "environment").read_text() == "for n1 0,1  0 1"
+
+
+def test_the_sample_of_a_rank_meets_no_other_one_and_reports_nothing_to_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STEPS", "SAVED", "PROGRESS"):
+        monkeypatch.setenv(f"LONGSHORE_{name}", str(tmp_path / name))
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("OWN", "\udcff")  # its bytes are no UTF-8
+    context = node(tmp_path, None, slots=True, warmed=(0,))
+    context.workload, context.chosen = CheckedJob(sample=("x",)), CheckScope((0,), ("n1",), 1, 1.0)
+    found = [_sample_environment(context) for _ in range(2)]
+    for environment in found:
+        assert environment["OWN"] == "\udcff"
+        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert not [it for it in environment if it.startswith(("TORCHELASTIC_", *OF_WHOLE_JOB))]
+    assert "29500" not in {it["MASTER_PORT"] for it in found}
 
 
 def test_a_sample_that_hangs_is_ended_with_all_that_it_started_before_its_limit(tmp_path: Path) -> None:
