@@ -342,7 +342,7 @@ def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path
     """
     with tempfile.TemporaryDirectory(prefix="longshore-preflight-") as own:
         member = f"{rank.node}/{rank.rank}"
-        setup = NodeSetup(member, (references or Path(own)).absolute(), slots, workload.dtype, warmed=(rank.gpu,))
+        setup = NodeSetup(member, Path(os.path.realpath(references or own)), slots, workload.dtype, warmed=(rank.gpu,))
         node = LocalNode(setup)
         try:
             node.start()
