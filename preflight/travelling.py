@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ..cluster.files.errors import BackendError, InputError, LongshoreError
+from ..cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ..cluster.files.processes import kill_with_parent_hook
 from .check import (
     ALL_ATTACHMENTS,
@@ -31,6 +31,8 @@ from .check import (
     RoundReport,
     check_limit_s,
     chosen_checks,
+    find_check,
+    incomplete,
 )
 from .checks import power_limit_of, restore_gpu
 from .context import CheckGroup, CheckScope, NodeSetup
@@ -345,7 +347,12 @@ def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path
         setup = NodeSetup(member, Path(os.path.realpath(references or own)), slots, workload.dtype, warmed=(rank.gpu,))
         node = LocalNode(setup)
         try:
-            node.start()
+            try:
+                node.start()
+            except (OSError, EOFError) as error:
+                unstarted = incomplete(f"its process cannot be started: {error_line(error)}", INSPECT_NODE)
+                found = results_of({member: [(find_check("response"), unstarted, 0.0)]})
+                return RoundReport((member,), tuple(found))
             node.wait_until_warm(WARM_S)
             results = _run_checks(chosen_checks(CheckStage.NODE, level, workload), rank, workload, level, node)
             for stage in (CheckStage.GROUP, CheckStage.READY):
