@@ -86,14 +86,21 @@ class Context:
         """Whether extendable checks run longer."""
         return self.chosen.level >= 2
 
+    def begin_counters(self, device: str, values: Mapping[str, int]) -> None:
+        """Keep the first values of counters of a device, for comparison with later ones."""
+        for name, now in values.items():
+            self.counters.setdefault((device, name), now)
+
     def update_counters(self, device: str, values: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Return each counter of a device when it was last read, and now; a new counter has not risen.
+        """Return counters of a device when they were last read, and now; those without an earlier value are left out.
 
         One that falls was reset, by a new driver or a new boot: it counts from there on.
         """
         found = {}
         for name, now in values.items():
-            found[name] = (min(self.counters.get((device, name), now), now), now)
+            before = self.counters.get((device, name))
+            if before is not None:
+                found[name] = (min(before, now), now)
             self.counters[device, name] = now
         return found
 

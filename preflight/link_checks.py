@@ -239,17 +239,19 @@ COPY_CHECK = Check(
 )  # fmt: skip
 
 
+FIRST_READING = "its counters were not read before, so that they cannot have risen"
 RESET_GPUS = "reset the GPUs; check fabric manager and bridge"
 
 
 def check_nvlink_state(context: Context) -> Iterator[CheckFinding]:
-    """Check that links are up."""
+    """Check that links are up, and read their counters before the traffic of the round."""
     for gpu, links, counts in _links_of_chosen_gpus(context):
         if links is None:
             yield skipped("the GPU has no links to others, or does not report them", f"gpu {gpu}")
             continue
         for link in links:
-            device, far = f"gpu {gpu} link {link.link}", link.remote_pci or "unknown"
+            context.begin_counters(_link_name(gpu, link), _link_counters(link))
+            device, far = _link_name(gpu, link), link.remote_pci or "unknown"
             if link.active:
                 yield passed(device)
             elif counts(link):
@@ -262,15 +264,26 @@ def check_nvlink_errors(context: Context) -> Iterator[CheckFinding]:
     """Check whether a link recovered or replayed since the last check."""
     for gpu, links, counts in _links_of_chosen_gpus(context):
         for link in links or ():
-            device = f"gpu {gpu} link {link.link}"
-            values = {"recoveries": link.recoveries, "replays": link.replays, "crc errors": link.crc_errors}
-            counters = {name: value for name, value in values.items() if value is not None}
+            device, counters = _link_name(gpu, link), _link_counters(link)
             if not counters:
                 yield skipped("the GPU does not count faults of this link", device)
                 continue
             changes = context.update_counters(device, counters)
+            if not changes:
+                yield skipped(FIRST_READING, device)
+                continue
             rose = {name: (before, now) for name, (before, now) in changes.items() if now > before}
             yield from _judge_nvlink(device, rose, matters=counts(link))
+
+
+def _link_name(gpu: int, link: NvLink) -> str:
+    return f"gpu {gpu} link {link.link}"
+
+
+def _link_counters(link: NvLink) -> dict[str, int]:
+    """Return the counters of a link that it has."""
+    values = {"recoveries": link.recoveries, "replays": link.replays, "crc errors": link.crc_errors}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _judge_nvlink(device: str, rose: dict[str, tuple[int, int]], *, matters: bool) -> Iterator[CheckFinding]:
@@ -312,9 +325,10 @@ MAX_COUNTER_RISE = 10  # of a counter that may rise slowly, between two checks
 
 
 def check_port_state(context: Context) -> Iterator[CheckFinding]:
-    """Check that ports are up, at the expected rate."""
+    """Check that ports are up, at the expected rate, and read their counters before the traffic of the round."""
     rates, used = _expected_rates_and_used_ports(context)
     for port in context.ports():
+        context.begin_counters(port.name, port.counters)
         rate = rates.get(port.name, "")
         got = f"{port.state or 'no state'}, {port.physical or 'no physical state'}, {port.rate or 'no rate'}"
         if port.state == "ACTIVE" and port.physical == "LinkUp" and (not rate or port.rate == rate):
@@ -330,6 +344,9 @@ def check_port_errors(context: Context) -> Iterator[CheckFinding]:
     _, used = _expected_rates_and_used_ports(context)
     for port in context.ports():
         changes = context.update_counters(port.name, port.counters)
+        if not changes:
+            yield skipped(FIRST_READING, port.name)
+            continue
         fatal = {name: changes[name] for name in FATAL if name in changes and changes[name][1] > changes[name][0]}
         rated = {name: changes[name] for name in RATED if name in changes}
         many = {name: (before, now) for name, (before, now) in rated.items() if now - before > MAX_COUNTER_RISE}

@@ -354,10 +354,13 @@ def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path
                 found = results_of({member: [(find_check("response"), unstarted, 0.0)]})
                 return RoundReport((member,), tuple(found))
             node.wait_until_warm(WARM_S)
-            results = _run_checks(chosen_checks(CheckStage.NODE, level, workload), rank, workload, level, node)
-            for stage in (CheckStage.GROUP, CheckStage.READY):
-                if (stage is CheckStage.READY or rank.ranks > 1) and RoundReport((member,), tuple(results)).passed:
-                    results += _run_checks(chosen_checks(stage, level, workload), rank, workload, level, node)
+            results = list[CheckResult]()
+            for stage in (CheckStage.NODE, CheckStage.GROUP, CheckStage.LAST, CheckStage.READY):
+                checks = chosen_checks(stage, level, workload)
+                if checks and (stage is not CheckStage.GROUP or rank.ranks > 1):
+                    results += _run_checks(checks, rank, workload, level, node)
+                if not RoundReport((member,), tuple(results)).passed:
+                    break
             return RoundReport((member,), tuple(results))
         finally:
             node.close()

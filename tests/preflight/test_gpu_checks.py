@@ -23,7 +23,7 @@ from longshore.preflight.check import (
 )
 from longshore.preflight.checks import dcgm_findings, fail_differing_versions
 from longshore.preflight.compute_checks import fail_slow_products
-from longshore.preflight.context import WHOLE_NODE, CheckGroup, Context
+from longshore.preflight.context import WHOLE_NODE, Context
 from longshore.preflight.readers import ClockLimits, GpuProcess, NvLink, Pcie, RemappedRows
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
 from tests.preflight.gpus import ScriptedGpu, ask, gpu, node, write_port
@@ -122,6 +122,7 @@ def test_a_link_counts_if_a_chosen_gpu_or_a_switch_is_behind_it(to: int, outcome
     gpus = [gpu(0), gpu(1), gpu(2)]
     gpus[0].nvlinks, gpus[1].nvlinks = links(active=False, to=to), links(to=0)
     context = node(tmp_path, gpus)
+    assert [it.outcome for it in ask(context, "nvlink.errors")] == [SKIPPED, SKIPPED]  # nothing to compare with
     assert [it.outcome for it in ask(context, "nvlink.state")] == [outcome, PASS]
     gpus[0].nvlinks = links(0, to=to)
     assert [it.outcome for it in ask(context, "nvlink.errors")] == [PASS, PASS]
@@ -181,7 +182,7 @@ def test_a_link_that_goes_down_fails_in_the_subset_and_is_reported_outside_of_it
     for name in ("mlx5_0/1", "mlx5_1/1", "mlx5_2/1"):
         write_port(root, name, link_downed=3, symbol_error=0)
     context = node(tmp_path, wiring=wiring)
-    assert {it.outcome for it in ask(context, "nic.errors")} == {PASS}
+    assert {it.outcome for it in ask(context, "nic.errors")} == {SKIPPED}  # nothing to compare with
     write_port(root, port, link_downed=4)
     found = {it.device: it for it in ask(context, "nic.errors")}
     assert found[port].outcome is outcome
@@ -192,14 +193,27 @@ def test_a_link_that_goes_down_fails_in_the_subset_and_is_reported_outside_of_it
 
 def test_a_counter_that_falls_is_a_driver_that_was_loaded_anew(tmp_path: Path) -> None:
     context = node(tmp_path)
-    for value, outcome in ((9, PASS), (2, PASS), (2, PASS), (3, FAIL)):
+    for value, outcome in ((9, SKIPPED), (2, PASS), (2, PASS), (3, FAIL)):
         write_port(tmp_path / "infiniband", "mlx5_0/1", link_downed=value)
         assert [it.outcome for it in ask(context, "nic.errors")] == [outcome]
 
 
+def test_counters_that_rise_within_the_first_round_of_a_process_are_a_fault(tmp_path: Path) -> None:
+    one = gpu(0)
+    one.nvlinks = links(3)
+    write_port(tmp_path / "infiniband", "mlx5_0/1", symbol_error=10**6)
+    context = node(tmp_path, [one])
+    ask(context, "nvlink.state", (0,))
+    ask(context, "nic.state", (0,))
+    one.nvlinks = links(4)
+    write_port(tmp_path / "infiniband", "mlx5_0/1", symbol_error=10**6 + 100)
+    ask(context, "nic.state", (0,))  # a second reading of the state hides nothing
+    assert [it.outcome for check in ("nvlink.errors", "nic.errors") for it in ask(context, check, (0,))] == [FAIL, FAIL]
+
+
 def test_a_few_symbol_errors_are_no_fault(tmp_path: Path) -> None:
     context = node(tmp_path)
-    for value, outcome in ((0, PASS), (5, PASS), (50, FAIL)):
+    for value, outcome in ((0, SKIPPED), (5, PASS), (50, FAIL)):
         write_port(tmp_path / "infiniband", "mlx5_0/1", symbol_error=value)
         assert [it.outcome for it in ask(context, "nic.errors")] == [outcome]
 

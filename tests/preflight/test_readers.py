@@ -36,6 +36,7 @@ def test_what_is_invalid_in_a_counter_is_left_out(content: bytes, tmp_path: Path
 @given(st.lists(st.integers(0, 2**64), min_size=1))
 def test_counters_rise_by_what_was_added_since_the_last_fall(values: list[int]) -> None:
     context, before = Context(NodeSetup("n1", Path()), None), values[0]
+    assert context.update_counters("port", {"link_downed": before}) == {}
     for now in values:
         was, seen = context.update_counters("port", {"link_downed": now})["link_downed"]
         assert seen == now
