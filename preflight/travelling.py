@@ -109,6 +109,7 @@ SCRATCH = "LONGSHORE_SCRATCH"  # variable that names a job's own scratch folder
 NOT_FIT = 3  # exit status
 EX_TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
 GROUP_LIMIT_S = 120.0  # ranks load PyTorch before they meet, each in its own time
+RESOLVE_POLL_S = 1.0  # between two attempts to resolve the name of the first rank
 MAX_JOB_RANKS = 1_000_000
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -369,30 +370,67 @@ def check_rank(rank: JobRank, workload: CheckedJob, level: int, references: Path
 def _run_checks(
     checks: Sequence[Check], rank: JobRank, workload: CheckedJob, level: int, node: LocalNode
 ) -> list[CheckResult]:
-    requests = [_make_request(at, check, rank, workload, level, node.name) for at, check in enumerate(checks, start=1)]
+    """Run checks of one stage."""
+    try:
+        address = _own_address(rank) if checks[0].stage is CheckStage.GROUP else ""
+    except (OSError, ValueError) as error:
+        reason = f"{rank.address!r}, the address of the first rank, cannot be resolved: {error}"
+        unresolved = incomplete(reason, "is MASTER_ADDR right, and its name known on this node?")
+        return results_of({node.name: [(checks[0], unresolved, 0.0)]})
+    requests = [
+        _make_request(at, check, rank, workload, level, node.name, address) for at, check in enumerate(checks, start=1)
+    ]
     return results_of(compare_nodes(run_lists({node.name: requests}, {node.name: node})))
 
 
 def _make_request(
-    number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str
+    number: int, check: Check, rank: JobRank, workload: CheckedJob, level: int, member: str, address: str
 ) -> CheckRequest:
     group, limit_s = None, check_limit_s(check, level, workload)
     if check.stage is CheckStage.GROUP:
         # All ranks use the same number of members; the names of the others are never shown.
         members = tuple(member if at == rank.rank else f"rank {at}" for at in range(rank.ranks))
         store = f"tcp://{rank.address}:{rank.port}"
-        group = CheckGroup(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, _own_address(rank))
+        group = CheckGroup(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, address)
         limit_s = GROUP_LIMIT_S
     chosen = CheckScope((rank.gpu,), (member,), level, limit_s)
     return CheckRequest(number=number, check=check.name, chosen=chosen, workload=workload, group=group)
 
 
 def _own_address(rank: JobRank) -> str:
-    """Return the address of this machine on its route to the first rank."""
+    """Return the address of this machine on its route to the first rank, whose name may be published with a delay.
+
+    Raises:
+        OSError: If the name is still unknown after the limit of a group.
+        ValueError: If it is no name.
+    """
+    until_s = time.monotonic() + GROUP_LIMIT_S
+    while True:
+        try:
+            return _address_on_route(rank.address, rank.port)
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(RESOLVE_POLL_S)
+
+
+def _address_on_route(host: str, port: int) -> str:
+    """Return the address of this machine on its route to another one.
+
+    Raises:
+        OSError: If the name is unknown, or there is no route.
+        ValueError: If it is no name.
+    """
     import socket
 
-    if rank.address in ("127.0.0.1", "localhost"):
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((rank.address, rank.port))  # nothing is sent
-        return str(probe.getsockname()[0])
+    last = OSError(f"{host} has no address")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    # The same family on all nodes: an older one, which every node has, first.
+    for family, kind, protocol, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # nothing is sent
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            last = error
+    raise last

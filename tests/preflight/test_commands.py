@@ -2,16 +2,22 @@
 
 import json
 import os
+import signal
+import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.processes import free_port
-from longshore.preflight.check import CheckedJob
-from longshore.preflight.travelling import NOT_FIT, rank_of_environment, wrap_command
+from longshore.preflight import travelling as preflight_travelling
+from longshore.preflight.check import CheckedJob, CheckOutcome, CheckStage, chosen_checks
+from longshore.preflight.context import NodeSetup
+from longshore.preflight.travelling import NOT_FIT, _make_scratch, rank_of_environment, wrap_command
+from longshore.preflight.warm import LocalNode
 from longshore.scheduler.rules.attempts import TEMPFAIL
 from tests.command_line import Command
 from tests.preflight.gpus import gpu
@@ -88,17 +94,127 @@ def travelling(*arguments: str, **environment: str) -> "processes.Process[str]":
     return processes.start(line, env=kept | environment, stdout=processes.PIPE, stderr=processes.PIPE, text=True)
 
 
-def test_ranks_check_themselves_and_each_other_and_become_the_command() -> None:
+# What a command inherits, beside its variables: signals that are ignored, and children.
+INHERITED = 'grep SigIgn /proc/self/status; cat /proc/[0-9]*/status 2>/dev/null | grep -c "^PPid:.$$\\$"'
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.full)])
+def test_ranks_check_themselves_and_each_other_and_become_the_command(address: str, tmp_path: Path) -> None:
+    if address == "::1" and not has_address(address):
+        pytest.skip("this machine has no IPv6")
+    bare = processes.run(["sh", "-c", INHERITED], check=True, capture_output=True).stdout
     port, ranks = str(free_port()), 2
     running = [
         travelling(
-            "--slots", "--", "sh", "-c", "echo rank $RANK", RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=port,
-            WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", LONGSHORE_NODE="a",
+            "--slots", "--", "sh", "-c", f"echo rank $RANK; {INHERITED}", RANK=str(rank), LOCAL_RANK=str(rank),
+            MASTER_PORT=port, WORLD_SIZE=str(ranks), MASTER_ADDR=address, LONGSHORE_NODE="a", TMPDIR=str(tmp_path),
         )
         for rank in range(ranks)
     ]  # fmt: skip
-    assert [process.communicate() for process in running] == [("rank 0\n", ""), ("rank 1\n", "")]
+    assert [process.communicate() for process in running] == [(f"rank {it}\n{bare}", "") for it in range(ranks)]
     assert [process.returncode for process in running] == [0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def has_address(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.full
+def test_two_commands_have_scratch_folders_of_their_own_and_their_own_status(tmp_path: Path) -> None:
+    (tmp_path / "job-0").mkdir(mode=0o777)
+    code = f"""
+import os, sys, time
+own, folder = os.environ["LONGSHORE_SCRATCH"], {str(tmp_path)!r}
+until_s = time.monotonic() + 60.0
+while len(os.listdir(folder)) < 3 and time.monotonic() < until_s:
+    time.sleep(0.01)
+print(own, oct(os.stat(own).st_mode)[-3:])
+for _ in range(1100):
+    os.chdir(own)
+    os.mkdir("down")
+    own = "down"
+sys.exit(7)
+"""
+    checks = ("--slots", "--level", "0", "--scratch", str(tmp_path), "--")
+    running = [travelling(*checks, sys.executable, "-c", code) for _ in range(2)]
+    printed = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [7, 7], printed
+    folders = {out.split()[0] for out, _ in printed}
+    assert {out.split()[1] for out, _ in printed} == {"700"}
+    assert len(folders) == 2
+    assert {Path(it).parent for it in folders} == {tmp_path}
+    assert [it.name for it in tmp_path.iterdir()] == ["job-0"]
+
+
+def test_a_scratch_folder_is_made_for_one_process(tmp_path: Path) -> None:
+    rank = rank_of_environment({"LONGSHORE_ATTEMPT": "../ls-x-1"})
+    made = [_make_scratch(tmp_path / "scratch", rank) for _ in range(2)]
+    assert len(set(made)) == 2
+    assert {it.parent for it in made} == {tmp_path / "scratch"}
+    assert {it.stat().st_mode & 0o777 for it in made} == {0o700}
+
+
+@pytest.mark.parametrize(("failures", "resolves"), [(0, True), (2, True), (10**9, False)])
+def test_a_name_that_is_published_late_is_found_and_one_that_is_not_leaves_the_check_incomplete(
+    *, failures: int, resolves: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left, resolve = iter(range(failures)), socket.getaddrinfo
+
+    def look_up(host: str, port: int, **options: int) -> object:
+        if next(left, None) is not None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        assert host == "first.of.job"
+        return resolve("127.0.0.1", port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(preflight_travelling, "RESOLVE_POLL_S", 0.0)
+    monkeypatch.setattr(preflight_travelling, "GROUP_LIMIT_S", 60.0 if resolves else 0.0)
+    rank = rank_of_environment({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first.of.job"})
+    if resolves:
+        assert preflight_travelling._own_address(rank) == "127.0.0.1"
+        return
+    node = LocalNode(NodeSetup("a", tmp_path, slots=True))  # is not started
+    checks = chosen_checks(CheckStage.GROUP, 1, CheckedJob())
+    (result,) = preflight_travelling._run_checks(checks, rank, CheckedJob(), 1, node)
+    assert (result.check, result.outcome) == (checks[0].name, CheckOutcome.INCOMPLETE)
+    assert "first.of.job" in result.reason
+
+
+@pytest.mark.parametrize("name", ["", "a" * 70, "."])
+def test_what_is_no_name_of_a_machine_is_no_traceback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_travelling, "GROUP_LIMIT_S", 0.0)
+    rank = rank_of_environment({"MASTER_ADDR": "127.0.0.1"})._replace(address=name)
+    with suppress(OSError, ValueError):
+        preflight_travelling._own_address(rank)
+
+
+@pytest.mark.parametrize("sample", ["{", "3", '["\\udcff"]', "[3]", '["\udcff"]'])
+def test_a_sample_that_cannot_be_sent_is_refused(sample: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        preflight_travelling.main(["--slots", "--sample", sample, "--", "true"])
+    assert ended.value.code == 2
+
+
+def test_a_rank_whose_process_cannot_be_started_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: LocalNode) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(LocalNode, "start", fail)
+    report = preflight_travelling.check_rank(rank_of_environment({}), CheckedJob(), 0, None, slots=True)
+    assert [(it.check, it.outcome) for it in report.results] == [("response", CheckOutcome.INCOMPLETE)]
+
+
+def test_a_process_with_many_descriptors_follows_its_signals(many_descriptors: None) -> None:
+    with preflight_travelling.SignalWitness([signal.SIGUSR2]) as witness:
+        assert witness._reads > 1024
+        os.kill(witness._pid, signal.SIGUSR2)
+        assert witness.has_received(signal.SIGUSR2)
 
 
 @pytest.mark.full
