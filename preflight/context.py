@@ -58,6 +58,7 @@ class CheckGroup:
     shares: tuple[int, ...]  # GPUs of each member
     store: str  # a file on this machine, or tcp://HOST:PORT that the first member serves
     address: str = "127.0.0.1"  # at which this member can be reached
+    node: str = ""  # of this member, where a node may have several; "" if each member is a node
 
 
 @dataclass

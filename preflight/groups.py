@@ -45,6 +45,22 @@ def join_check_group(context: Context) -> "ProcessGroup":
     return made
 
 
+def follows_on_node(context: Context) -> bool:
+    """Return whether the previous member of a group is on the node of this one.
+
+    Raises:
+        RuntimeError: If it does not answer in time.
+    """
+    group = context.group
+    if group is None or not group.node:
+        return False
+    dist = import_module("torch.distributed")
+    rank = group.members.index(context.node)
+    nodes = dist.PrefixStore(f"{group.name}-nodes", _open_store(context, group, member_timeout(context)))
+    nodes.set(str(rank), group.node)
+    return bool(nodes.get(str((rank - 1) % len(group.members))) == group.node.encode())
+
+
 def member_timeout(context: Context) -> timedelta:
     """Return how long a member waits for the others."""
     return timedelta(seconds=PATIENCE_SHARE * context.chosen.limit_s)

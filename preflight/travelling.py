@@ -391,7 +391,7 @@ def _make_request(
         # All ranks use the same number of members; the names of the others are never shown.
         members = tuple(member if at == rank.rank else f"rank {at}" for at in range(rank.ranks))
         store = f"tcp://{rank.address}:{rank.port}"
-        group = CheckGroup(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, address)
+        group = CheckGroup(f"{rank.name}-{check.name}", members, (1,) * rank.ranks, store, address, rank.node)
         limit_s = GROUP_LIMIT_S
     chosen = CheckScope((rank.gpu,), (member,), level, limit_s)
     return CheckRequest(number=number, check=check.name, chosen=chosen, workload=workload, group=group)

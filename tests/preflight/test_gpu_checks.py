@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
-from longshore.preflight import compute_checks, warm_worker
+from longshore.preflight import compute_checks, link_checks, warm_worker
 from longshore.preflight.check import (
     ALL_ATTACHMENTS,
     Attachment,
@@ -23,7 +24,7 @@ from longshore.preflight.check import (
 )
 from longshore.preflight.checks import dcgm_findings, fail_differing_versions
 from longshore.preflight.compute_checks import fail_slow_products
-from longshore.preflight.context import WHOLE_NODE, Context
+from longshore.preflight.context import WHOLE_NODE, CheckGroup, CheckScope, Context
 from longshore.preflight.readers import ClockLimits, GpuProcess, NvLink, Pcie, RemappedRows
 from longshore.scheduler.model.job_spec import JobFile, checked_job_of
 from tests.preflight.gpus import ScriptedGpu, ask, gpu, node, write_port
@@ -209,6 +210,20 @@ def test_counters_that_rise_within_the_first_round_of_a_process_are_a_fault(tmp_
     write_port(tmp_path / "infiniband", "mlx5_0/1", symbol_error=10**6 + 100)
     ask(context, "nic.state", (0,))  # a second reading of the state hides nothing
     assert [it.outcome for check in ("nvlink.errors", "nic.errors") for it in ask(context, check, (0,))] == [FAIL, FAIL]
+
+
+@pytest.mark.parametrize(("own", "before", "outcome"), [("a", "b", FAIL), ("a", "a", PASS), ("", "", FAIL)])
+def test_ranks_of_one_node_are_not_held_to_the_bandwidth_between_nodes(
+    own: str, before: str, outcome: CheckOutcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_checks, "_receive_bytes_per_s", lambda *_: 1e9)
+    store = FileStore(str(tmp_path / "g"), 2)
+    PrefixStore("g-nodes", store).set("0", before)
+    context = node(tmp_path, None, slots=True)
+    context.workload, context.chosen = CheckedJob(link_bytes_per_s=12.5e9), CheckScope((0,), ("n1",), 1, 60.0)
+    context.group = CheckGroup("g", ("n0", "n1"), (1, 1), str(tmp_path), node=own)
+    (found,) = link_checks.measure_bandwidth(context)
+    assert (found.outcome, found.got) == (outcome, "1 GB/s")
 
 
 def test_a_few_symbol_errors_are_no_fault(tmp_path: Path) -> None:
