@@ -210,6 +210,20 @@ def test_a_rank_whose_process_cannot_be_started_has_not_passed(monkeypatch: pyte
     assert [(it.check, it.outcome) for it in report.results] == [("response", CheckOutcome.INCOMPLETE)]
 
 
+def test_a_link_to_the_folder_of_references_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = list[Path]()
+
+    def fail(node: LocalNode) -> None:
+        folders.append(node._setup.folder)
+        raise EOFError
+
+    monkeypatch.setattr(LocalNode, "start", fail)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    preflight_travelling.check_rank(rank_of_environment({}), CheckedJob(), 0, tmp_path / "link", slots=True)
+    assert folders == [(tmp_path / "real").resolve()]
+
+
 def test_a_process_with_many_descriptors_follows_its_signals(many_descriptors: None) -> None:
     with preflight_travelling.SignalWitness([signal.SIGUSR2]) as witness:
         assert witness._reads > 1024
