@@ -148,7 +148,7 @@ def test_the_scheduler_decides_whether_checks_run_on_slots(
     monkeypatch.setattr(client, "report_check_outcome", lambda *_, **__: reported.set())
     monkeypatch.setattr(agent, "check_node", check)
     Checking(client, NodeSetup(NODE, tmp_path)).begin_unless_busy(
-        [{"id": "a", "gpus": [0], "level": 1, "slots": slots}]
+        [{"id": "a", "gpus": [0], "level": 1, "slots": slots, "cleared_s": {}}]
     )
     assert reported.wait(PATIENCE_S)
     assert seen == [slots]
@@ -156,7 +156,7 @@ def test_the_scheduler_decides_whether_checks_run_on_slots(
 
 @pytest.mark.full
 def test_checks_of_a_gpu_that_no_driver_shows_do_not_pass(tmp_path: Path) -> None:
-    assert not check_node(NodeSetup(NODE, tmp_path), (1023,))[0]
+    assert not check_node(NodeSetup(NODE, tmp_path), (1023,), {})[0]
 
 
 def test_the_gpus_of_this_machine_are_reported_if_it_has_any() -> None:
