@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..files.errors import InputError
 from ..kernels.compiled import kernel
 from .orders import ORDER_REGIMES
-from .topology import ANYTHING, Cluster
+from .topology import Cluster
 from .workload import Iteration, JobPlan, Workload, best_plan, reference_iteration_s
 
 EVERY_JOB = 2**31 - 1
@@ -300,8 +300,8 @@ LAYOUTS: dict[str, Callable[[Sequence[JobPlan]], JobPlan]] = {
 def with_layout(workload: Workload, layout: str) -> Workload:
     """Return a workload whose jobs run by one of their plans, which then stands first; others stay as they are.
 
-    Estimates keep their ratio to the work. A job then needs the GPU memory of its plan, if that has any,
-    and room in host memory for what the plan puts away.
+    Estimates keep their ratio to the work. What a job needs by itself stays; `Workload.node_needs` adds to that the
+    memory of the plan that stands first.
 
     Args:
         workload: The jobs.
@@ -310,7 +310,7 @@ def with_layout(workload: Workload, layout: str) -> Workload:
     if workload.plans is None:
         return workload
     columns = {name: getattr(workload, name).copy() for name in PER_LAYOUT_JOB}
-    needs, ordered = list(workload.needs or (ANYTHING,) * workload.jobs), list(workload.plans)
+    ordered = list(workload.plans)
     for job, plans in enumerate(workload.plans):
         if not plans:
             continue
@@ -320,13 +320,8 @@ def with_layout(workload: Workload, layout: str) -> Workload:
         did = chosen.iteration
         columns["gpus"][job], columns["work_s"][job] = chosen.gpus, chosen.work_s
         columns["compute_s"][job], columns["parameter_bytes"][job] = did.compute_s, did.gradient_bytes
-        needs[job] = needs[job]._replace(
-            gpu_memory_bytes=chosen.memory_bytes or needs[job].gpu_memory_bytes,
-            host_memory_bytes_per_gpu=max(needs[job].host_memory_bytes_per_gpu, chosen.away_bytes),
-        )
         ordered[job] = (chosen, *(plan for plan in plans if plan is not chosen))
-    changed = tuple(needs) if any(need != ANYTHING for need in needs) else workload.needs
-    return replace(workload, plans=tuple(ordered), needs=changed, **columns)
+    return replace(workload, plans=tuple(ordered), **columns)
 
 
 def reference_iteration_by_rules_s(iteration: Iteration, rules: Rules) -> float:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..files.errors import InputError
 from ..kernels.compiled import kernel
-from .topology import NodeNeeds
+from .topology import ANYTHING, NodeNeeds
 
 
 class Iteration(NamedTuple):
@@ -130,13 +130,32 @@ class Workload:
     left_out: int = 0  # rows of the file that ask no GPU or never ran
     users: tuple[str, ...] | None = None  # owner of each job, "" where not known; None if the trace has none
     names: tuple[str, ...] | None = None  # name of its program or model, which later runs share, in the same way
-    needs: tuple[NodeNeeds, ...] | None = None  # of the nodes that it runs on; None if all take any
+    needs: tuple[NodeNeeds, ...] | None = None  # its own, whatever its plan needs; None if all take any nodes
     plans: tuple[tuple[JobPlan, ...], ...] | None = None  # of each job, () for none; it runs by the first
 
     @property
     def jobs(self) -> int:
         """Number of jobs."""
         return len(self.ids)
+
+    @property
+    def node_needs(self) -> tuple[NodeNeeds, ...] | None:
+        """What each job needs of the nodes that it runs on, with the memory of its plan; None if all take any."""
+        if not any(self.plans or ()):
+            return self.needs
+        own = self.needs or (ANYTHING,) * self.jobs
+        return tuple(
+            _with_memory_of_plan(needs, plans[0]) if plans else needs
+            for needs, plans in zip(own, self.plans or (), strict=True)
+        )
+
+
+def _with_memory_of_plan(needs: NodeNeeds, plan: JobPlan) -> NodeNeeds:
+    """Return what a job with these needs of its own needs if it runs by a plan."""
+    return needs._replace(
+        gpu_memory_bytes=max(needs.gpu_memory_bytes, plan.memory_bytes),
+        host_memory_bytes_per_gpu=max(needs.host_memory_bytes_per_gpu, plan.away_bytes),
+    )
 
 
 def workload_of(

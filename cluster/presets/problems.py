@@ -256,7 +256,7 @@ def cluster_problem(
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
     """
     check_plans(workloads, setup.rules)
-    cluster, needs = with_classes_of_jobs(setup.cluster, setup.offers, [workload.needs for workload in workloads])
+    cluster, needs = with_classes_of_jobs(setup.cluster, setup.offers, [workload.node_needs for workload in workloads])
     most_jobs = max(workload.jobs for workload in workloads)
     check_memory(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
     for workload, kinds in zip(workloads, needs, strict=True):
@@ -340,11 +340,12 @@ def check_jobs_fit(
             f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {startable.sum()}{besides}",
             "give a larger cluster, or cut such jobs with --max-gpus",
         )
-    if workload.needs is None or kinds is None:
+    needs = workload.node_needs
+    if needs is None or kinds is None:
         return
     room = (cluster.suits @ startable)[kinds]
     for job in np.flatnonzero(workload.gpus > room)[:1]:
-        asks = f"{workload.gpus[job]} GPU{'s' if workload.gpus[job] > 1 else ''} {workload.needs[job].words}"
+        asks = f"{workload.gpus[job]} GPU{'s' if workload.gpus[job] > 1 else ''} {needs[job].words}"
         raise InputError(
             f"job {workload.ids[job]} asks {asks}, and the cluster has {room[job]} of these{besides}",
             "correct the job or the node types of the cluster file, or leave such columns out of the trace",

@@ -1,6 +1,7 @@
 """Run times of jobs that have plans, against the plain version, which goes through their links one by one."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import LAYOUTS, with_layout
-from longshore.cluster.model.topology import ANYTHING
+from longshore.cluster.model.topology import ANYTHING, NodeNeeds
 from longshore.cluster.model.workload import Iteration, JobPlan, best_plan, iteration_s, workload_of
 from longshore.cluster.placing import slowdown_of
 from longshore.cluster.state.state import Simulation
+from longshore.cluster.traces.read import read_trace
+from longshore.cluster.traces.write import write_trace
 from tests.compiled_runs import compiled
 from tests.reference import first_state
 from tests.reference_state import slowdown
@@ -98,8 +101,8 @@ def test_a_job_that_runs_by_another_plan_has_its_gpus_time_and_memory_and_the_sa
     assert found.work_s.tolist() == [80.0, 5.0]
     assert found.estimate_s.tolist() == [40.0, 5.0]
     assert found.compute_s[0] == 1.5
-    assert found.needs is not None
-    assert [it.gpu_memory_bytes for it in found.needs] == [30e9, 0.0]
+    assert found.node_needs is not None
+    assert [needs.gpu_memory_bytes for needs in found.node_needs] == [30e9, 0.0]
     assert found.plans == ((other, fixed), ())
     assert with_layout(jobs, "fixed").estimate_s.tolist() == [50.0, 5.0]
 
@@ -110,6 +113,42 @@ def test_a_job_that_puts_state_away_needs_room_for_it_in_host_memory() -> None:
     ids, gpus, work_s, submit_s = ("a", "b"), np.array([8, 8], np.int32), np.full(2, 100.0), np.zeros(2)
     needs = (ANYTHING, ANYTHING._replace(host_memory_bytes_per_gpu=64e9))
     jobs = workload_of(ids, gpus, work_s, submit_s, plans=((fixed, away),) * 2, needs=needs)
-    found = {layout: with_layout(jobs, layout).needs for layout in LAYOUTS}
+    found = {layout: with_layout(jobs, layout).node_needs for layout in LAYOUTS}
     rooms = {name: [it.host_memory_bytes_per_gpu for it in of or ()] for name, of in found.items()}
     assert rooms == {"fixed": [0.0, 64e9], "best": [0.0, 64e9], "offload": [12e9, 64e9]}
+
+
+def data_parallel_plan(gpus: int, work_s: float, memory_bytes: float, away_bytes: float) -> JobPlan:
+    return JobPlan(Iteration(gpus, 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0), work_s, memory_bytes, away_bytes)
+
+
+AMOUNTS = st.sampled_from((0.0, 1e9, 2e10, 8e10))
+OWN_NEEDS = st.builds(NodeNeeds, st.sampled_from(((), ("a100", "h100"))), AMOUNTS, st.sampled_from((0.0, 8.0)), AMOUNTS)
+SOME_PLANS = st.lists(
+    st.builds(data_parallel_plan, st.integers(1, 8), st.floats(1.0, 100.0), AMOUNTS, AMOUNTS), max_size=4
+).map(tuple)
+
+
+@given(OWN_NEEDS, SOME_PLANS, st.lists(st.sampled_from(("write and read", *LAYOUTS)), max_size=4))
+def test_a_job_needs_what_its_row_and_the_plan_that_it_runs_by_need(
+    tmp_path_factory: pytest.TempPathFactory, own: NodeNeeds, plans: tuple[JobPlan, ...], steps: list[str]
+) -> None:
+    gpus, work_s = (plans[0].gpus, plans[0].work_s) if plans else (1, 1.0)
+    jobs = workload_of(
+        ("a",), np.array([gpus], np.int32), np.array([work_s]), np.zeros(1), plans=(plans,), needs=(own,)
+    )
+    for step in steps:
+        if step in LAYOUTS:
+            jobs = with_layout(jobs, step)
+        else:
+            path: Path = tmp_path_factory.getbasetemp() / "jobs.csv"
+            write_trace(jobs, path)
+            jobs = read_trace(path)
+        assert jobs.node_needs is not None
+        first = jobs.plans[0][0] if plans and jobs.plans else None
+        assert jobs.node_needs[0] == NodeNeeds(
+            own.gpu_types,
+            max(own.gpu_memory_bytes, first.memory_bytes if first else 0.0),
+            own.cpus_per_gpu,
+            max(own.host_memory_bytes_per_gpu, first.away_bytes if first else 0.0),
+        )

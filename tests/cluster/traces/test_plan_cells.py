@@ -38,9 +38,9 @@ def test_a_trace_with_plans_is_read_back(tmp_path: Path) -> None:
     assert found.plans is not None
     assert [[plan.degrees for plan in plans] for plans in found.plans] == [[], ["4x2x1", "2x1x2"]]
     assert found.compute_s.tolist() == [0.5, 0.5]
-    assert found.needs is not None
-    assert found.needs[1].gpu_memory_bytes == 3e10
-    assert (again.plans, again.needs, again.ids) == (found.plans, found.needs, found.ids)
+    assert found.node_needs is not None
+    assert found.node_needs[1].gpu_memory_bytes == 3e10
+    assert (again.plans, again.node_needs, again.ids) == (found.plans, found.node_needs, found.ids)
     assert again.work_s.tolist() == found.work_s.tolist()
 
 
