@@ -13,6 +13,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,10 +25,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.signals import SigtermExit
 from ..profile.building import BuildError, BuiltModel, build_function_of, call_build, run_file
 from ..profile.profiling import OUTSIDE, file_and_function
 from ..schedule import Schedule
 from ..sharing import PassKind
+
+
+@contextmanager
+def refuse_exit() -> Iterator[None]:
+    """Run the user's code, which must not end the process: with status 0 that would count as a completed training.
+
+    Raises:
+        BuildError: If the code ends the process.
+    """
+    try:
+        yield
+    except SigtermExit:
+        raise
+    except SystemExit as error:
+        problem = f"the file ended the process with status {error.code or 0}"
+        raise BuildError(f"{problem}; let it only define its functions") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,7 @@ class Script:
             raise BuildError("the output of the model is no single number; let build return a loss as well")
         return found.reshape(())
 
+    @refuse_exit()
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the file's optimizer for some of the parameters; AdamW by default."""
         make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = getattr(self.module, "optimizer", adamw)
@@ -89,6 +108,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
+@refuse_exit()
 def load_script(target: str, seed: int) -> Script:
     """Return the model of a file, with its initial weights.
 

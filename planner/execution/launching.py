@@ -20,6 +20,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.processes import free_port
 from ...cluster.files.signals import unwound_by_signals
 from ..hardware import HostProfile
+from .ranks import completed_path
 
 RANKS_MODULE = "longshore.planner.execution.ranks"
 REPORT_POLL_S = 0.05
@@ -75,7 +76,7 @@ class _Ranks:
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
         self.broke: str | None = None  # how the process that starts the ranks ended, if before them
-        self._ranks, self._left, self._errors = ranks, b"", folder / "ranks.err"
+        self._ranks, self._left, self._folder, self._errors = ranks, b"", folder, folder / "ranks.err"
         port = free_port()
         self._reports, writes = os.pipe()
         given = {
@@ -109,6 +110,13 @@ class _Ranks:
         self._parent.wait()
         os.close(self._reports)
 
+    @property
+    def failed(self) -> list[int]:
+        """Ranks that have ended before their work was done, whatever their status, in order of time."""
+        return [
+            rank for rank, status in self.statuses.items() if status or not completed_path(self._folder, rank).exists()
+        ]
+
     def poll(self, wait_s: float) -> bool:
         """Wait some seconds for reports, and read them; return whether more can follow."""
         if not wait([self._reports], wait_s):
@@ -134,7 +142,7 @@ def _wait_for_failed_ranks(started: _Ranks) -> list[int]:
     failed, until_s, can_report = list[int](), inf, True
     while can_report and time.monotonic() < until_s:
         can_report = started.poll(REPORT_POLL_S)
-        failed += [rank for rank, status in started.statuses.items() if status and rank not in failed]
+        failed += [rank for rank in started.failed if rank not in failed]
         if failed and until_s == inf:
             until_s = time.monotonic() + OTHERS_S
     return failed
@@ -149,8 +157,9 @@ def _problem_and_fix(failed: Sequence[int], status: int, errors: Sequence[Path])
         return (problem, fix) if problem else (fix, "")
     lines = _stderr_lines(errors[failed[0]])
     shown = [line for line in lines if ERROR_LINE.match(line)] or lines or ["nothing"]
+    early = "" if status else ", before its work was done,"
     return (
-        f"rank {failed[0]} ended with status {status} and wrote: {shown[-1]}",
+        f"rank {failed[0]} ended with status {status}{early} and wrote: {shown[-1]}",
         "check that the model trains in one process",
     )
 

@@ -55,7 +55,17 @@ def main(words: Sequence[str] | None = None) -> None:
     numpy.random.seed()  # noqa: NPY002
     torch.seed()
     sys.argv[:] = [given.module, *given.arguments]
-    runpy.run_module(given.module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(given.module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code:
+            raise
+    completed_path(given.errors, rank).touch()
+
+
+def completed_path(folder: Path, rank: int) -> Path:
+    """Return the file of a rank that has done all its work: the user's code can end its process with status 0."""
+    return folder / f"{rank}.completed"
 
 
 def _fork_ranks(ranks: int, reports: int) -> int | None:

@@ -35,7 +35,7 @@ from ..profile.building import BuildError
 from ..schedule import Schedule, StageSeconds, default_schedule
 from ..sharing import DeviceTurn
 from .checkpoints import NAME_ANOTHER_FOLDER, Checkpoints, has_checkpoints_without_ring, job_folder_and_attempt, resume
-from .cutting import Script, check_layers, load_script, model_arguments, slice_samples, state_by_name
+from .cutting import Script, check_layers, load_script, model_arguments, refuse_exit, slice_samples, state_by_name
 from .plan_file import parse_plan, read_plan
 from .training import Seat, StageTrainer, take_seat
 
@@ -203,6 +203,7 @@ def _check_ring_options(plan: PlanFile, given: argparse.Namespace) -> None:
         raise InputError("a ring does not have this option", "omit it, or use `failover: restart`", field=option)
 
 
+@refuse_exit()
 def _accumulate_shard_gradients(plan: PlanFile, script: Script, step: int, shard: int) -> Tensor:
     """Add the gradients of all micro-batches of a shard of the batch; return the mean loss."""
     each, size = plan.batch // plan.data, plan.micro_batch
@@ -354,6 +355,7 @@ def _check_environment(plan: PlanFile) -> None:
         )  # fmt: skip
 
 
+@refuse_exit()
 def _train(plan: PlanFile, given: argparse.Namespace) -> None:
     script = load_script(given.model, given.seed)
     dist.init_process_group("gloo")

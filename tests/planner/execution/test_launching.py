@@ -63,6 +63,11 @@ def test_a_process_that_fails_ends_the_others_and_is_reported(tmp_path: Path) ->
     assert not any(lives(int(path.read_text())) for path in tmp_path.iterdir())
 
 
+def test_ranks_that_end_before_their_work_is_done_have_failed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rank [01] ended with status 0, before its work was done"):
+        launch_ranks(2, [str(tmp_path), "hard"], module="tests.planner.execution.waiting")
+
+
 def test_where_no_rank_could_be_started_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "RANKS_MODULE", "no_such_module")
     with pytest.raises(InputError, match=r"that starts the ranks ended with status 1 and wrote: .*no_such_module"):
