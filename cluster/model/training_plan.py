@@ -8,8 +8,10 @@ from pydantic import ConfigDict, Field, model_validator
 from ..files.yaml_file import ExactTypes
 
 MAX_STAGES = 10_000
+MAX_BATCH = 10**7
 LEAST_COMPUTE_S = 1e-6  # an iteration that takes no time anywhere would have no speed
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Samples = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Figure = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=1000)]
@@ -79,12 +81,13 @@ class PlanFile(_PlanSection):
     data: Count
     pipeline: Count
     tensor: Count = 1
-    micro_batch: Count  # samples
-    batch: Count  # samples of an iteration, of all members
+    micro_batch: Samples
+    batch: Samples  # of an iteration, of all members
     saving: MemorySaving = MemorySaving.none
     step_s: Time = 0.0  # predicted
     iterations: Annotated[int, Field(ge=0, le=10**15)] = 0  # of the whole training; 0 if not known
-    bound_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0  # times the prediction is an upper bound
+    # Times the prediction it is an upper bound; below 1 where a calibration predicts times that are too long.
+    bound_factor: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 1.0
     deadline_s: Time = 0.0  # requested; 0 for none
     iteration: PlacedIteration | None = None  # by which placements are scored; without it, as of one ring
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1, max_length=MAX_STAGES)]

@@ -17,23 +17,33 @@ if TYPE_CHECKING:
 
 
 def plan_file_of(request: "PlanRequest", plan: "FoundPlan") -> PlanFile:
-    """Return a plan in the format of its file."""
+    """Return a plan in the format of its file.
+
+    Raises:
+        InputError: If a figure of it is beyond what files of plans hold, as with odd figures of layers or hardware.
+    """
     names = [layer.name for layer in request.profile.layers]
     m = plan.micro_batches
-    stages = tuple(
-        StagePlan(
-            layers=tuple(names[stage.first_layer : stage.last_layer + 1]), **stage.seconds._asdict(), flops=stage.flops,
-            memory_bytes=stage.memory_bytes, tensor_bytes=m * stage.tensor_bytes, next_bytes=m * stage.next_bytes,
-            ring_bytes=stage.ring_bytes,
-        )
-        for stage in plan.stages
-    )  # fmt: skip
     layout = plan.layout
-    return PlanFile(
-        model=request.profile.name, hardware=request.hardware.name, **layout._asdict(), batch=request.batch,
-        step_s=plan.step_s, iterations=request.iterations, bound_factor=plan.bound_factor,
-        deadline_s=request.deadline_s or 0.0, stages=stages,
-    )  # fmt: skip
+    try:
+        stages = tuple(
+            StagePlan(
+                layers=tuple(names[stage.first_layer : stage.last_layer + 1]), **stage.seconds._asdict(),
+                flops=stage.flops, memory_bytes=stage.memory_bytes, tensor_bytes=m * stage.tensor_bytes,
+                next_bytes=m * stage.next_bytes, ring_bytes=stage.ring_bytes,
+            )
+            for stage in plan.stages
+        )  # fmt: skip
+        return PlanFile(
+            model=request.profile.name, hardware=request.hardware.name, **layout._asdict(), batch=request.batch,
+            step_s=plan.step_s, iterations=request.iterations, bound_factor=plan.bound_factor,
+            deadline_s=request.deadline_s or 0.0, stages=stages,
+        )  # fmt: skip
+    except ValidationError as error:
+        field, problem = _first_problem(error)
+        raise InputError(
+            f"the plan's {field} cannot be written: {problem}", "check the figures of the model and the hardware"
+        ) from error
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
@@ -65,15 +75,19 @@ def parse_plan(text: str, path: str | Path) -> PlanFile:
     try:
         plan = PlanFile.model_validate(json.loads(text))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        problem = str(first["msg"]).removeprefix("Value error, ")
+        place, problem = _first_problem(error)
         raise InputError(problem, "docs/planner.md has the fields", path=path, field=place) from error
     except (ValueError, RecursionError) as error:
         raise InputError("it is not JSON", "give a file of `longshore plan find --out`", path=path) from error
     if (lack := why_not_runnable(plan)) is not None:
         raise InputError(lack, "plan with --plain", path=path)
     return plan
+
+
+def _first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return the field that is wrong, and the problem."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
 
 
 def why_not_runnable(plan: PlanFile) -> str | None:

@@ -17,7 +17,7 @@ from ..cluster.files.durations import seconds_of
 from ..cluster.files.errors import InputError
 from ..cluster.files.yaml_file import ExactTypes, YamlFile, validated
 from ..cluster.model.training_plan import LEAST_COMPUTE_S as FEWEST_S
-from ..cluster.model.training_plan import PlacedIteration, PlanFile
+from ..cluster.model.training_plan import MAX_BATCH, PlacedIteration, PlanFile
 from ..planner.execution.plan_file import plan_file_of
 from ..planner.hardware import DEFAULT, HostProfile, read_hardware
 from ..planner.inputs import read_or_profile_model, training_samples
@@ -61,7 +61,7 @@ class JobPlanRequest(ExactTypes):
     model: str = Field(min_length=1, max_length=4096)
     samples: float | None = Field(None, ge=1.0, le=MAX_SAMPLES)
     tokens: float | None = Field(None, ge=1.0, le=MAX_TOKENS)
-    batch: int = Field(BATCH, ge=1, le=10**7)
+    batch: int = Field(BATCH, ge=1, le=MAX_BATCH)
     deadline: Annotated[str, Field(max_length=100)] | float | None = None  # seconds, or a text such as 24h
     gpus: int | None = Field(None, ge=1, le=1_000_000)
     hardware: str | None = Field(None, min_length=1, max_length=4096)  # profile

@@ -11,6 +11,7 @@ from .progress import console, progress
 
 NO_PLAN = 1  # exit status
 MAX_LOCAL_RANKS = 64  # processes on this machine
+MAX_BATCH = 10**7  # as in files of plans
 HardwareOption = Annotated[
     Path | None,
     typer.Option("--hardware", help="Profile of `longshore plan calibrate` or `measure`; default: an A100's."),
@@ -28,7 +29,7 @@ DeadlineOption = Annotated[
     float | None,
     typer.Option(parser=run_time, metavar=DURATION, help="Time for it, such as 24h; default: as fast as possible."),
 ]
-BatchOption = Annotated[int, typer.Option(min=1, max=10**7, help="Samples of one iteration, on all GPUs together.")]
+BatchOption = Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Samples of one iteration, on all GPUs together.")]
 MostGpusOption = Annotated[
     int | None, typer.Option("--gpus", min=1, max=MAX_GPUS, help="Use at most this number of GPUs, the fastest first.")
 ]
