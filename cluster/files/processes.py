@@ -6,6 +6,7 @@ The supervisor and the programs that start a ring import this module: standard l
 import os
 import random
 import re
+import resource
 import signal
 import socket
 import stat
@@ -36,6 +37,20 @@ class Identity(NamedTuple):
     pid: int
     start_ticks: int
     boot: str
+
+
+def limit_resource(kind: int, most: int) -> None:
+    """Limit a resource of this process, and of those that it starts, for good.
+
+    A lower limit that the process was started with stays, as login nodes set them: hard limits can only be lowered.
+
+    Args:
+        kind: Which, such as `resource.RLIMIT_CPU`.
+        most: The limit, in the unit of that resource.
+    """
+    _, hard = resource.getrlimit(kind)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def boot_id() -> str:

@@ -11,6 +11,8 @@ import resource
 import sys
 from typing import Any
 
+from ...cluster.files.processes import limit_resource
+
 
 def main() -> None:
     """Profile the model of the request, within limits, and reply."""
@@ -18,12 +20,11 @@ def main() -> None:
     answer = int(request["answer"])
     os.set_inheritable(answer, False)  # noqa: FBT003  # its own signature
     os.dup2(2, 1)
-    limit = int(request["memory_bytes"])
     # Limit data, not address space: torch reserves more address space than it uses.
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_resource(resource.RLIMIT_DATA, int(request["memory_bytes"]))
+    limit_resource(resource.RLIMIT_CORE, 0)
     # Processes that the user's code starts inherit it, so that none spins for ever without a parent.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(request["cpu_s"]), int(request["cpu_s"])))
+    limit_resource(resource.RLIMIT_CPU, int(request["cpu_s"]))
     found = _profile_or_problem(request["path"], request["function"])
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         out.write(json.dumps(found) + "\n")

@@ -23,6 +23,7 @@ from ...agents.protocol import Policy, RecordingPolicy
 from ...agents.registry import ROLLOUT, base_policy_name, checkpoint_in, find_policy
 from ...cluster.files.errors import LongshoreError, PluginError
 from ...cluster.files.output_file import in_one_line
+from ...cluster.files.processes import limit_resource
 from ...cluster.model.problem import ORDERS
 from ..mirror.cluster_mirror import (
     ROW,
@@ -84,8 +85,8 @@ def _confine_process(parent: int) -> None:
     The system sends the signal once the thread that started this process ends, which therefore lasts.
     """
     os.dup2(2, 1)
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_resource(resource.RLIMIT_DATA, MAX_MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,6 +1,7 @@
 """Files of users, profiled in a process of their own: what works, and whatever they may do instead."""
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -123,6 +124,31 @@ def test_what_a_file_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
     found = profile_model(f"{path}:build", LIMITS)
     assert found.parameters == 2 * (64 + 8)
     assert found.forward_flops == 2 * 2 * 64
+
+
+LIMITED = """\
+import resource, sys
+resource.setrlimit(int(sys.argv[2]), (int(sys.argv[3]),) * 2)
+from longshore.planner.profile.profiling import ProfilingLimits, profile_model
+print(profile_model(sys.argv[1], ProfilingLimits(time_s=90.0, memory_bytes=8.0 * 2**30)).rung)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "hard"),
+    [
+        (resource.RLIMIT_DATA, 4 << 30),
+        (resource.RLIMIT_CPU, 60),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 256),
+    ],
+)
+def test_a_model_is_profiled_under_the_limits_of_a_login_node(tmp_path: Path, kind: int, hard: int) -> None:
+    (tmp_path / "train.py").write_text(MODEL)
+    line = [sys.executable, "-c", LIMITED, f"{tmp_path / 'train.py'}:build", str(kind), str(hard)]
+    done = processes.run(line, capture_output=True, check=True)
+    assert done.stdout == "without weights (meta device)\n"
 
 
 def test_a_file_alone_has_a_function_build_and_finds_what_is_beside_it(tmp_path: Path) -> None:
