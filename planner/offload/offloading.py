@@ -342,7 +342,7 @@ class Offloading:
         options: How to offload.
         rank: Its number.
         optimizer: Its state is idle between two updates.
-        parameters: They are idle while gradients are summed.
+        parameters: They are idle while gradients are summed; none on a stage that trains nothing.
         print_line: Prints a line.
     """
 
@@ -355,7 +355,8 @@ class Offloading:
         print_line: Callable[[str], None],
     ) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        if parameters[0].device.type == "cpu":
+        self._device = parameters[0].device if parameters else torch.device("cpu")
+        if self._device.type == "cpu":
             places.limit_heap()
         part = partial(_StatePart, options=options, rank=rank, print_line=print_line)
         self._state, self._weights = part("optimizer state"), part("parameters")
@@ -392,9 +393,8 @@ class Offloading:
         """Parameters are updated: the optimizer's state is idle until the next sum has ended."""
         if not self._is_reserved:
             self._is_reserved = True
-            device = self._parameters[0].device
-            self._state.reserve_room(optimizer_storages(self._optimizer), device)
-            self._weights.reserve_room(parameter_storages(self._parameters), device)
+            self._state.reserve_room(optimizer_storages(self._optimizer), self._device)
+            self._weights.reserve_room(parameter_storages(self._parameters), self._device)
         self._idle_since_s = time.perf_counter()
         self._state.offload_if_it_pays(optimizer_storages(self._optimizer), self._idle.seconds)
 

@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import CheckpointError
-from longshore.planner.offload.offloading import StateMover, optimizer_storages, parameter_storages
+from longshore.planner.memory import OffloadMode
+from longshore.planner.offload.offloading import (
+    Offloading,
+    OffloadOptions,
+    StateMover,
+    optimizer_storages,
+    parameter_storages,
+)
 from longshore.planner.offload.places import OFFLOAD_PREFIX, FilePlace, remove_left_files
 from tests.support import processes
 from tests.support.budgets import examples
@@ -194,3 +201,25 @@ def test_parameters_in_one_piece_of_memory_go_once() -> None:
     whole = torch.zeros(2000)
     parameters = [torch.nn.Parameter(whole[:1000]), torch.nn.Parameter(whole[1000:])]
     assert [it.nbytes() for it in parameter_storages(parameters)] == [8000]
+
+
+@pytest.mark.parametrize("how", list(OffloadMode))
+@pytest.mark.parametrize("sizes", [[], [0], [1], [300_000]])
+def test_steps_of_a_stage_of_any_parameters_end(tmp_path: Path, how: OffloadMode, sizes: list[int]) -> None:
+    """A stage may have only frozen layers; its optimizer then has a parameter without numbers."""
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    optimizer = torch.optim.SGD(parameters or [torch.nn.Parameter(torch.zeros(0))], lr=0.1, momentum=0.9)
+    lines = list[str]()
+    it = Offloading(OffloadOptions(how, tmp_path, has_own_core=True), 0, optimizer, parameters, lines.append)
+    for _ in range(4):
+        it.begin_step()
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        it.begin_sync()
+        it.end_sync()
+        optimizer.step()
+        it.end_update()
+    it.measurements()
+    it.close()
+    assert it.away_bytes == 0
+    assert all(bool((parameter != 0).all()) for parameter in parameters)
