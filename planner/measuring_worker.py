@@ -54,9 +54,9 @@ def measure_reduce(members: int) -> ExchangeCost:
 
 
 def measure_send() -> ExchangeCost:
-    """Measure a send as half of a round trip between two ranks; all ranks call it."""
+    """Measure a send as half of a round trip between two ranks; all ranks call it. A single rank sends nothing."""
     taken_s = []
-    for size in TENSOR_SIZES:
+    for size in TENSOR_SIZES if dist.get_world_size() > 1 else ():
         tensor = torch.zeros(size)
         if dist.get_rank() < 2:
             taken_s.append(_median_call_s(lambda: _round_trip(tensor), None) / 2.0)  # noqa: B023

@@ -12,6 +12,7 @@ import pytest
 from longshore.cluster.files.errors import InputError
 from longshore.planner.execution import launching
 from longshore.planner.execution.launching import RANKS_MODULE, launch_ranks
+from longshore.planner.hardware import HostProfile
 from tests.support import processes
 
 LAUNCH = """\
@@ -72,3 +73,11 @@ def test_where_no_rank_could_be_started_it_is_said_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launching, "RANKS_MODULE", "no_such_module")
     with pytest.raises(InputError, match=r"that starts the ranks ended with status 1 and wrote: .*no_such_module"):
         launch_ranks(2, [])
+
+
+@pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.full) for ranks in (2, 3))])
+def test_a_machine_is_measured_with_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
+    launch_ranks(ranks, [str(tmp_path / "host.json")], module="tests.planner.measuring_fast")
+    host = HostProfile.model_validate_json((tmp_path / "host.json").read_text())
+    assert (host.ranks, [cost.members for cost in host.reduce]) == (ranks, list(range(2, ranks + 1)))
+    assert (host.send.byte_s > 0.0 or host.send.start_s > 0.0) == (ranks > 1)
