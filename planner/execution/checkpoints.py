@@ -39,8 +39,12 @@ def job_folder_and_attempt(folder: Path) -> tuple[Path, int]:
 
 
 def has_checkpoints_without_ring(folder: Path) -> bool:
-    """Return whether a folder has checkpoints of processes without a ring."""
-    return bool(_paths_named(folder, _CHECKPOINT_NAME))
+    """Return whether a folder has checkpoints of processes without a ring.
+
+    Raises:
+        InputError: If the folder cannot be listed.
+    """
+    return bool(_checkpoints_in(folder))
 
 
 def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapping[str, Any]], None]) -> int:
@@ -52,19 +56,13 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
         The first step to take.
 
     Raises:
-        InputError: If the checkpoint cannot be read, or is of another plan or model.
+        InputError: If the folder cannot be listed, or the checkpoint cannot be read or is of another plan or model.
     """
-    path: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        found = [] if folder is None else _paths_named(job_folder_and_attempt(folder)[0], _CHECKPOINT_NAME)
-        newest = max(found, key=_attempt_and_step, default=None)
-        path = [os.environ.get(CHECKPOINT) or (None if newest is None else str(newest))]
-    dist.broadcast_object_list(path)
-    if path[0] is None:
+    path, problem, first = _path_to_resume_from(folder), "", 0
+    if path is None:
         return 0
-    problem, first = "", 0
     try:
-        first, state = _read_checkpoint(Path(path[0]), plan, seat)
+        first, state = _read_checkpoint(path, plan, seat)
         load(state)
     except InputError as error:
         problem = str(error)
@@ -73,14 +71,53 @@ def resume(folder: Path | None, plan: PlanFile, seat: Seat, load: Callable[[Mapp
     if problems := [text for text, _ in outcomes if text]:
         raise InputError(problems[0])
     if any(step != first for _, step in outcomes):
-        raise InputError("its stages are of several steps", NAME_ANOTHER_FOLDER, path=Path(path[0]))
+        raise InputError("its stages are of several steps", NAME_ANOTHER_FOLDER, path=path)
     return first
 
 
+def _path_to_resume_from(folder: Path | None) -> Path | None:
+    """Return the checkpoint that the first process finds, None if there is none; all processes call it."""
+    found: list[tuple[str, str]] = [("", "")]  # the path, and the problem
+    if dist.get_rank() == 0:
+        try:
+            found = [(os.environ.get(CHECKPOINT) or _newest_checkpoint(folder), "")]
+        except InputError as error:
+            found = [("", str(error))]
+    dist.broadcast_object_list(found)
+    path, problem = found[0]
+    if problem:
+        raise InputError(problem)
+    return Path(path) if path else None
+
+
+def _newest_checkpoint(folder: Path | None) -> str:
+    """Return the path of the newest checkpoint of this process's job, "" if there is none."""
+    found = [] if folder is None else _checkpoints_in(job_folder_and_attempt(folder)[0])
+    return str(max(found, key=_attempt_and_step)) if found else ""
+
+
+def _checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder.
+
+    Raises:
+        InputError: If it cannot be listed: a training that then began anew would lose all steps of its checkpoints.
+    """
+    try:
+        return _paths_named(folder, _CHECKPOINT_NAME)
+    except OSError as error:
+        problem = f"its checkpoints cannot be listed: {error.strerror or error}"
+        raise InputError(problem, f"correct that, or {NAME_ANOTHER_FOLDER}", path=folder) from error
+
+
 def _paths_named(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """Return what has such a name in a folder, nothing if there is no folder.
+
+    Raises:
+        OSError: If it cannot be listed.
+    """
     try:
         return [old for old in folder.iterdir() if name.fullmatch(old.name)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -197,21 +234,24 @@ class Checkpoints:
             shutil.rmtree(path)
         draft.rename(path)
         _sync_folder(path.parent)
-        older = sorted(
-            (
-                candidate
-                for candidate in _paths_named(path.parent, _CHECKPOINT_NAME)
-                if _attempt_and_step(candidate) < _attempt_and_step(path)
-            ),
-            key=_attempt_and_step,
-        )
-        drafts = (
-            candidate
-            for candidate in _paths_named(path.parent, _DRAFT_NAME)
-            if _attempt_and_step(candidate) < _attempt_and_step(path)
-        )
-        for old in (*older[: 1 - KEPT_CHECKPOINTS], *drafts):  # never those of a later attempt
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # what cannot be listed is removed with a later checkpoint
+            _prune(path)
+
+
+def _prune(newest: Path) -> None:
+    """Remove what is older than a checkpoint, never what is of a later attempt.
+
+    Raises:
+        OSError: If the folder cannot be listed.
+    """
+
+    def older(name: re.Pattern[str]) -> list[Path]:
+        found = _paths_named(newest.parent, name)
+        return [path for path in found if _attempt_and_step(path) < _attempt_and_step(newest)]
+
+    checkpoints = sorted(older(_CHECKPOINT_NAME), key=_attempt_and_step)
+    for path in (*checkpoints[: 1 - KEPT_CHECKPOINTS], *older(_DRAFT_NAME)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_stage_file(path: Path, content: Mapping[str, Any]) -> None:
