@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class DiskSpace:
     def __init__(self, folders: Sequence[Path], least_free_bytes: int) -> None:
         self.least_free_bytes = least_free_bytes
         self._folders, self._reserve, self._one = folders, folders[0] / RESERVE, threading.Lock()
+        self._draft = self._reserve.with_suffix(".draft")
         self._reserve_bytes = min(RESERVE_BYTES, least_free_bytes // 4)
         self._was_low = False
 
@@ -62,6 +64,7 @@ class DiskSpace:
     def release_reserve(self) -> bool:
         """Give the reserve up, and return whether there was one."""
         with self._one:
+            self._remove_draft()
             try:
                 self._reserve.unlink()
             except OSError:
@@ -70,18 +73,31 @@ class DiskSpace:
         return True
 
     def _create_reserve(self) -> None:
+        """Create the reserve, or a larger one; it gets its name once it is whole, as this process may end meanwhile."""
         with self._one:
-            if not self._reserve_bytes or self._reserve.exists():
+            if self._kept_bytes() >= self._reserve_bytes:
                 return
             try:
-                file = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                file = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 try:
                     os.posix_fallocate(file, 0, self._reserve_bytes)
                 finally:
                     os.close(file)
+                self._draft.rename(self._reserve)
             except OSError as error:
-                self._reserve.unlink(missing_ok=True)
+                self._remove_draft()
                 log.warning("%s: no reserve can be kept: %s", self._reserve, error)
+
+    def _remove_draft(self) -> None:
+        with suppress(OSError):
+            self._draft.unlink(missing_ok=True)
+
+    def _kept_bytes(self) -> int:
+        """Return the size of the reserve, 0 if there is none."""
+        try:
+            return self._reserve.stat().st_size
+        except OSError:
+            return 0
 
     def _log_change(self, free_bytes: int) -> None:
         is_low = free_bytes < self.least_free_bytes

@@ -257,6 +257,33 @@ def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Pat
     assert not room.is_low()
 
 
+@pytest.mark.parametrize("before_bytes", [None, 0, 1, LEAST_BYTES // 8, LEAST_BYTES // 4, LEAST_BYTES])
+@pytest.mark.parametrize("draft_bytes", [None, 0, LEAST_BYTES])
+def test_a_reserve_is_whole_whatever_a_crash_left(
+    tmp_path: Path, before_bytes: int | None, draft_bytes: int | None
+) -> None:
+    room = DiskSpace([tmp_path], LEAST_BYTES)
+    for name, size in ((RESERVE, before_bytes), (f"{RESERVE}.draft", draft_bytes)):
+        if size is not None:
+            (tmp_path / name).write_bytes(b"x" * size)
+    room.adjust_reserve()
+    assert (tmp_path / RESERVE).stat().st_size == max(LEAST_BYTES // 4, before_bytes or 0)
+    assert room.release_reserve()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "rename"])
+def test_a_reserve_that_cannot_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os if call == "posix_fallocate" else Path, call, failing)
+    DiskSpace([tmp_path], LEAST_BYTES).adjust_reserve()
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_bound_is_no_reserve_and_a_folder_that_is_gone_has_no_room(tmp_path: Path) -> None:
     room = DiskSpace([tmp_path], 0)
     room.adjust_reserve()
