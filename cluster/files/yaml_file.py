@@ -31,6 +31,18 @@ Model = TypeVar("Model", bound=BaseModel)
 class TextLoader(_Fastest):  # type: ignore[misc, valid-type]  # which of the two is known only here
     """Reads 125e12 as a number and `off`, `on`, `yes` and `no` as words, as YAML 1.2 does."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:  # noqa: FBT001, FBT002  # PyYAML's
+        """Return what a node holds.
+
+        Raises:
+            yaml.MarkedYAMLError: If its text is not of its tag, as in `!!int x`, which PyYAML raises anything for.
+        """
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            problem = f"{shortened(node.value)} cannot be read as {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
 
 # Digits can be shared out in one way only: with two, a million of them would be tried for hours.
 FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
@@ -122,7 +134,7 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         line = None if error.problem_mark is None else error.problem_mark.line + 1
         fix = "correct this line or the one before"
         raise InputError(f"not YAML: {error.problem}", fix, path=path, line=line) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: numbers of thousands of digits, dates that are none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: characters that are none, where there is no libyaml
         raise InputError(f"not YAML: {str(error).splitlines()[0]}", "correct the file", path=path) from error
 
 

@@ -277,7 +277,7 @@ WRONG = [
     (GOOD, "a: 1\n---\nb: 2\n", "c.yaml:2: not YAML"),
     *((GOOD, "x: " + deep * 100_000, "c.yaml: nested too deeply") for deep in ("[", "[{a: ", "{a: [")),
     (GOOD, "- " * 100_000, "c.yaml: nested too deeply"),
-    (GOOD, "x: 2001-13-45", "c.yaml: not YAML: month must be in 1..12"),
+    (GOOD, "x: 2001-13-45", "c.yaml:1: not YAML"),
     (GOOD, "x: \x00", "c.yaml: not YAML"),
     (GOOD, "node_types: {}\nracks: []", "c.yaml:1:node_types: "),
     (

@@ -247,3 +247,30 @@ def test_a_list_is_too_short_by_what_stands_in_it_and_not_by_what_is_right(
         Model.model_validate({"it": given})
     found = input_problems(error.value.errors(), Model.model_json_schema(), {"it": given})
     assert sorted(it.problem for it in found) == sorted(problems)
+
+
+CORE_TAGS = (
+    "int", "float", "bool", "null", "timestamp", "binary", "str", "seq", "map", "set", "omap", "pairs", "merge",
+    "value", "python/name:os.system",
+)  # fmt: skip
+TEXTS = (
+    "", "x", "''", "-", "+", ".", "_", "0x", "0b", "0o", ":", "1:", "1", "1e3", "1e999", "~", "=", "<<", "2001-13-45",
+    "2001-02-30T25:00:00", "[1]", "{a: 1}", "9" * 5000,
+)  # fmt: skip
+
+
+def line_of_problem(path: Path) -> int | None:
+    """Return the line at which a file cannot be read, 0 if it can be."""
+    try:
+        read_yaml(path, "docs/clusters.md")
+    except InputError as error:
+        return error.line
+    return 0
+
+
+@pytest.mark.parametrize("tag", CORE_TAGS)
+def test_a_tag_that_its_text_does_not_fit_is_one_problem_of_its_line(tag: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for text in TEXTS:
+        path.write_text(f"first: 1\nsecond: !!{tag} {text}\n")
+        assert line_of_problem(path) in (0, 2, 3), text
