@@ -10,10 +10,9 @@ import re
 import shutil
 import stat
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
@@ -301,9 +300,10 @@ def download(trace: PublicTrace, target: Path, *, mirror: str, timeout_s: float,
         InputError: If it cannot be had or written, or something else stands there.
     """
     try:
-        if is_downloaded(trace, target):
-            return False
         part = part_file_of(trace, target)
+        if is_downloaded(trace, target):
+            _remove_leftover(part)
+            return False
         with _open_locked_part(part) as file:
             _fetch_missing(trace, part, file, mirror, timeout_s, report)
             file.flush()
@@ -386,6 +386,13 @@ def _open_locked_part(part: Path) -> Iterator[BinaryIO]:
                 part.unlink()
 
 
+def _remove_leftover(part: Path) -> None:
+    """Remove what a download left that was killed just after its trace had been put in place."""
+    if os.path.lexists(part):
+        with suppress(OSError, InputError), _open_locked_part(part) as file:
+            file.truncate(0)
+
+
 def _fetch_missing(
     trace: PublicTrace, part: Path, file: BinaryIO, mirror: str, timeout_s: float, report: ReportProgress
 ) -> None:
@@ -419,7 +426,9 @@ def _put_in_place(trace: PublicTrace, part: Path, target: Path) -> None:
         if not is_downloaded(trace, target):  # another process may have been faster
             part.replace(target)
         return
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    folder = target.with_name(f".{target.name}.unpacking")
+    shutil.rmtree(folder, ignore_errors=True)  # of a download that was killed: this one alone has the part
+    folder.mkdir(mode=0o700)
     try:
         unpack(part, trace.members, folder)
         files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
@@ -429,8 +438,24 @@ def _put_in_place(trace: PublicTrace, part: Path, target: Path) -> None:
         }
         (folder / SOURCE).write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
         folder.chmod(0o755)
+        for path in (*folder.iterdir(), folder):  # the name must not outlive a loss of power without the content
+            _sync(path)
         if not is_downloaded(trace, target):
             folder.rename(target)
+            with suppress(OSError):
+                _sync(target.parent)
         part.unlink()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Write a file or a folder to its disk, where the file system can."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of folders, on some file systems
+            raise
+    finally:
+        os.close(number)

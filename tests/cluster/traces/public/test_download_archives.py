@@ -1,5 +1,6 @@
 """Public traces that are archives."""
 
+import fcntl
 import io
 import json
 import tarfile
@@ -89,3 +90,31 @@ def test_an_archive_that_unpacks_to_very_much_is_refused(download: Download) -> 
         tar.addfile(info)
     assert "more than" in refused(packed(download, head.getvalue())())
     assert left() <= {"many.tar.gz.part"}
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_killed_download_left_is_removed_by_the_next(download: Download, *, is_there: bool) -> None:
+    """One was killed while it unpacked, or once its folder had its name."""
+    content = archive(member("cluster01.csv"))
+    if is_there:
+        assert packed(download, content)().status == 0
+    else:
+        Path(".many.unpacking").mkdir()
+        Path(".many.unpacking/cluster01.csv").write_bytes(CSV[:1000])
+    Path("many.tar.gz.part").write_bytes(content)
+    done = packed(download, content)()
+    assert done.status == 0, done.err
+    assert download.server.asked == []
+    assert left() == {"many"}
+    assert Path("many/cluster01.csv").read_bytes() == CSV
+
+
+def test_the_part_of_a_download_that_runs_is_left_alone(download: Download) -> None:
+    content = archive(member("cluster01.csv"))
+    assert packed(download, content)().status == 0
+    with Path("many.tar.gz.part").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"begun")
+        other.flush()
+        assert "already there" in packed(download, content)().out
+        assert Path("many.tar.gz.part").read_bytes() == b"begun"
