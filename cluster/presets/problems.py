@@ -380,8 +380,11 @@ def check_memory(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
 
 def rules_until_overload(cluster: Cluster, scenarios: Scenarios, rules: Rules) -> Rules:
     """Return rules that cut a simulation off when it would not end: long after all work could have been done."""
-    work = (scenarios.work_s * scenarios.gpus).sum(axis=1).max(initial=0.0)
     slowest = float(scenarios.speed.min()) / rules.slow_factor
+    # Of a start and a fault. A job holds its GPUs meanwhile, which is most of the time of jobs of some seconds.
+    pauses_s = rules.preflight_s + rules.restart_s + rules.detection_s + (rules.switch_s if rules.switching else 0.0)
+    run_s = scenarios.work_s / slowest + pauses_s
+    gpu_s = float((run_s * scenarios.gpus).sum(axis=1).max(initial=0.0))
     last_s = float(scenarios.submit_s.max(initial=0.0))
-    longest_s = float(scenarios.work_s.max(initial=0.0)) / slowest
-    return rules._replace(limit_s=last_s + 50.0 * work / slowest / cluster.gpu_node.size + 1000.0 * longest_s)
+    longest_s = float(run_s.max(initial=0.0))
+    return rules._replace(limit_s=last_s + 50.0 * gpu_s / cluster.gpu_node.size + 1000.0 * longest_s)

@@ -1,5 +1,7 @@
 """When a cluster was asked more than it could do."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from longshore.cluster.model.problem import Problem, fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import scaled_to_load, workload_of
 from longshore.cluster.presets.drawn import fault_process, rules
+from longshore.cluster.presets.problems import rules_until_overload
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from tests.eval.runs import outcome, scenarios
 
@@ -59,3 +62,20 @@ def test_the_queue_must_hold_a_quarter_and_more_than_at_half_time() -> None:
     assert overloaded(run, arriving).tolist() == [True, False, False, True]
     drained = run._replace(first_start_s=np.array([[40.0, 40.0, 20.0, 30.0]] * 4))  # 3 of 14 at both
     assert not overloaded(drained, arriving).any()
+
+
+@pytest.mark.parametrize(
+    "pauses",
+    [{}, {"preflight_s": 300.0}, {"restart_s": 300.0}, {"detection_s": 300.0}, {"switching": True, "switch_s": 300.0}],
+)
+def test_no_run_is_cut_off_before_one_gpu_could_have_done_all(pauses: dict[str, Any]) -> None:
+    """Each job pauses once, as at its start or at a fault, which jobs of some seconds do for most of their time."""
+    jobs, cluster = 1000, grid_cluster(1, 1)
+    work_s, submit_s = np.full(jobs, 5.0), np.arange(jobs, dtype=np.float64)
+    workload = workload_of(tuple(map(str, range(jobs))), np.ones(jobs, dtype=np.int32), work_s, submit_s)
+    run = stack(
+        cluster, [workload], fault_seed=np.zeros(1, dtype=np.int64), source_rate_per_s=np.zeros(fault_sources(cluster))
+    )
+    without = rules()._replace(restart_s=0.0)
+    limit_s = rules_until_overload(cluster, run, without._replace(**pauses)).limit_s
+    assert limit_s > submit_s[-1] + jobs * (5.0 + sum(value for name, value in pauses.items() if name.endswith("_s")))
