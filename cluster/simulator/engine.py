@@ -35,9 +35,11 @@ from ..state.state import (
 from .event_log import (
     FAILING_AT_ONCE,
     FEWER_FAULTS,
+    FEWER_SLOW,
     MAX_CHANGES,
     MAX_QUIET,
     NO_ROW,
+    NOTHING_BUT_SLOW,
     NOTHING_ELSE,
     START,
     SUBMIT,
@@ -83,6 +85,8 @@ def advance(sim: Simulation, row: int) -> bool:
         state.quiet[row] += 1
         handle_events(sim, row, time_s)
         if state.quiet[row] > MAX_QUIET:
+            if sim.rules.slow_per_s > 0.0:
+                raise EndlessError(NOTHING_BUT_SLOW, FEWER_SLOW)
             raise EndlessError(NOTHING_ELSE, FEWER_FAULTS)
 
 

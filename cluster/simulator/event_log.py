@@ -65,7 +65,7 @@ def events_of(log: Log) -> list[Event]:
 
 
 NO_ROW = "there is no such row of the simulation, or no such scenario, or the row was not reset"
-# Where more than so much happens, faults come faster than anything could be done.
+# Where more than so much happens, faults or slow nodes come faster than anything could be done.
 MAX_STOPS = 100_000  # of one job
 MAX_CHANGES = 1_000_000  # faults and repairs at one moment
 MAX_QUIET = 5_000_000  # moments without a submission, a start or an end of a job, whatever else is decided at them
@@ -73,6 +73,8 @@ STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it c
 FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
 NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
 FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
+NOTHING_BUT_SLOW = "slow: slow nodes and faults filled five million moments in which no job could start or end"
+FEWER_SLOW = "lower a_node_day or the hazards of the cluster file, or raise lasts_s"
 
 
 # Signals are polled after this amount of work. A fault counts 1; a moment or a decision counts the nodes, as policies

@@ -131,6 +131,23 @@ def two_jobs_beside_faults(order: str) -> Simulation:
     return simulation_of(Problem(cluster, scenarios, process._replace(transient_probability=1.0), rules))
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_the_error_of_moments_without_jobs_names_what_filled_them(*, is_slow: bool) -> None:
+    """Nothing fails where nodes become slow."""
+    sim = failing(8, rate_per_s=0.0 if is_slow else 1e-3, first=8, work_s=1e12)
+    if is_slow:
+        slow = sim.rules._replace(slow_per_s=1e-3, slow_factor=2.0, slow_mean_s=10.0)
+        sim = simulation_of(Problem(sim.cluster, sim.scenarios, sim.process, slow))
+    reset(sim, 0, 0)
+    assert advance(sim, 0)
+    HEURISTICS["pack"].place(sim, 0)
+    start(sim, 0)
+    sim.state.quiet[0] = event_log.MAX_QUIET
+    problem = event_log.NOTHING_BUT_SLOW if is_slow else event_log.NOTHING_ELSE
+    with pytest.raises(EndlessError, match=re.escape(problem)):
+        advance(sim, 0)
+
+
 def test_a_job_that_comes_starts_or_ends_begins_the_count_of_moments_anew() -> None:
     sim = simulation_of(hetero64(1, 0))
     reset(sim, 0, 0)
