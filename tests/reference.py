@@ -15,7 +15,7 @@ from longshore.cluster.model.topology import Cluster
 from tests.reference_backups import back_up, reliefs_s
 from tests.reference_faults import random_outages
 from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes, take_turn
-from tests.reference_slow import end_piece, first_pace, kept_by, note, note_slow_nodes, paced, turn_paces
+from tests.reference_slow import end_piece, first_pace, kept_by, note, note_slow_nodes, pace_stream, paced, turn_paces
 from tests.reference_state import (
     Job,
     Plan,
@@ -104,7 +104,8 @@ def first_state(
     if rules.switching:
         fill_pool(state)
     if rules.slow_per_s > 0:
-        state.paces = [first_pace(rules, state.seed, len(state.sources) + node) for node in range(len(state.speed))]
+        sources, nodes = len(state.sources), len(state.speed)
+        state.paces = [first_pace(rules, state.seed, pace_stream(sources, nodes, node)) for node in range(nodes)]
     return state
 
 

@@ -14,6 +14,11 @@ def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
     state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
 
 
+def pace_stream(sources: int, nodes: int, node: int) -> int:
+    """Return the stream from which a node draws when it becomes slow, behind those by which nodes are lemons."""
+    return sources + nodes + node
+
+
 def first_pace(rules: Rules, seed: int, stream: int) -> Pace:
     turns = turns_of(rules, seed, stream)
     return Pace(turns, next(turns))

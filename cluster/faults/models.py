@@ -138,7 +138,7 @@ class Lemon(FaultConfiguration):
 
     def draw(self, cluster: Cluster, hazard_per_s: NDArray[np.float64], seed: int) -> FaultDraw:
         """Return the hazards where each node is a lemon with the probability `lemon_share`."""
-        first = fault_sources(cluster)  # counters beyond those of the fault sources
+        first = fault_sources(cluster)  # streams beyond those of the fault sources; slow nodes have those behind
         drawn = np.array([uniform(seed, first + node, 0) for node in range(cluster.speed.size)])
         factor = np.where(drawn < self.lemon_share, self.lemon_factor, 1.0)
         mean_factor = 1.0 + self.lemon_share * (self.lemon_factor - 1.0)

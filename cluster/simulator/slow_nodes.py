@@ -207,12 +207,14 @@ def _continue_at_present_pace(sim: Simulation, row: int, job: int) -> None:
 def node_toggle_s(sim: Simulation, row: int, node: int) -> float:
     """Return when a node becomes slow, or well if it is slow, given that it has just changed; inf for never.
 
-    Both times are exponential. Nodes draw from the streams of random numbers behind those of all fault sources.
+    Both times are exponential. Nodes draw from the streams of random numbers behind those of all fault sources, and
+    those by which nodes are lemons (faults/models.py).
     """
     state, rules = sim.state, sim.rules
     if rules.slow_per_s == 0.0:
         return math.inf
-    slow, stream = state.node_slow[row, node], state.source_s.shape[1] + node
+    slow = state.node_slow[row, node]
+    stream = state.source_s.shape[1] + sim.cluster.speed.size + node
     u = uniform(sim.scenarios.fault_seed[state.scenario[row]], stream, 2 * state.pace_k[row, node] + slow)
     mean_s = rules.slow_mean_s if slow == 1 else 1.0 / rules.slow_per_s
     return float(state.now_s[row] - math.log(u) * mean_s)

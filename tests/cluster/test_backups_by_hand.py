@@ -18,7 +18,7 @@ from longshore.cluster.simulator.state_border import checked_state
 from longshore.cluster.state.state import Simulation
 from tests.cases_by_hand import Jobs, Outages, slow_case
 from tests.compiled_runs import at_first_decision, compiled, run_heuristic
-from tests.reference_slow import turns_of
+from tests.reference_slow import pace_stream, turns_of
 
 FOUND_S, SWITCH_S = 5.0, 3.0
 RULES: dict[str, Any] = {"switching": True, "switch_s": SWITCH_S, "detection_s": FOUND_S, "backups": 2}
@@ -30,7 +30,10 @@ def lone_spell(nodes: int, node: int = 0) -> tuple[int, float, float]:
     """Return a seed with which a node is slow for over a minute, and no node else until long after; and that time."""
     case = slow_case(grid_cluster(nodes, 1), [(1, 1.0, 0.0)])
     for seed in range(10_000):
-        turns = [list(islice(turns_of(case.rules, seed, 2 * nodes + 1 + each), 3)) for each in range(nodes)]
+        turns = [
+            list(islice(turns_of(case.rules, seed, pace_stream(2 * nodes + 1, nodes, each)), 3))
+            for each in range(nodes)
+        ]
         slow_s, well_s, again_s = turns[node]
         others = [again_s, *(first_s for each, (first_s, _, _) in enumerate(turns) if each != node)]
         if well_s - slow_s > 60.0 and min(others) > well_s + 300.0:

@@ -10,13 +10,13 @@ from longshore.cluster.model.problem import fault_sources
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests.cases_by_hand import Jobs, Outages, slow_case
 from tests.compiled_runs import run_heuristic
-from tests.reference_slow import turns_of
+from tests.reference_slow import pace_stream, turns_of
 
 
 def turns(cluster: Cluster, node: int, count: int = 3) -> list[float]:
     """Return when a node becomes slow, well, slow again and so on."""
     case = slow_case(cluster, [(1, 1.0, 0.0)])
-    stream = fault_sources(cluster) + node
+    stream = pace_stream(fault_sources(cluster), cluster.speed.size, node)
     return list(islice(turns_of(case.rules, int(case.scenarios.fault_seed[0]), stream), count))
 
 
