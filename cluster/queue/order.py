@@ -86,7 +86,10 @@ def _fits(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def _gpus_suiting_holder(sim: Simulation, row: int, job: int, holder: int) -> int:
-    """Return how many of a running job's GPUs suit another job, which may start on them."""
+    """Return how many of a running job's GPUs suit another job, which may start on them.
+
+    It may hold fewer or more than it asks for: on a real cluster, rings shrink and have backups by no rule of ours.
+    """
     gives, suits = 0, sim.cluster.suits[need_class_of(sim, row, holder)]
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
@@ -102,7 +105,7 @@ def _compute_reservation(sim: Simulation, row: int, holder: int) -> None:
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
     free = usable_for_job(sim, row, holder)
-    waits, several = free >= gpus[holder], has_need_classes(sim) or may_keep_gpus_after_fault(sim)
+    waits = free >= gpus[holder]
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     count = sort_expected_ends(sim, row)
@@ -111,8 +114,7 @@ def _compute_reservation(sim: Simulation, row: int, holder: int) -> None:
         waits = False
         end_s = state.ends_s[row, i]
         while i < count and state.ends_s[row, i] == end_s:
-            job = state.ends_job[row, i]
-            free += _gpus_suiting_holder(sim, row, job, holder) if several else gpus[job]
+            free += _gpus_suiting_holder(sim, row, state.ends_job[row, i], holder)
             i += 1
         if free >= gpus[holder]:
             state.shadow_s[row] = end_s

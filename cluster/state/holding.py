@@ -131,9 +131,18 @@ def is_struck(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def held_gpus(sim: Simulation, row: int, job: int) -> int:
-    """Return how many GPUs a running job holds."""
-    gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
-    return gpus - int(sim.state.short[row, job]) if may_keep_gpus_after_fault(sim) else gpus
+    """Return how many GPUs a running job holds.
+
+    By the rules of a simulation they follow from what it runs without; on a real cluster they are counted.
+    """
+    state = sim.state
+    if may_keep_gpus_after_fault(sim):
+        return int(sim.scenarios.gpus[state.scenario[row], job]) - int(state.short[row, job])
+    count, gpu = 0, state.first_gpu[row, job]
+    while gpu >= 0:
+        count += 1
+        gpu = state.gpu_next[row, gpu]
+    return count
 
 
 @kernel
