@@ -1,13 +1,14 @@
 """Leases: whatever stops, is cut off or sets its clock, nothing is given away while it is still used."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -118,23 +119,30 @@ class OneNode(RuleBasedStateMachine):
     @rule(to_old=st.booleans(), on_its_way_s=st.floats(0.0, 3.0))
     def report(self, to_old: bool, on_its_way_s: float) -> None:  # noqa: FBT001
         """The agent reports to the scheduler that leads, or to one that did; the answer takes its time."""
-        if self.agent_stands or self.machine_stands or not self.requests_pass:
+        if self.agent_stands or self.machine_stands:
             return
         sent_s = self.true_s
+        if not self.requests_pass:
+            self._apply_answer(None, sent_s)
+            return
         leases, token, renewed_s = (self.leases, self.token, self.renewed_s)
         if to_old and self.old is not None:
             leases, token, renewed_s = self.old
         granted = leases.grant("n", token, lambda: self.true_s - renewed_s < RENEWED_S)
         if on_its_way_s:
             self._pass(on_its_way_s)
-        lived, is_leader = self.lives, leases is self.leases and granted != NO_LEASE
-        self.agent.apply_answer(granted._asdict() if self.answers_pass else None, sent_s)
-        # What lives dies only without a recent answer, as long as the store's clock is not set back.
-        if self.wall_s == 0.0 and lived and self.true_s < self.answered_s + LEASE_S:
-            assert self.lives, "killed in spite of a lease"
+        is_leader = leases is self.leases and granted != NO_LEASE
+        self._apply_answer(granted._asdict() if self.answers_pass else None, sent_s)
         if self.answers_pass and is_leader:
             self.answered_s = sent_s
             assert self.wall_s < 0.0 or (self.lease and self.lease.until_s >= sent_s + LEASE_S), "no lease"
+
+    def _apply_answer(self, answer: dict[str, Any] | None, sent_s: float) -> None:
+        lived = self.lives
+        self.agent.apply_answer(answer, sent_s)
+        # What lives dies only without a recent answer, as long as the store's clock is not set back.
+        if self.wall_s == 0.0 and lived and self.true_s < self.answered_s + LEASE_S:
+            assert self.lives, "killed in spite of a lease"
 
     @rule()
     def the_agent_is_restarted(self) -> None:
@@ -180,11 +188,10 @@ class OneNode(RuleBasedStateMachine):
         self.leases.begin_leading()
         self.renewed_s = self.true_s
 
-    @rule(data=st.data())
-    def a_scheduler_leads_with_another_store(self, data: st.DataObject) -> None:
-        """That is a new one, or was restored from a backup; no scheduler led meanwhile."""
-        self.token = data.draw(st.sampled_from([0, *self.copies]))
-        self.copies.append(self.token)
+    @rule(copy=st.integers(-1, 9))
+    def a_scheduler_leads_with_another_store(self, copy: int) -> None:
+        """That was restored from one of the backups, or is a new one; no scheduler led meanwhile."""
+        self.token = self.copies[copy % len(self.copies)] if copy >= 0 else 0
         self.another_scheduler_takes_over(is_dead=True)
 
     @rule(by_s=st.sampled_from([-2000.0, -10.0, 10.0]))
@@ -212,6 +219,57 @@ class OneNode(RuleBasedStateMachine):
 
 TestNoTwoOwners: Any = OneNode.TestCase
 TestNoTwoOwners.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def node() -> Iterator[OneNode]:
+    made = OneNode()
+    made.all_is_well_for_a_while(3)
+    yield made
+    made.teardown()
+
+
+@pytest.mark.parametrize("copy", [-1, 0])
+def test_jobs_live_on_under_a_scheduler_with_another_store(node: OneNode, copy: int) -> None:
+    node.another_scheduler_takes_over(is_dead=True)
+    node.all_is_well_for_a_while(3)
+    node.a_scheduler_leads_with_another_store(copy)
+    node.all_is_well_for_a_while(20)
+    assert node.lives
+
+
+@pytest.mark.parametrize("copy", [-1, 0])
+def test_an_agent_obeys_a_lower_token_once_it_has_killed_what_a_higher_one_let_live(node: OneNode, copy: int) -> None:
+    node.the_clock_of_the_store_is_set(-2000.0)
+    for _ in range(3):
+        node.another_scheduler_takes_over(is_dead=True)
+    node.all_is_well_for_a_while(3)
+    node.a_scheduler_leads_with_another_store(copy)
+    node.all_is_well_for_a_while(20)  # which holds that there is a lease again
+    assert not node.lives
+    node.an_attempt_starts_where_a_lease_is_valid()
+    node.all_is_well_for_a_while(20)
+    assert node.lives
+
+
+@pytest.mark.parametrize("way", ["requests", "answers"])
+def test_an_agent_that_is_restarted_continues_the_lease_of_the_one_before(node: OneNode, way: str) -> None:
+    node.links_are_cut_or_mended(way)
+    node.the_agent_is_restarted()
+    for _ in range(int(LEASE_S) - 2):
+        node.report(to_old=False, on_its_way_s=0.0)
+        node._pass(1.0)
+        assert node.lives
+    node._pass(3.0)
+    assert not node.lives
+
+
+def test_an_agent_that_starts_behind_a_reboot_has_no_lease(node: OneNode) -> None:
+    node.the_machine_starts_anew()
+    node.lives = True
+    node.links_are_cut_or_mended("both")
+    node.report(to_old=False, on_its_way_s=0.0)
+    assert not node.lives
 
 
 def test_a_lease_runs_out_only_behind_the_time_of_the_last_answer_and_the_margin() -> None:
