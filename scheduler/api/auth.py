@@ -16,12 +16,18 @@ from ..store.database import StoreUnreachableError
 from .problems import ProblemError
 
 TOKEN_FRESH_S = 1.0  # within which a token revoked by another process is refused
+# For which what was last read of a token counts while the store does not answer. Leases of nodes must not run out for
+# want of a token: a scheduler surely leads for 15 s more, and a lease lasts for 10 s.
+TOKEN_KEPT_S = 60.0
 TOKEN_USE_STEP_S = 60.0  # resolution of the last use of a token
 MAX_CACHED_TOKENS = 10_000  # tokens
 
 
 class TokenCache:
-    """Tokens read a moment ago, and whether the store has any. Safe for threads; it lags by `TOKEN_FRESH_S`."""
+    """Tokens read a moment ago, and whether the store has any. Safe for threads.
+
+    It lags by `TOKEN_FRESH_S`, and by `TOKEN_KEPT_S` while the store does not answer.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[TokenRow, float]] = {}  # by digest, with the moment of reading
@@ -30,15 +36,28 @@ class TokenCache:
 
     def row_of(self, secret: str) -> TokenRow | None:
         """Return a token if it was read a moment ago."""
-        row, read = self._rows.get(digest_of(secret), (None, float("-inf")))
-        return row if time.monotonic() - read < TOKEN_FRESH_S else None
+        return self._row_read_within(digest_of(secret), TOKEN_FRESH_S)
+
+    def _row_read_within(self, digest: str, age_s: float) -> TokenRow | None:
+        row, read = self._rows.get(digest, (None, float("-inf")))
+        return row if time.monotonic() - read < age_s else None
 
     def read(self, service: Service, secret: str) -> TokenRow | None:
-        """Read a token from the store, None if there is none, and record its use. Blocks."""
+        """Read a token from the store, None if there is none, and record its use. Blocks.
+
+        Raises:
+            StoreUnreachableError: If the store does not answer, and the token was not read lately.
+        """
         digest, now_s = digest_of(secret), service.now_s()
-        with service.store.read() as tx:
-            row = find_token(tx, digest)
+        try:
+            with service.store.read() as tx:
+                row = find_token(tx, digest)
+        except StoreUnreachableError:
+            if (kept := self._row_read_within(digest, TOKEN_KEPT_S)) is None:
+                raise
+            return kept
         if row is None:
+            self._rows.pop(digest, None)
             return None
         is_valid = row.expires_s is None or row.expires_s > now_s
         if is_valid and (row.used_s is None or now_s - row.used_s > TOKEN_USE_STEP_S):
@@ -55,9 +74,18 @@ class TokenCache:
         return self._has_tokens if self._has_tokens or time.monotonic() - self._read_s < TOKEN_FRESH_S else None
 
     def read_has_tokens(self, service: Service) -> bool:
-        """Read whether there are tokens. Blocks."""
-        with service.store.read() as tx:
-            self._has_tokens = self._has_tokens or has_tokens(tx)
+        """Read whether there are tokens. Blocks.
+
+        Raises:
+            StoreUnreachableError: If the store does not answer, and this was not read lately.
+        """
+        try:
+            with service.store.read() as tx:
+                self._has_tokens = self._has_tokens or has_tokens(tx)
+        except StoreUnreachableError:
+            if time.monotonic() - self._read_s >= TOKEN_KEPT_S:
+                raise
+            return self._has_tokens
         self._read_s = time.monotonic()
         return self._has_tokens
 
