@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -27,6 +27,7 @@ REFUSED = (
 )
 REPORT_TIMEOUT_S = 3.0  # for the answer to an agent's report, of which the next is due soon
 END = "end"  # event after the last one of a stream
+POSITION = "position"  # event without data, behind which a stream begins
 
 
 class ReceivedEvent(NamedTuple):
@@ -248,29 +249,41 @@ class Client:
             yield event.data
 
     def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[ReceivedEvent]:
-        """Yield the events of a stream until its end, each once, also if the scheduler restarts meanwhile."""
+        """Yield the events of a stream until its end, each once, also if the scheduler or its store is away meanwhile.
+
+        Raises:
+            BackendError: If it does not answer, or sends no events.
+            InputError: If it refuses the request, and a retry cannot help.
+        """
         last: dict[str, str] = {}
         tries, away_s = 0, float("-inf")  # and when it went away that had answered
         while True:
-            answers = False
+            answers, waits = False, tries < len(PAUSES_S) or time.monotonic() - away_s <= OUTAGE_S
             try:
                 with self._http.stream("GET", path, params=parameters, headers=last) as answer:
-                    if not answer.is_success:
+                    answers = answer.is_success
+                    if not answers and not (waits and _may_pass(answer)):
                         answer.read()
                         self._checked_answer(answer)
-                    answers = True
-                    for event in parse_events(answer.iter_lines()):
+                    for event in self._events_of(answer) if answers else ():
                         if event.event == END:
                             return
                         last = {"Last-Event-ID": event.id}
-                        yield event
+                        if event.event != POSITION:
+                            yield event
             except httpx.TransportError as error:
-                if not answers and tries >= len(PAUSES_S) and time.monotonic() - away_s > OUTAGE_S:
+                if not answers and not waits:
                     raise self._unreachable_error(error) from error
             if answers:
                 tries, away_s = 0, time.monotonic()
             time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
             tries += 1
+
+    def _events_of(self, answer: httpx.Response) -> Iterator[ReceivedEvent]:
+        try:
+            yield from parse_events(answer.iter_bytes())
+        except ValueError as error:
+            raise BackendError(f"what answers at {self._url} sends no events ({error})") from error
 
     def drain(self, node: str, reason: str) -> None:
         """Take a node out of service."""
@@ -342,18 +355,50 @@ class Client:
         self._call("DELETE", f"/v1/users/me/tokens/{_quoted_part(name)}", params=asked)
 
 
-def parse_events(lines: Iterator[str]) -> Iterator[ReceivedEvent]:
-    """Yield the events that the lines of a stream hold; one that was cut off is not among them."""
+def _may_pass(answer: httpx.Response) -> bool:
+    """Return whether a refused stream may be opened later: the store or the scheduler is away, or all slots are taken.
+
+    A scheduler does not always know yet that the last connection of the same follower is dead.
+    """
+    return answer.is_server_error or "Retry-After" in answer.headers
+
+
+def parse_events(chunks: Iterable[bytes]) -> Iterator[ReceivedEvent]:
+    """Yield the events in the bytes of a stream; one that was cut off is not among them.
+
+    Raises:
+        ValueError: If the stream holds something else.
+    """
     fields: dict[str, str] = {}
-    for line in lines:
+    for line in _lines_of(chunks):
         if line.startswith(":"):
             continue
         if line:
             name, _, value = line.partition(":")
             fields[name] = value.removeprefix(" ")
         elif fields:
-            yield ReceivedEvent(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
+            yield _event_of(fields)
             fields = {}
+
+
+def _lines_of(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield whole lines. They end at a line feed alone: other ends that Unicode knows may be part of a text."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode()
+
+
+def _event_of(fields: Mapping[str, str]) -> ReceivedEvent:
+    """Return an event; one without data only names the position in the stream."""
+    number = fields.get("id", "")
+    if "data" not in fields and number:
+        return ReceivedEvent(number, POSITION, {})
+    data = json.loads(fields.get("data", ""))
+    if not isinstance(data, dict):
+        raise ValueError("the data of an event is no object")
+    return ReceivedEvent(number, fields.get("event", "message"), data)
 
 
 def _without_none(**parameters: object) -> dict[str, Any]:

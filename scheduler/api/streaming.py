@@ -1,6 +1,7 @@
 """Server-sent events: bounded in number, with signs of life, and an end when serving ends; GET /v1/events."""
 
 import asyncio
+import json
 import logging
 import threading
 import time
@@ -70,9 +71,9 @@ END = "end"  # event by which a stream that is over differs from one that was cu
 
 
 class SentEvent(NamedTuple):
-    """A server-sent event."""
+    """A server-sent event. One without data only gives a client its position in the stream."""
 
-    data: str  # JSON
+    data: str  # JSON in ASCII: some clients end lines at other characters of Unicode too
     id: str  # from which a client continues
     event: str
 
@@ -154,7 +155,7 @@ class _SlotStream(StreamingResponse):
 
 def _as_bytes(event: SentEvent) -> bytes:
     number = f"id: {event.id}\n" if event.id else ""
-    return f"{number}event: {event.event}\ndata: {event.data}\n\n".encode()
+    return f"{number}event: {event.event}\ndata: {event.data}\n\n".encode() if event.data else f"{number}\n".encode()
 
 
 async def open_stream_of(
@@ -201,6 +202,7 @@ def events(
 
 def _event_poll(service: Service, owner: str | None, after: int | None) -> Poll:
     """Return what polls for the events after one, of an owner's jobs or of all; None: from now on."""
+    begins_now = after is None
     if after is None:
         with service.store.read() as tx:
             after = last_complete_seq(tx)
@@ -208,7 +210,10 @@ def _event_poll(service: Service, owner: str | None, after: int | None) -> Poll:
 
     def poll() -> list[SentEvent]:
         """Return new events; events of other users are skipped, many at once."""
-        nonlocal seq
+        nonlocal seq, begins_now
+        if begins_now:  # a client that is cut off before the first event continues from here
+            begins_now = False
+            return [SentEvent("", str(seq), "")]
         rows: list[EventRow] = []
         with service.store.read() as tx:
             if owner is None:
@@ -226,4 +231,4 @@ def _event_poll(service: Service, owner: str | None, after: int | None) -> Poll:
 
 
 def _sent_event(row: EventRow) -> SentEvent:
-    return SentEvent(event_page(row).model_dump_json(), str(row.seq), row.kind)
+    return SentEvent(json.dumps(event_page(row).model_dump(mode="json")), str(row.seq), row.kind)
