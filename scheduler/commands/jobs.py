@@ -54,6 +54,8 @@ def logs(
         for text in client.follow_logs(job, rank, attempt, tail):
             typer.echo(text, nl=False)
     else:
+        if attempt is None and (known := client.job(job)["attempts"]):
+            attempt = known[-1]["number"]  # all pages are of one attempt, although the next one may begin meanwhile
         data, after = client.logs(job, rank, 0, attempt, tail)
         typer.echo(data, nl=False)
         while after is not None and (part := client.logs(job, rank, after, attempt))[0]:
