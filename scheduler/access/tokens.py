@@ -23,6 +23,7 @@ from .token_file import FILE, read_token, restrict_to_owner, write_token
 
 MAX_VALID_TOKENS = 100  # tokens that an owner makes for himself
 MAX_EXPIRED_TOKENS = 100  # tokens of an owner, the last that expired
+REVOKED_S = 0.0  # end of a revoked token: by every clock it has passed, also after one is set back
 
 
 class TokenRow(NamedTuple):
@@ -33,7 +34,7 @@ class TokenRow(NamedTuple):
     owner: str
     role: str
     made_s: float  # Unix time
-    expires_s: float | None  # Unix time, None for never
+    expires_s: float | None  # Unix time, None for never; `REVOKED_S` if it was revoked
     used_s: float | None = None  # Unix time of its last use
     node: str | None = None  # that the token of an agent is for
 
@@ -50,7 +51,7 @@ _COUNT_TOKENS = select(func.count()).where(user_token.c.owner == bindparam("of_o
 _LONG_EXPIRED = (
     select(user_token.c.digest)
     .where(user_token.c.owner == bindparam("of_owner"), user_token.c.expires_s <= bindparam("now_s"))
-    .order_by(user_token.c.expires_s.desc())
+    .order_by(user_token.c.expires_s.desc(), user_token.c.made_s.desc())
     .offset(MAX_EXPIRED_TOKENS)
 )
 _DELETE_EXPIRED = delete(user_token).where(user_token.c.digest.in_(_LONG_EXPIRED))
@@ -60,7 +61,7 @@ _USE = update(user_token).where(user_token.c.digest == bindparam("of_digest")).v
 _REVOKE = (
     update(user_token)
     .where(user_token.c.owner == bindparam("of_owner"), user_token.c.name == bindparam("of_name"), _VALID)
-    .values(expires_s=bindparam("now_s"))
+    .values(expires_s=REVOKED_S)
 )
 
 
@@ -119,7 +120,7 @@ def record_token_use(tx: Connection, digest: str, at_s: float) -> None:
 
 
 def revoke_token(tx: Connection, owner: str, name: str, now_s: float) -> bool:
-    """Let the token of an owner with a name expire, and return whether there was one."""
+    """Revoke the token of an owner with a name if it is valid at a Unix time, and return whether there was one."""
     return tx.execute(_REVOKE, {"of_owner": owner, "of_name": name, "now_s": now_s}).rowcount > 0
 
 

@@ -32,6 +32,7 @@ TOKEN_COLUMNS = (
     TableColumn("NODE", gives=True), TableColumn("EXPIRES"), TableColumn("LAST USED"),
 )  # fmt: skip
 OWNER = "local"  # of jobs from before the first token
+REVOKED_S = 0.0  # end of a token that was revoked
 
 FolderOption = Annotated[Path | None, typer.Option(help="Folder of a scheduler, to change its store directly.")]
 StoreOption = Annotated[str | None, typer.Option(help="URL of a store outside of a folder.")]
@@ -135,6 +136,8 @@ def _token_cells(token: dict[str, Any]) -> tuple[str, ...]:
     expires, used = (
         "never" if at_s is None else utc_minute_text(at_s) for at_s in (token["expires_s"], token["used_s"])
     )
-    if token["expires_s"] is not None and token["expires_s"] <= time.time():
+    if token["expires_s"] == REVOKED_S:
+        expires = "revoked"
+    elif token["expires_s"] is not None and token["expires_s"] <= time.time():
         expires += ", expired"
     return token["owner"], token["name"], token["role"], token["node"] or "-", expires, used

@@ -57,7 +57,7 @@ def test_tokens_are_made_listed_and_revoked_in_a_store_that_is_there(tmp_path: P
     assert (reported["owner"], reported["name"], reported["role"], reported["node"]) == ("local", "n1", "agent", "n1")
     assert "digest" not in reported
     assert call("token", "revoke", "n1", *folder) == "revoked\n"
-    assert "expired" in call("token", "list", *folder)
+    assert "revoked" in call("token", "list", *folder)
     with pytest.raises(InputError, match="an agent's token is for one node; name it: --node NODE"):
         call("token", "create", "n2", "--role", "agent", *folder)
 
