@@ -47,14 +47,18 @@ class Client:
         ca: File of the authorities that alone are trusted to vouch for it; by default those of the system.
 
     Raises:
-        InputError: If that file, or one that the environment names in its place, cannot be used.
+        InputError: If that is no URL, or if that file, or one that the environment names in its place, cannot be used.
     """
 
     def __init__(self, url: str, token: Callable[[], str | None] = lambda: None, ca: Path | None = None) -> None:
         is_plain = url.lower().startswith("http:")
         # To load the certificates takes 20 ms; a file that is named and cannot be used is an error with any URL.
         tls = client_tls_context(ca) if ca is not None or not is_plain else False
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._add_token, verify=tls)
+        try:
+            self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._add_token, verify=tls)
+        except httpx.InvalidURL as error:
+            fix = "set LONGSHORE_URL or --url to one such as http://127.0.0.1:8765"
+            raise InputError(f"{url!r} is no URL of a scheduler: {error}", fix) from error
         self._url, self._token, self._had_token, self._is_secured = url, token, False, not is_plain
 
     def _add_token(self, request: httpx.Request) -> httpx.Request:
@@ -73,7 +77,7 @@ class Client:
     def _call(
         self, method: str, path: str, *, pauses_s: Sequence[float] = PAUSES_S, **arguments: Any
     ) -> httpx.Response:
-        """Ask once, and again where the answer was lost: no request does its work twice."""
+        """Ask once, and again where the answer was lost: no request that is repeated does its work twice."""
         for pause_s in (*pauses_s, None):
             try:
                 answer = self._http.request(method, path, **arguments)
@@ -161,9 +165,15 @@ class Client:
             if offset >= page["total"]:
                 return
 
-    def job(self, job: str) -> dict[str, Any]:
-        """Return a job with all that is known of it."""
-        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_quoted_part(job)}").json()
+    def job(self, job: str, within_s: float | None = None) -> dict[str, Any]:
+        """Return a job with all that is known of it.
+
+        Args:
+            job: Its id.
+            within_s: Time for the answer to the only try; by default there are several.
+        """
+        limits: dict[str, Any] = {} if within_s is None else {"timeout": within_s, "pauses_s": ()}
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_quoted_part(job)}", **limits).json()
         return found
 
     def training(self, job: str) -> dict[str, Any]:
@@ -343,7 +353,8 @@ class Client:
 
     def create_token(self, request: Mapping[str, object]) -> str:
         """Make a token and return it."""
-        return str(self._call("POST", "/v1/users/me/tokens", json=request).json()["token"])
+        # Once: if the answer is lost, a second request would only find that a token has the name.
+        return str(self._call("POST", "/v1/users/me/tokens", json=request, pauses_s=()).json()["token"])
 
     def browser_path(self) -> str:
         """Return the path that lets one browser into the dashboard."""

@@ -12,7 +12,7 @@ from ..cluster.model.orders import OrderName
 from .access.token_file import is_loopback
 from .model.job_spec import Priority
 
-SQLITE_FILE = "sqlite:///"  # begins the URL of a store that is a file
+SQLITE = "sqlite"  # scheme of the URL of a store that is a file
 SETTINGS_PAGE = "docs/configuration.md"  # on configuration files
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -158,10 +158,16 @@ def with_absolute_paths(found: SchedulerSettings, file: YamlFile) -> SchedulerSe
 
 def _store_from(home: Path, url: str) -> str:
     """Return the URL of a store whose file, if it is one, starts from a folder."""
-    if not url.startswith(SQLITE_FILE):
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return url  # opening the store gives the error
+    if parsed.get_backend_name() != SQLITE or parsed.database in (None, "", ":memory:"):
         return url
-    file, mark, query = url.removeprefix(SQLITE_FILE).partition("?")
-    return f"{SQLITE_FILE}{home / file}{mark}{query}" if file not in ("", ":memory:") else url
+    return parsed.set(database=str(home / str(parsed.database))).render_as_string(hide_password=False)
 
 
 def _path_from(home: Path, path: Path | None) -> Path | None:
@@ -175,4 +181,6 @@ def default_cluster_file(folder: Path) -> Path:
 
 def default_store_url(folder: Path) -> str:
     """Return the URL of the store that is a file in a scheduler's folder."""
-    return f"{SQLITE_FILE}{folder / 'longshore.db'}"
+    from sqlalchemy import URL
+
+    return URL.create(SQLITE, database=str(folder / "longshore.db")).render_as_string()

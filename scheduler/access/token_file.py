@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from ...cluster.files.errors import InputError
 
 FILE = "token"  # in a scheduler's folder
-HTTP_PORT, ROOT = 80, 0
+DEFAULT_PORTS = {"http": 80, "https": 443}
+ROOT = 0
 TOKEN = re.compile(r"ls_[A-Za-z0-9_-]{43}")
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"  # state of a socket, as the kernel writes it
@@ -97,7 +98,7 @@ def read_token_file(url: str) -> str | None:
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or HTTP_PORT
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
     except ValueError:
         return None
     if not is_loopback(host):

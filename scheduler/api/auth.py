@@ -107,6 +107,16 @@ async def service_of(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(service_of)]
 
 
+def check_leads(service: Service) -> None:
+    """Refuse a request about what only the leader has in memory.
+
+    Raises:
+        ProblemError: If another scheduler leads.
+    """
+    if service.control.another_leads:
+        raise ProblemError("not-ready", "another scheduler of the store leads: send this to that one", Retry_After="1")
+
+
 async def token_cache_of(request: Request) -> TokenCache:
     """Return the token cache of an application."""
     known: TokenCache = request.app.state.known

@@ -1,13 +1,13 @@
 """GET /v1/jobs/{id}/decisions: the GPUs chosen for a job, and what the policy and the heuristic would have chosen."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from ..policy_host.process import MISS_WORDS, Miss
-from ..store.attempts import DecisionRow, decisions_of
+from ..store.attempts import DecisionRow, last_decisions
 from ..store.jobs import owners_of
 from .auth import Reader, ServiceDep
 from .jobs import HIDDEN_JOB, JOB_PROBLEMS, FoundJob, SharePage, share_pages, visible_owner
@@ -100,10 +100,18 @@ def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
 
 
 @router.get("/v1/jobs/{job}/decisions", responses=JOB_PROBLEMS)
-def decisions(row: FoundJob, service: ServiceDep, caller: Reader) -> list[DecisionPage]:
-    """Show the GPUs chosen for a job, and what the policy and the heuristic would have chosen."""
+def decisions(
+    row: FoundJob,
+    service: ServiceDep,
+    caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Only the last ones.")] = 200,
+) -> list[DecisionPage]:
+    """Show the GPUs chosen for a job, and what the policy and the heuristic would have chosen; the last one comes last.
+
+    There is one for each time that the policy let the job wait.
+    """
     with service.store.read() as tx:
-        rows = decisions_of(tx, row.id)
+        rows = last_decisions(tx, limit, row.id)[::-1]
         pages = [decision_page(each) for each in rows]
         mine = visible_owner(caller)
         if mine is None:

@@ -36,7 +36,7 @@ from ..store.database import OlderAttemptError, StaleWriteError
 from ..store.events import EventRow, events_after
 from ..store.jobs import filtered_job_ids, get_job, get_jobs, list_jobs, retry_job, set_desired, set_priority
 from ..store.rings import gpus_held_by_rings
-from .auth import Operator, Reader, ServiceDep, Writer
+from .auth import Operator, Reader, ServiceDep, Writer, check_leads
 from .problems import ProblemError, openapi_problems
 from .submitting import (
     API_WRITER,
@@ -308,15 +308,16 @@ def queue(
     states = [each for each in OPEN_STATES if state is None or each in state]
     with service.store.read() as tx:
         places = service.queue.read(tx, service.now_s())
-        ids = _ids_in_queue_order(tx, states, mine or user, name, places)
+        ids = ids_in_queue_order(tx, states, mine or user, name, places)
         rows = {row.id: row for row in get_jobs(tx, ids[offset : offset + limit])}
         found = [rows[job] for job in ids[offset : offset + limit] if job in rows]
         return QueuePage(jobs=listed_job_pages(tx, found, service, places), total=len(ids))
 
 
-def _ids_in_queue_order(
+def ids_in_queue_order(
     tx: Connection, states: Sequence[JobState], owner: str | None, name: str | None, queue: Queue
 ) -> list[str]:
+    """Return jobs in some states: those that hold GPUs, the queue in its order, and those outside of it."""
     holding = filtered_job_ids(tx, [each for each in states if each in HOLDING_STATES], owner, name)
     waiting = filtered_job_ids(tx, [each for each in states if each not in HOLDING_STATES], owner, name)
     last = len(queue.places) + 1
@@ -605,24 +606,27 @@ def _read_again(service: Service, row: JobRow) -> JobRow:
 
 
 UnknownName = Annotated[str, Path(max_length=100, description="Name of the attempt, from the list.")]
-NO_SUCH = openapi_problems("no-such-attempt")
+NO_SUCH = openapi_problems("no-such-attempt", "not-ready")
 
 
-@router.get("/v1/unknown-attempts")
+@router.get("/v1/unknown-attempts", responses=openapi_problems("not-ready"))
 def unknown_attempts(service: ServiceDep, _: Operator) -> list[UnknownAttemptPage]:
     """List attempts that may run and are not in the store: no job starts on their GPUs. Known to the leader only."""
+    check_leads(service)
     return [UnknownAttemptPage.of(attempt) for attempt in service.control.unknown_attempts.unresolved]
 
 
 @router.post("/v1/unknown-attempts/{attempt}/end", status_code=204, responses=NO_SUCH)
 def end_unknown_attempt(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
     """Stop an attempt by SIGTERM, and kill it after its grace; its GPUs are free once it is proven dead."""
+    check_leads(service)
     return _answer_for_unknown(service, attempt, known=service.control.unknown_attempts.request_end(attempt))
 
 
 @router.post("/v1/unknown-attempts/{attempt}/disregard", status_code=204, responses=NO_SUCH)
 def disregard_unknown_attempt(attempt: UnknownName, service: ServiceDep, _: Operator) -> Response:
     """Let jobs start on the GPUs of an attempt that is not proven dead."""
+    check_leads(service)
     return _answer_for_unknown(service, attempt, known=service.control.unknown_attempts.request_disregard(attempt))
 
 

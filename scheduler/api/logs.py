@@ -3,9 +3,11 @@
 import codecs
 import json
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
 
 from ...cluster.files.errors import BackendError
 from ..backends.protocol import NoLogError
@@ -24,6 +26,7 @@ MAX_LOG_BYTES = 1 << 20  # in one answer
 MAX_FOLLOWED_BYTES = 1 << 16  # of a rank in one event; all ranks share the bytes of one answer
 MAX_FOLLOWED_RANKS = 256  # that are followed at once: their offsets have to fit into the id of an event
 EVERY_LINE = 1 << 62
+LOG_MEDIA_TYPE, LOG_HEADERS = "text/plain; charset=utf-8", {"X-Content-Type-Options": "nosniff"}
 
 
 class RankOutput:
@@ -234,6 +237,32 @@ def logs(
         raise ProblemError("unavailable", str(error)) from error
 
 
+def whole_log_response(service: Service, attempt: AttemptRow, rank: int) -> StreamingResponse:
+    """Return all output of a rank up to now.
+
+    Raises:
+        ProblemError: If there is none, or it cannot be read.
+    """
+    first = _read_page(service, attempt, rank, 0)
+
+    def pages() -> Iterator[bytes]:
+        data, after = first
+        while data:
+            yield data
+            data, after = _read_page(service, attempt, rank, after)
+
+    return StreamingResponse(pages(), media_type=LOG_MEDIA_TYPE, headers=LOG_HEADERS)
+
+
+def _read_page(service: Service, attempt: AttemptRow, rank: int, offset: int) -> tuple[bytes, int]:
+    try:
+        return service.backend.logs(attempt.name, rank, offset, MAX_LOG_BYTES)
+    except NoLogError as error:
+        raise ProblemError("no-such-log", str(error)) from error
+    except BackendError as error:
+        raise ProblemError("unavailable", str(error)) from error
+
+
 def _rank_response(service: Service, attempt: AttemptRow, rank: int, offset: int, tail: int | None) -> Response:
     def read(begin: int, most: int) -> tuple[bytes, int]:
         return service.backend.logs(attempt.name, rank, begin, most)
@@ -247,8 +276,8 @@ def _rank_response(service: Service, attempt: AttemptRow, rank: int, offset: int
 
 
 def _text_response(data: bytes, after: int | None) -> Response:
-    headers = {"X-Content-Type-Options": "nosniff"} | ({} if after is None else {"Next-Offset": str(after)})
-    return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
+    headers = LOG_HEADERS | ({} if after is None else {"Next-Offset": str(after)})
+    return Response(data, media_type=LOG_MEDIA_TYPE, headers=headers)
 
 
 def _where_to_follow(

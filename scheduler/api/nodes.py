@@ -22,7 +22,7 @@ from ..control.steps import SLOW_NODE
 from ..health.evidence import GpuReport, NodeReport, PortState
 from ..health.fault_report import FaultReport
 from ..health.monitor import node_state_of
-from ..health.quarantining import CheckOrder, QuarantineOutcome, operator_finding
+from ..health.quarantining import CheckOrder, QuarantineOutcome
 from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..rules.quarantine import BY_HAND, CLEARED_S
 from ..service.service import Service
@@ -39,7 +39,7 @@ from ..store.nodes import (
     set_out_of_service,
 )
 from ..store.schema import Liveness
-from .auth import Operator, Reader, Reporter, ServiceDep
+from .auth import Operator, Reader, Reporter, ServiceDep, check_leads
 from .jobs import HIDDEN_JOB, visible_owner
 from .problems import ProblemError, openapi_problems
 from .submitting import API_WRITER
@@ -127,7 +127,7 @@ class DrainRequest(ExactTypes):
 Node = Annotated[str, Path(max_length=253)]
 OrderId = Annotated[str, Path(max_length=64)]
 LINE = r"^[^\x00-\x1f\x7f]*$"
-NODE_PROBLEMS = openapi_problems("no-such-node", "bad-request", "too-much")
+NODE_PROBLEMS = openapi_problems("no-such-node", "bad-request", "too-much", "not-ready")
 
 
 @router.get("/v1/nodes")
@@ -181,6 +181,7 @@ def drain(node: Node, service: ServiceDep, _: Operator, body: DrainRequest | Non
 def resume(node: Node, service: ServiceDep, _: Operator) -> Response:
     """Put a node back into service; without reports of its agent it is not down until the agent reports again."""
     _check_node_exists(node, service)
+    check_leads(service)
     service.control.monitor.reports.dismiss(node)
     return _write_out_of_service(service, node, "")
 
@@ -258,6 +259,7 @@ def _check_agent_of(node: str, service: Service, caller: Caller) -> None:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
     _check_node_exists(node, service)
+    check_leads(service)
 
 
 def _check_node_exists(node: str, service: Service) -> None:
@@ -285,6 +287,7 @@ def _row_of_unseen(service: Service, node: str) -> NodeRow:
     return NodeRow(node, backend, service.node_types[node], service.slots, Liveness.UP, now_s, 0.0, 0)
 
 
+SET_BY_OPERATOR = "set by an operator"  # evidence of a finding without a check, where none is given
 QUARANTINE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 QuarantinedNode = Annotated[str, Field(min_length=1, max_length=253, pattern=QUARANTINE_LINE)]
 Gpu = Annotated[int | None, Field(ge=0, le=1023, description="Index on the node; default: the whole node.")]
@@ -363,12 +366,11 @@ def put_into_quarantine(found: NewFinding, service: ServiceDep, caller: Reporter
     if caller.role is Role.AGENT and found.check == BY_HAND:
         raise ProblemError("forbidden", f"an agent names the check that found it, and not {BY_HAND!r}")
     now_s = service.now_s()
-    finding = operator_finding(found.place, found.cause, found.action, now_s)
-    if found.check != BY_HAND:
-        at_s = now_s if found.at_s is None else min(found.at_s, now_s)
-        finding = QuarantineFinding(
-            found.place, found.check, found.cause, found.evidence, found.action, found.clears, at_s, found.boot_id
-        )
+    at_s = now_s if found.at_s is None else min(found.at_s, now_s)
+    evidence = found.evidence or (SET_BY_OPERATOR if found.check == BY_HAND else "")
+    finding = QuarantineFinding(
+        found.place, found.check, found.cause, evidence, found.action, found.clears, at_s, found.boot_id
+    )
     try:
         acted = service.control.quarantine(finding, API_WRITER)
     except InputError as error:
@@ -379,7 +381,7 @@ def put_into_quarantine(found: NewFinding, service: ServiceDep, caller: Reporter
 
 @router.post(
     "/v1/quarantine/clear",
-    responses=openapi_problems("no-such-node", "not-in-quarantine", "no-checks", "bad-request", "too-much"),
+    responses={**NODE_PROBLEMS, **openapi_problems("not-in-quarantine", "no-checks")},
 )
 def clear_quarantine(body: ClearRequest, service: ServiceDep, caller: Operator) -> ClearedPage:
     """Check what is in quarantine and clear it if the checks pass, or clear it without checks."""
@@ -392,6 +394,8 @@ def clear_quarantine(body: ClearRequest, service: ServiceDep, caller: Operator) 
             f"no agent runs checks on {place.node}: start `longshore node agent --node {place.node} --checks`; "
             "`unchecked` clears it without any",
         )
+    if not body.unchecked:
+        check_leads(service)
     by = f"operator {caller.owner}"
     try:
         if not body.unchecked:

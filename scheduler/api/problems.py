@@ -64,7 +64,9 @@ CODES = {
     "no-room": ErrorCode(
         507, "The disk of the scheduler is full: no job is accepted. Jobs continue, and can be cancelled."
     ),
-    "not-ready": ErrorCode(503, "No scheduler leads, or it has stopped ticking."),
+    "not-ready": ErrorCode(
+        503, "No scheduler leads, it has stopped ticking, or only another one that leads can answer."
+    ),
     "not-in-sync": ErrorCode(503, "The extender does not yet know all pods and nodes."),
     "unavailable": ErrorCode(503, "A system that Longshore controls does not answer."),
 }

@@ -1,7 +1,7 @@
 """`longshore cancel`, `wait` and `job hold`, `release`, `retry`, `priority`, `events`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,6 +66,7 @@ def retry(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two polls of the same jobs
+MIN_ANSWER_S, MAX_ANSWER_S = 1.0, 30.0  # for one answer
 FAILED, LATE = 1, 124  # exit statuses; 124 is that of timeout(1)
 
 
@@ -92,8 +93,10 @@ def wait(
     reported = set[str]()  # held jobs
     while True:
         for each in list(left):
-            found = _poll_job(client, each, give_up_s)
-            give_up_s = min(time.monotonic() + OUTAGE_S, until_s)
+            found = _poll_job(client, each, give_up_s, until_s)
+            if found is None:
+                break
+            give_up_s = time.monotonic() + OUTAGE_S
             if found["ended_s"] is not None:
                 del left[each]
                 ended.append(found)
@@ -109,6 +112,11 @@ def wait(
         pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
     if json:
         print_json(ended)
+    _exit_unless_succeeded(left, ended)
+
+
+def _exit_unless_succeeded(left: Collection[str], ended: Iterable[Mapping[str, Any]]) -> None:
+    """Exit with the status of a wait, unless all jobs have succeeded."""
     if left:
         typer.echo(f"longshore: not ended yet: {' '.join(left)}", err=True)
         raise typer.Exit(LATE)
@@ -116,20 +124,31 @@ def wait(
         raise typer.Exit(FAILED)
 
 
-def _poll_job(client: "Client", job: str, give_up_s: float) -> dict[str, Any]:
-    """Return a job; wait for a scheduler that does not answer, until a moment of the monotonic clock.
+def _poll_job(client: "Client", job: str, give_up_s: float, until_s: float) -> dict[str, Any] | None:
+    """Return a job, None if its scheduler has not answered by the end of the wait; both are by the monotonic clock.
+
+    Args:
+        client: Of the scheduler.
+        job: Id of the job.
+        give_up_s: When to give up a scheduler that does not answer.
+        until_s: End of the wait.
 
     Raises:
         InputError: If there is no such job.
-        BackendError: If the scheduler does not answer by then.
+        BackendError: If the scheduler is given up.
     """
     while True:
         try:
-            return client.job(job)
+            if until_s == float("inf"):
+                return client.job(job)
+            return client.job(job, within_s=min(max(until_s - time.monotonic(), MIN_ANSWER_S), MAX_ANSWER_S))
         except BackendError:
-            if time.monotonic() >= give_up_s:
+            now_s = time.monotonic()
+            if now_s >= until_s:
+                return None
+            if now_s >= give_up_s:
                 raise
-            time.sleep(1.0)
+            time.sleep(min(1.0, until_s - now_s))
 
 
 def cancel(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL, ca: CaOption = None) -> None:

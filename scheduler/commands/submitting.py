@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from ...cluster.files.errors import InputError, raise_all
+from ...cluster.files.output_file import encodable_text
 from ...cluster.files.paths import exists, is_file, is_folder
 from .options import DEFAULT_URL, DURATION, CaOption, JsonOption, UrlOption, client_of, print_json, run_time
 
@@ -308,7 +309,7 @@ def submit(
     }  # fmt: skip
 
     def planned(job_file: "YamlFile", data: Mapping[str, Any]) -> dict[str, Any]:
-        home = job_file.path.absolute().parent / str(data.get("folder") or "")
+        home = _home_of(job_file.path) / str(data.get("folder") or "")
         # The planner is no part of the scheduler: the command line passes `planned_jobs.plan_job` in.
         found: dict[str, Any] = context.obj(
             job_file, data, home, lambda: client_of(url, ca).cluster(),
@@ -338,14 +339,34 @@ def _spec_to_send(file: Path | None, given: Mapping[str, Any], planned: "PlanJob
             "longshore submit -- python train.py",
         )  # fmt: skip
     job = _described_job(file, given, planned)
-    home = Path.cwd() if file is None else file.absolute().parent
     # Relative folders and programs are found as by the user's own shell.
-    folder = str(home / job.folder)
-    environment = {"PATH": os.environ.get("PATH", os.defpath), **job.environment}
+    folder = str(_home_of(file) / job.folder)
+    if not _is_encodable(folder):
+        raise InputError(f"the job's folder {folder!r} has a name that is not UTF-8", "name another by --folder")
+    programs = os.pathsep.join(filter(_is_encodable, os.environ.get("PATH", os.defpath).split(os.pathsep)))
+    environment = {"PATH": programs, **job.environment}
     omitted = {"estimate_s"} - job.model_fields_set  # the scheduler estimates by jobs that have ended
     return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(
         mode="json", exclude=omitted
     )
+
+
+def _home_of(file: Path | None) -> Path:
+    """Return where relative folders of a job start: at its file, unless that is a pipe, or /dev/stdin."""
+    if file is None or not is_file(file) or _is_descriptor(file):
+        return Path.cwd()
+    return file.absolute().parent
+
+
+def _is_descriptor(file: Path) -> bool:
+    """Return whether a path names an open file of a process, as /dev/stdin and /dev/fd/3 do."""
+    names = [file, file.parent / file.readlink()] if file.is_symlink() else [file]
+    return any(Path("/proc") in name.parent.resolve().parents for name in names)
+
+
+def _is_encodable(text: str) -> bool:
+    """Return whether text can be sent: a path may hold bytes that are no UTF-8, which Python keeps as surrogates."""
+    return encodable_text(text) == text
 
 
 def _described_job(file: Path | None, given: Mapping[str, Any], planned: "PlanJob") -> "JobFile":

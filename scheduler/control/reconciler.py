@@ -188,7 +188,8 @@ class Reconciler:
         parts.checks.apply_ended_rounds(parts.store, parts.monitor.fleet, cache.fence, now_s)
         health = parts.monitor.poll(parts.store, now_s)
         parts.checks.retry_unfit_jobs(parts.store, cache.table.jobs, health, cache.fence, now_s)
-        unfit = [parts.layout.number(*place) for place in parts.checks.resting_gpus(parts.layout.nodes, now_s)]
+        resting = parts.checks.resting_gpus(parts.layout.nodes, now_s)
+        unfit = [parts.layout.number(*place) for place in (*resting, *parts.gpus_in_check())]
         self.unknown_attempts.resolve(cache.fence, now_s)
         cache.set_health(health.with_closed((*self.unknown_attempts.blocked_gpus(), *unfit)), now_s)
 
@@ -283,6 +284,11 @@ class Reconciler:
         """The token of its lease if it surely leads at this moment, whatever others do; any thread may read it."""
         fence, renewed_s = self._fence, self._renew_at_s - RENEW_S
         return fence if self._timing.passed_s() - renewed_s < LEASE_S else None
+
+    @property
+    def another_leads(self) -> bool:
+        """Whether another scheduler held the lease at the last tick; any thread may read it."""
+        return self._fence is None and self._watched.expires_s > 0.0
 
     def _drop_cache(self) -> None:
         """Drop the state in memory, which may be ahead of the store."""

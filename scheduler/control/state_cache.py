@@ -10,7 +10,7 @@ numbers, and one that is not finite would stay with them for ever. So whatever t
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -92,6 +92,7 @@ class Parts:
     why_no_starts: Callable[[], str] = lambda: ""  # why no job may start now, "" if jobs may
     checks: NodeChecks = field(default_factory=NodeChecks)  # of nodes, before jobs start and after they end
     wake: Callable[[], None] = lambda: None  # makes the next tick begin at once; any thread may call it
+    gpus_in_check: Callable[[], Collection[tuple[str, int]]] = tuple  # node and index; checks may end their quarantine
 
 
 class JobTable:

@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError
 from ..api.auth import LOCAL_OPERATOR
-from ..api.jobs import find_job
+from ..api.jobs import find_attempt, find_job
+from ..api.logs import whole_log_response
 from ..api.rings import planned_job
 from ..api.submitting import API_WRITER
 from ..backends.protocol import NoLogError
@@ -50,7 +51,7 @@ def _add_cluster(router: APIRouter, service: Service) -> None:
             now = f"{last_seq(tx)}-{service.leads():d}-{service.usage.taken}"
             if now == seen:
                 return unchanged_response()
-            view = cluster_view(tx, service.layout, service.node_types)
+            view = cluster_view(tx, service.layout, service.node_types, service.queue.read(tx, service.now_s()))
         use = use_chart(service.usage.samples())
         return render_with_state(service, "cluster", template, view=view, use=use, seen=now, letters=GPU_LETTERS)
 
@@ -221,6 +222,15 @@ def _end_of_output(
 
 
 def _add_logs(router: APIRouter, service: Service) -> None:
+    @router.get("/jobs/{job}/logs")
+    def whole_log(
+        job: str,
+        attempt: Annotated[int, Query(ge=1, le=1_000_000)],
+        rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    ) -> Response:
+        found = find_attempt(service, find_job(service, LOCAL_OPERATOR, job), attempt)
+        return whole_log_response(service, found, rank)
+
     @router.get("/parts/jobs/{job}/logs")
     def logs(
         job: str,

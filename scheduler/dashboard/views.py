@@ -13,13 +13,13 @@ from markupsafe import Markup
 from sqlalchemy import Connection
 
 from ...cluster.model.placement import Placement
+from ..api.jobs import ids_in_queue_order
 from ..logs import BLOCK_BYTES, Read, offset_near_end
 from ..model.gpu_index import Layout, QuarantineEntry
 from ..model.job import JobRow
 from ..model.job_spec import UnreadableSpecError, stored_job, stored_job_or_default
 from ..model.states import FINAL, AttemptState, JobState
-from ..policy_host.process import Miss
-from ..service.queue_now import PENDING_STATES, why_jobs_wait
+from ..service.queue_now import PENDING_STATES, Queue, why_jobs_wait
 from ..service.service import Service
 from ..store.attempts import (
     SAVED,
@@ -35,7 +35,7 @@ from ..store.attempts import (
     occupied_gpus,
 )
 from ..store.events import EventRow, last_events
-from ..store.jobs import count_jobs, jobs_in_states
+from ..store.jobs import count_jobs, get_jobs, jobs_in_states
 from ..store.nodes import NodeRow, faulty_gpus, list_nodes, open_quarantines, quarantined_gpus, why_closed
 
 ACTIVE_STATES = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
@@ -78,7 +78,8 @@ class ClusterView(NamedTuple):
     gpus: Mapping[GpuState, int]
     jobs: Mapping[JobState, int]
     active: Sequence[JobRow]
-    waiting: Sequence[JobRow]  # in the order of the queue
+    waiting: Sequence[JobRow]  # in the order of the queue, then those outside of it
+    first: JobRow | None  # of the queue
     size: str  # how large its GPUs are drawn
     kinds: int  # of nodes
     quarantine: Sequence[QuarantineEntry]  # open quarantines
@@ -96,7 +97,7 @@ class ClusterView(NamedTuple):
         return f"{jobs} running, {self.jobs[JobState.QUEUED]} waiting, {free} of {self.all_gpus} GPUs free."
 
 
-def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> ClusterView:
+def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str], queue: Queue) -> ClusterView:
     """Return the view of the cluster; `types` has the node type of each node."""
     occupied = {(gpu.node, gpu.gpu): gpu for gpu in occupied_gpus(tx)}
     faulty, broken = faulty_gpus(tx), quarantined_gpus(tx, layout.nodes)
@@ -113,10 +114,14 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
             gpus[block.state] += block.gpus
     total = gpus.total()
     size = "roomy" if total <= ROOMY else "medium" if total <= MEDIUM else "dense"
-    active, waiting = jobs_in_states(tx, ACTIVE_STATES, MAX_JOB_ROWS), jobs_in_states(tx, WAITING_STATES, MAX_JOB_ROWS)
+    ids = ids_in_queue_order(tx, WAITING_STATES, None, None, queue)[:MAX_JOB_ROWS]
+    rows = {row.id: row for row in get_jobs(tx, ids)}
+    waiting = [rows[job] for job in ids if job in rows]
+    first = waiting[0] if waiting and waiting[0].id in queue.places else None
     return ClusterView(
-        nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_quarantines(tx)
-    )
+        nodes, gpus, count_jobs(tx), jobs_in_states(tx, ACTIVE_STATES, MAX_JOB_ROWS), waiting, first, size,
+        len(set(types.values())), open_quarantines(tx),
+    )  # fmt: skip
 
 
 def _node_words(row: NodeRow) -> str:
@@ -355,7 +360,7 @@ class HistogramBar(NamedTuple):
 class MissLine(NamedTuple):
     """Misses of one kind."""
 
-    kind: Miss
+    kind: str  # as `Miss` has them, or as another version wrote it
     decisions: int
     last_s: float
     text: str  # of the last
@@ -419,11 +424,11 @@ def _axis_marks() -> list[tuple[float, str]]:
 
 
 def _miss_lines(decisions: Sequence[DecisionRow]) -> list[MissLine]:
-    counts: Counter[Miss] = Counter()
-    last: dict[Miss, tuple[float, str]] = {}
+    counts: Counter[str] = Counter()
+    last: dict[str, tuple[float, str]] = {}
     for row in decisions:
         if row.explanation.get("kind"):
-            kind = Miss(str(row.explanation["kind"]))
+            kind = str(row.explanation["kind"])
             counts[kind] += 1
             last.setdefault(kind, (row.at_s, str(row.explanation.get("policy_error", ""))))
     return [MissLine(kind, count, *last[kind]) for kind, count in counts.most_common()]

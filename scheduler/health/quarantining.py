@@ -16,7 +16,7 @@ from enum import StrEnum
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import InputError
-from ..model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
+from ..model.gpu_index import WHOLE_NODE, HardwarePlace, QuarantineEntry, QuarantineFinding
 from ..model.job import NewEvent
 from ..rules.quarantine import (
     BUDGET_S,
@@ -191,11 +191,6 @@ def record_failed_checks(tx: Connection, place: HardwarePlace, evidence: str, no
         tries = entry.tries + 1
         note_failed_checks(tx, entry, evidence, tries, now_s + back_off_s(tries))
     _append_event(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)
-
-
-def operator_finding(place: HardwarePlace, reason: str, action: str, now_s: float) -> QuarantineFinding:
-    """Return the finding of an operator."""
-    return QuarantineFinding(place, BY_HAND, reason, "set by an operator", action, Clears.OPERATOR, now_s)
 
 
 def _append_event(

@@ -37,6 +37,11 @@ class RunningScheduler:
         return self._reconciler.cache is not None
 
     @property
+    def another_leads(self) -> bool:
+        """Whether another scheduler leads, which alone has the reports of agents and what it concluded from them."""
+        return self._reconciler.another_leads
+
+    @property
     def placer(self) -> Placer:
         """What decides at the moment: a policy or the heuristic."""
         return self._reconciler.parts.placer

@@ -145,6 +145,7 @@ class Service:
             layout=self.layout, placer=placer, now_s=time.time, owner=this_process_name(), monitor=monitor,
             gpus_per_user=settings.limits.gpus, why_no_starts=self.room.reason_against_starts,
             checks=self.checks.of_jobs, wake=self.wake,
+            gpus_in_check=lambda: self.clearing.take_gpus(self.layout.nodes),
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = RunningScheduler(self.reconciler)
@@ -214,6 +215,7 @@ class Service:
         for thread in (self._thread, self._keeping):
             if thread.is_alive():
                 thread.join()
+        self.clearing.close()
         self.checks.close()
         self.reconciler.close()
         self.backend.close()
@@ -370,13 +372,15 @@ def checks_of(settings: SchedulerSettings, layout: Layout, wake: Callable[[], No
 QUARANTINE_WRITER = "quarantine"
 MAX_CHECKS_AT_ONCE = 4  # checks that begin by themselves: more would slow each other below the limits of speed
 CLEARED_UNCHECKED = "cleared by an operator, no checks were run"
+TAKE_LIMIT_S = 60.0  # for the leader to keep jobs off a place before its checks
 
 
 class Clearing:
     """Runs the checks that end quarantines: on request of an operator, or once a quarantine has rested long enough.
 
     They may take half an hour, so each runs in a thread of its own, and its outcome is written to the store. A
-    scheduler that ends meanwhile loses only that outcome. Any thread may use it.
+    scheduler that ends meanwhile loses only that outcome. No job starts on the GPUs until then: the checks begin once
+    the leader has called `take_gpus`. Any thread may use it.
 
     Args:
         store: Where quarantines are.
@@ -393,8 +397,34 @@ class Clearing:
         can: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._store, self._check, self._now_s, self._can = store, check, now_s, can
-        self._running: set[HardwarePlace] = set()
+        self._running: dict[HardwarePlace, threading.Event] = {}  # and whether the leader keeps jobs off each
         self._lock = threading.Lock()
+        self._ends = threading.Event()
+
+    def close(self) -> None:
+        """Begin no more checks, and ignore those that fail from here on, as the end of the scheduler stops them."""
+        self._ends.set()
+        with self._lock:
+            for is_taken in self._running.values():
+                is_taken.set()
+
+    def take_gpus(self, sizes: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+        """Return the GPUs that are being checked; the leader calls it in each cycle, and then starts no job there.
+
+        Jobs that earlier cycles placed are in the store by then, so it shows from here on whether a place is free.
+
+        Args:
+            sizes: GPUs of each node.
+        """
+        with self._lock:
+            for is_taken in self._running.values():
+                is_taken.set()
+            ends = [end for place in self._running for end in place.ends]
+        return frozenset(
+            (end.node, gpu)
+            for end in ends
+            for gpu in (range(sizes.get(end.node, 0)) if end.gpu == WHOLE_NODE else (end.gpu,))
+        )
 
     def can_check(self, place: HardwarePlace) -> bool:
         """Return whether there are checks of a place."""
@@ -457,15 +487,22 @@ class Clearing:
 
     def _begin(self, place: HardwarePlace, by: str) -> None:
         with self._lock:
-            if place in self._running:
+            if place in self._running or self._ends.is_set():
                 return
-            self._running.add(place)
+            is_taken = self._running[place] = threading.Event()
         name = f"checks of {place.words}"
-        threading.Thread(target=self._check_and_finish, args=(place, by), name=name, daemon=True).start()
+        threading.Thread(target=self._check_and_finish, args=(place, by, is_taken), name=name, daemon=True).start()
 
-    def _check_and_finish(self, place: HardwarePlace, by: str) -> None:
+    def _check_and_finish(self, place: HardwarePlace, by: str, is_taken: threading.Event) -> None:
         try:
+            if not is_taken.wait(TAKE_LIMIT_S):
+                log.warning("%s is not checked: no cycle of the scheduler ran for %.0f s", place.words, TAKE_LIMIT_S)
+                return
+            if self._ends.is_set() or self._is_used(place):
+                return
             passed, evidence = self._run_checks(place, by)
+            if self._ends.is_set() and not passed:
+                return  # the checks were stopped: this is no finding about the place
             self._store.write(lambda tx: self._finish(tx, place, by, evidence, passed=passed))
         except InputError:
             log.info("%s was cleared while it was checked", place.words)
@@ -473,7 +510,15 @@ class Clearing:
             log.exception("the result of the checks of %s is not stored", place.words)
         finally:
             with self._lock:
-                self._running.discard(place)
+                del self._running[place]
+
+    def _is_used(self, place: HardwarePlace) -> bool:
+        """Return whether a job has started on a place since its checks were requested."""
+        with self._store.read() as tx:
+            jobs = self._jobs_on(tx, place)
+        if jobs:
+            log.warning("%s is not checked: %s started there", place.words, ", ".join(sorted(jobs)))
+        return bool(jobs)
 
     def _run_checks(self, place: HardwarePlace, by: str) -> tuple[bool, str]:
         """Run the checks of all ends of a place; what they raise is no pass."""

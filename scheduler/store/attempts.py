@@ -309,7 +309,6 @@ class WholeDecision(NamedTuple):
 _DECISION_FIELDS = [decision.c[name] for name in DecisionRow._fields]
 _DECISIONS = select(*_DECISION_FIELDS)
 _INSERT_DECISIONS = insert(decision)
-_DECISIONS_OF_JOB = _DECISIONS.where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
 _DECISIONS_AFTER = (
     _DECISIONS.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
 )
@@ -353,11 +352,6 @@ def record_outcomes(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) ->
             _SET_OUTCOME,
             [dict(zip(("of_job", "of_number", "new_outcome"), outcome, strict=True)) for outcome in outcomes],
         )
-
-
-def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:
-    """Return the decisions on a job in their order."""
-    return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_OF_JOB, {"of_job": job_id})]
 
 
 def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]:

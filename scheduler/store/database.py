@@ -143,6 +143,8 @@ def check_url(url: str) -> URL:
     durability = parsed.query.get("durability", "normal")
     if kind == "sqlite" and durability not in DURABILITIES:
         raise StoreError(f"durability is {durability!r}; write normal or full")
+    if kind == "sqlite" and (others := sorted(parsed.query.keys() - {"durability"})):
+        raise StoreError(f"{others[0]!r} cannot be chosen for a store in a file; only durability can")
     return parsed
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from longshore.cluster.files.errors import InputError
+from longshore.scheduler.access import token_file
 from longshore.scheduler.access.token_file import link_token, read_token, read_token_file, write_token
 from longshore.scheduler.access.tokens import Role, add_token, first_operator_token, new_token, revoke_token, tokens_of
 from longshore.scheduler.client import END, Client
@@ -254,3 +255,22 @@ def answers(client: httpx.Client, port: int) -> bool:
         return client.get(f"http://127.0.0.1:{port}/healthz").is_success
     except httpx.TransportError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("https://localhost", 443), ("http://localhost", 80), ("https://127.0.0.1:8765", 8765), ("http://[::1]/x", 80)],
+)
+def test_the_port_of_a_url_without_one_is_that_of_its_scheme(
+    monkeypatch: pytest.MonkeyPatch, url: str, port: int
+) -> None:
+    ports: list[int] = []
+
+    def listening_users(port: int) -> set[int]:
+        ports.append(port)
+        return set()
+
+    monkeypatch.setattr(token_file, "listening_users", listening_users)
+
+    assert read_token_file(url) is None
+    assert ports == [port]

@@ -14,7 +14,7 @@ from longshore.cluster.state.state import Simulation
 from longshore.scheduler.api.decisions import decision_page
 from longshore.scheduler.placement.placer import Mode, Placer, Proposal
 from longshore.scheduler.placement.replay import export_decisions
-from longshore.scheduler.store.attempts import DecisionRow, decisions_after, decisions_of
+from longshore.scheduler.store.attempts import DecisionRow, decisions_after, last_decisions
 from longshore.scheduler.store.database import open_store
 from longshore.testing.twin import starts_of
 from tests.plain_run import busy_case
@@ -113,4 +113,4 @@ def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuris
 
 def decisions_of_job(trial: Trial, job: str) -> list[DecisionRow]:
     with trial.store.read() as tx:
-        return decisions_of(tx, job)
+        return last_decisions(tx, 1000, job)[::-1]

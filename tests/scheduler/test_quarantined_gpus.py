@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.health.quarantining import clear_quarantine, operator_finding, quarantine
-from longshore.scheduler.model.gpu_index import HardwarePlace
+from longshore.scheduler.health.quarantining import clear_quarantine, quarantine
+from longshore.scheduler.model.gpu_index import Clears, HardwarePlace, QuarantineFinding
 from longshore.scheduler.model.states import JobState
+from longshore.scheduler.rules.quarantine import BY_HAND
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial
 
@@ -25,7 +26,8 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 def put(trial: Trial, *places: HardwarePlace) -> None:
     for place in places:
-        fleet, found = trial.scheduler.parts.monitor.fleet, operator_finding(place, "noise", "look", trial.now_s())
+        fleet = trial.scheduler.parts.monitor.fleet
+        found = QuarantineFinding(place, BY_HAND, "noise", "", "look", Clears.OPERATOR, trial.now_s())
         trial.store.write(partial(quarantine, fleet=fleet, finding=found, now_s=trial.now_s(), writer="t"))
 
 

@@ -16,7 +16,8 @@ from longshore.scheduler.backends.building import build
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Mode
 from longshore.scheduler.service.service import QUICKSTART, Service, site_of
-from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions, read_settings
+from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions, default_store_url, read_settings
+from longshore.scheduler.store.database import file_of, open_store
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "longshore.yaml"
@@ -148,3 +149,21 @@ def test_a_store_that_is_a_file_starts_from_the_folder_of_the_file(url: str, rea
     path = tmp_path / "longshore.yaml"
     path.write_text(f"store: '{url}'\n")
     assert read_settings(path).settings.store == read.replace("HOME", str(tmp_path))
+
+
+ODD_NAMES = ["a?b", "a?c", "exp%20a", "exp a", "a#b", "a&b=c", "a:b@c", "100%", "ä"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_folder_of_any_name_has_the_store_in_it(name: str, tmp_path: Path) -> None:
+    home = tmp_path / name
+    home.mkdir()
+    (home / "longshore.yaml").write_text("store: 'sqlite:///jobs.db?durability=full'\nfolder: it\n")
+
+    found = read_settings(home / "longshore.yaml").settings
+
+    assert file_of(default_store_url(home)) == home / "longshore.db"
+    assert file_of(found.store_url) == home / "jobs.db"
+    assert file_of(found.model_copy(update={"store": None}).store_url) == home / "it" / "longshore.db"
+    open_store(default_store_url(home)).close()
+    assert sorted(path.name for path in home.glob("*.db")) == ["longshore.db"]

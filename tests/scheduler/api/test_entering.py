@@ -1,6 +1,7 @@
 """Who sees the pages of a scheduler that asks for tokens."""
 
 from collections.abc import Callable
+from html.parser import HTMLParser
 
 import httpx
 import pytest
@@ -8,11 +9,13 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from longshore.scheduler.access.tokens import Role, add_token, new_token, revoke_token
+from longshore.scheduler.api.logs import MAX_LOG_BYTES
 from longshore.scheduler.api.tokens import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.dashboard.entering import MAX_FORM_BYTES, router, static_router
 from longshore.scheduler.dashboard.pages import page_router
 from longshore.scheduler.dashboard.rendering import is_for_browsers
 from longshore.scheduler.service.service import Service
+from tests.scheduler.served import until
 
 PAGES = ("/", "/jobs", "/policy", "/events")
 
@@ -151,6 +154,60 @@ def test_a_link_ends_with_the_token_and_after_an_hour(
     assert [api.get(link_path(code)).status_code for code in (old, revoked, "", "x")] == [401, 401, 200, 401]
 
 
+class Links(HTMLParser):
+    """Collects the addresses that a page leads to or asks for."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, _tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        named = dict(attributes)
+        is_sent = named.get("method") == "post"
+        self.found |= {
+            named[name] or "" for name in ("href", "src", "hx-get", "action") if name in named and not is_sent
+        }
+
+
+def test_who_has_logged_in_gets_all_that_a_page_leads_to(
+    api: httpx.Client, service: Service, token: Callable[[Role], str]
+) -> None:
+    headers = {"Authorization": f"Bearer {token(Role.OPERATOR)}"}
+    service.reconciler.tick()
+    lines = MAX_LOG_BYTES // 8 + 20_000
+    job = api.post("/v1/jobs", json={"command": ["/usr/bin/seq", "-f", "%07g", str(lines)]}, headers=headers).json()[
+        "id"
+    ]
+    until(
+        lambda: service.reconciler.tick() and api.get(f"/v1/jobs/{job}", headers=headers).json()["state"] == "succeeded"
+    )
+    api.post("/login", data={"token": headers["Authorization"].removeprefix("Bearer ")})
+    seen, left = set[str](), {"/", f"/jobs/{job}"}
+    while left:
+        page = left.pop()
+        answer = api.get(page)
+        assert answer.status_code in (200, 204), page
+        seen.add(page)
+        if answer.headers.get("Content-Type", "").startswith("text/html"):
+            found = {address.partition("#")[0] for address in Links(answer.text).found}
+            left |= {address for address in found - seen if address and not address.startswith("/static/")}
+
+    (whole,) = [page for page in seen if page.endswith("/logs?attempt=1&rank=0")]
+    log = api.get(whole)
+    assert log.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert log.text.splitlines() == [f"{number:07}" for number in range(1, lines + 1)]
+    api.cookies.clear()
+    assert api.get(whole).status_code == 303
+    assert api.get(whole, headers=headers).status_code == 200
+    for refused in (
+        whole.replace("rank=0", "rank=7"),
+        whole.replace("attempt=1", "attempt=7"),
+        "/jobs/x/logs?attempt=1",
+    ):
+        assert api.get(refused, headers=headers).status_code == 404
+
+
 REFUSALS = [
     ("GET", "/jobs?before=nobody", {}, 422),
     ("GET", "/jobs?state=nothing", {}, 422),
@@ -190,3 +247,13 @@ def test_every_page_that_there_is_tells_its_refusals_on_a_page(service: Service)
 
     assert {*PAGES, "/jobs/{job}", "/parts/jobs", "/login", "/static/{name}"} <= set(paths)
     assert [path for path in paths if not is_for_browsers(path)] == []
+
+
+def test_a_link_of_an_open_scheduler_needs_no_token_whatever_the_request_has(
+    api: httpx.Client, token: Callable[[Role], str]
+) -> None:
+    for headers in ({}, {"Authorization": "Bearer ls_of-an-earlier-scheduler-at-this-port"}):
+        path = api.post("/v1/browser-links", headers=headers).json()["path"]
+        assert api.get(path).status_code == 200
+    secret = token(Role.OPERATOR)
+    assert api.post("/v1/browser-links", headers={"Authorization": f"Bearer {secret}"}).json()["path"] != "/"

@@ -1,19 +1,33 @@
 """Lists of jobs: their order, where they run, and why they wait."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine, event
 
+from longshore.cluster.model.orders import OrderName
+from longshore.cluster.model.problem import ORDERS
+from longshore.scheduler.api.jobs import OPEN_STATES, ids_in_queue_order
+from longshore.scheduler.dashboard import views
+from longshore.scheduler.dashboard.views import cluster_view
+from longshore.scheduler.model.states import JobState
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import SchedulerSettings, ServeOptions, UserLimits
 from longshore.scheduler.store.attempts import NewDecision, add_decisions
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.schema import Liveness, node
+from longshore.scheduler.store.schema import job as job_table
 from tests.scheduler.api.conftest import client_of
+from tests.support.budgets import examples
 
 HELD = {"If-Match": "*"}
 GPU = {"index": 0, "healthy": False, "utilisation": 0.5, "free_bytes": 1, "temperature_c": 40.0, "ecc_errors": 0}
@@ -159,3 +173,70 @@ def test_a_name_that_no_job_can_have_is_refused(refusing_api: httpx.Client, path
 
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("name: '100%' cannot be used; it should be ")
+
+
+SUBMISSIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["ada", "bob", "eve"]), st.integers(1, 16), st.sampled_from([10.0, 600.0, 36000.0]),
+        st.sampled_from([-1, 0, 0, 1]), st.sampled_from(["", "", "hold", "retry"]),
+    ),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@given(order=st.sampled_from(sorted(ORDERS)), turns=st.booleans(), submissions=SUBMISSIONS)
+@settings(max_examples=examples(40))
+def test_the_page_lists_what_waits_as_the_queue_does(
+    tmp_path_factory: pytest.TempPathFactory,
+    order: OrderName,
+    turns: bool,  # noqa: FBT001
+    submissions: list[tuple[Any, ...]],
+) -> None:
+    chosen = SchedulerSettings(folder=tmp_path_factory.mktemp("queue"), open=True, order=order, turns=turns)
+    service = Service(ServeOptions(chosen))
+    for number, (owner, gpus, estimate_s, priority, state) in enumerate(submissions):
+        spec = {"command": ["x"], "gpus": gpus}
+        new = NewJob(f"{number:026}", "job", owner, spec, priority, gpus, estimate_s, 1e9 - 60.0 * number)
+        service.store.write(partial(insert_job, new=new, writer="t"))
+        by_state: dict[str, dict[str, Any]] = {"hold": {"state": JobState.HELD}, "retry": {"not_before_s": 1e12}}
+        if state in by_state:
+            change = job_table.update().where(job_table.c.id == new.id).values(**by_state[state])
+            service.store.write(partial(Connection.execute, statement=change))
+
+    with service.store.read() as tx:
+        queue = service.queue.read(tx, service.now_s())
+        shown = cluster_view(tx, service.layout, service.node_types, queue)
+        listed = ids_in_queue_order(tx, OPEN_STATES, None, None, queue)
+        first = min(queue.places, key=queue.places.__getitem__, default=None)
+    service.close()
+
+    assert [row.id for row in shown.waiting] == listed
+    assert (shown.first and shown.first.id) == first
+
+
+def test_the_page_has_the_first_waiting_jobs_though_many_are_held(api: httpx.Client) -> None:
+    held = [submit(api) for _ in range(10)]
+    for job in held:
+        api.patch(f"/v1/jobs/{job}", json={"desired": "hold"}, headers=HELD)
+    waits = [submit(api) for _ in range(5)]
+
+    with patch.object(views, "MAX_JOB_ROWS", 5):
+        page = api.get("/").text
+
+    assert [job in page for job in (*held, *waits)] == [False] * 10 + [True] * 5
+
+
+def test_the_last_decisions_on_a_job_are_shown_in_their_order(api: httpx.Client, service: Service) -> None:
+    job = submit(api)
+    waits = [
+        NewDecision(job, None, float(at), "p", "1", "active", None, None, {}, None, None, None, None, 0.0)
+        for at in range(300)
+    ]
+    service.store.write(lambda tx: add_decisions(tx, waits))
+
+    def shown(**asked: int) -> list[float]:
+        return [each["at_s"] for each in api.get(f"/v1/jobs/{job}/decisions", params=asked).json()]
+
+    assert shown() == list(range(100, 300))
+    assert shown(limit=1) == [299.0]
+    assert shown(limit=1000) == list(range(300))

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -13,13 +14,15 @@ from longshore.preflight.context import NodeSetup
 from longshore.preflight.warm import LocalNode
 from longshore.scheduler.access.tokens import Role, add_token, new_token
 from longshore.scheduler.control import node_checks
-from longshore.scheduler.health.quarantining import quarantine
+from longshore.scheduler.health.quarantining import CheckOrders, quarantine
 from longshore.scheduler.model.gpu_index import WHOLE_NODE, Clears, HardwarePlace, QuarantineEntry, QuarantineFinding
+from longshore.scheduler.model.job import ReservationRow
 from longshore.scheduler.model.job_spec import stored_job_or_default
 from longshore.scheduler.rules.quarantine import BY_CHECKS
 from longshore.scheduler.service.service import MAX_CHECKS_AT_ONCE, Clearing, Service
+from longshore.scheduler.store.attempts import held_gpus
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.nodes import add_quarantine, last_clearances
+from longshore.scheduler.store.nodes import QUARANTINE, add_quarantine, last_clearances
 from tests.scheduler.served import until
 
 NODE = "rack0-node1"
@@ -44,7 +47,8 @@ def open_quarantines(api: httpx.Client) -> list[dict[str, object]]:
 
 
 def wait_for_checks(service: Service) -> None:
-    """Wait for the checks that run."""
+    """Wait for the checks that run, which begin once the leader has run a cycle."""
+    service.reconciler.tick()
     for thread in threading.enumerate():
         if thread.name.startswith("checks of"):
             thread.join(60.0)
@@ -274,6 +278,7 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     ]
     service.store.write(lambda tx: [add_quarantine(tx, each) for each in entries])
     service.clearing.begin_due_checks()
+    service.reconciler.tick()
     until(lambda: len(counts) == MAX_CHECKS_AT_ONCE)
     service.clearing.begin_due_checks()  # while those run
     go.set()
@@ -283,3 +288,116 @@ def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service)
     wait_for_checks(service)
     assert sorted(done) == sorted(f"{each.node}:{each.gpu}" for each in places)
     assert max(counts) == MAX_CHECKS_AT_ONCE
+
+
+def test_no_job_gets_a_gpu_that_is_being_checked(api: httpx.Client, service: Service) -> None:
+    """One GPU of a node is in quarantine, and all of them are checked."""
+    service.reconciler.tick()
+    api.post("/v1/quarantine", json=XID)
+    began, go = threading.Event(), threading.Event()
+
+    def check(_node: str, _gpu: int | None) -> tuple[bool, str]:
+        began.set()
+        return go.wait(60.0), "fine"
+
+    checked_by(service, check)
+    assert api.post("/v1/quarantine/clear", json={"node": NODE}).json()["checking"]
+    jobs = [
+        api.post("/v1/jobs", json={"command": ["sleep", "60"], "gpus": gpus, "priority": priority}).json()["id"]
+        for gpus, priority in ((2, 1), (11, 0))
+    ]
+    service.reconciler.tick()
+    assert began.wait(60.0)
+    service.reconciler.tick()
+
+    assert len(held(service)) == 2
+    assert NODE not in {row.node for row in held(service)}
+    go.set()
+    wait_for_checks(service)
+    until(lambda: service.reconciler.tick() and len(held(service)) == 13)
+    for job in jobs:
+        api.delete(f"/v1/jobs/{job}")
+    until(lambda: service.reconciler.tick() and not held(service))
+
+
+def held(service: Service) -> list[ReservationRow]:
+    with service.store.read() as tx:
+        return held_gpus(tx)
+
+
+def test_what_a_job_got_before_the_checks_began_is_not_checked(api: httpx.Client, service: Service) -> None:
+    service.reconciler.tick()
+    api.post("/v1/quarantine", json=XID)
+    checked: list[str] = []
+
+    def check(node: str, _gpu: int | None) -> tuple[bool, str]:
+        checked.append(node)
+        return False, ""
+
+    checked_by(service, check)
+    assert api.post("/v1/quarantine/clear", json={"node": NODE}).json()["checking"]
+    # A job that the leader had placed in the cycle before, and wrote a moment later.
+    job = api.post("/v1/jobs", json={"command": ["sleep", "60"], "gpus": 15}).json()["id"]
+    with patch.object(service.clearing, "take_gpus", return_value=frozenset()):
+        service.reconciler.tick()
+    assert any(row.node == NODE for row in held(service))
+    wait_for_checks(service)
+
+    assert checked == []
+    assert [entry["tries"] for entry in open_quarantines(api)] == [1]
+    api.delete(f"/v1/jobs/{job}")
+    until(lambda: service.reconciler.tick() and not held(service))
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_scheduler_that_ends_during_checks_leaves_the_quarantine_as_it_was(
+    api: httpx.Client,
+    service: Service,
+    is_begun: bool,  # noqa: FBT001
+) -> None:
+    service.reconciler.tick()
+    api.post("/v1/quarantine", json=XID)
+    before, began = open_quarantines(api), threading.Event()
+    orders = CheckOrders()
+    orders.fetch_orders(NODE, able=True)
+
+    def check(node: str, gpu: int | None) -> tuple[bool, str]:
+        began.set()
+        return orders.run_checks(node, (gpu or 0,), cleared_s)
+
+    checked_by(service, check)
+    api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
+    if is_begun:
+        service.reconciler.tick()
+        assert began.wait(60.0)
+        until(lambda: bool(orders.fetch_orders(NODE, able=True)))
+    service.clearing.close()
+    orders.wake_waiters()
+    for thread in threading.enumerate():
+        if thread.name.startswith("checks of"):
+            thread.join(60.0)
+
+    assert began.is_set() == is_begun
+    assert open_quarantines(api) == before
+    with service.store.read() as tx:
+        assert [each.now for each in events_after(tx, 0, 100) if each.kind == QUARANTINE] == ["quarantined"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "stored"),
+    [
+        ("evidence", "NVRM: Xid 79", "NVRM: Xid 79"),
+        ("evidence", "", "set by an operator"),
+        ("clears", "checks", "checks"),
+        ("clears", "reboot", "reboot"),
+        ("boot_id", "0a-1", "0a-1"),
+        ("action", "replace it", "replace it"),
+    ],
+)
+def test_what_an_operator_reports_without_a_check_is_stored_as_it_is(
+    api: httpx.Client, field: str, value: str, stored: str
+) -> None:
+    body = {"node": NODE, "gpu": 2, "cause": "noise", field: value}
+    assert api.post("/v1/quarantine", json=body).json()["acted"] == "quarantined"
+    (entry,) = open_quarantines(api)
+    assert entry[field] == stored

@@ -1,10 +1,20 @@
 """What users type behind `longshore submit`, and the errors that they read."""
 
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from longshore.scheduler.commands.submitting import command_of, environment_of, file_of
+from longshore.cluster.files.errors import InputError
+from longshore.scheduler.commands.submitting import (
+    _home_of,
+    _spec_to_send,
+    command_of,
+    environment_of,
+    file_of,
+)
 from tests.command_line import Command
 
 JOB = "gpus: 2\nname: first\ncommand: [python, train.py]\n"
@@ -109,3 +119,59 @@ def test_variables_are_set_or_taken_over() -> None:
         "A": "1", "B": "x=y", "C": "", "HOME": "/home/me",
     }  # fmt: skip
     assert environment_of([], {}) is None
+
+
+ODD = os.fsdecode(b"jos\xe9")  # Latin-1, as older systems write names
+
+
+def spec_of(file: Path | None = None, **given: object) -> dict[str, Any]:
+    def planned(*_: object) -> dict[str, Any]:
+        raise AssertionError("no plan")
+
+    return _spec_to_send(file, {"command": ["x"], **given}, planned)
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [(f"/home/{ODD}/bin:/usr/bin", "/usr/bin"), (f"/a:{ODD}:/b:", "/a:/b:"), (ODD, ""), ("/ä:/b", "/ä:/b")],
+)
+def test_programs_are_searched_in_the_folders_whose_names_can_be_sent(
+    here: Path, monkeypatch: pytest.MonkeyPatch, path: str, sent: str
+) -> None:
+    monkeypatch.setenv("PATH", path)
+
+    for spec in (spec_of(), spec_of(here / "train.yaml")):
+        assert spec["environment"]["PATH"] == sent
+        json.dumps(spec, ensure_ascii=False).encode()
+
+
+def test_a_folder_whose_name_cannot_be_sent_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = here / ODD
+    odd.mkdir()
+    (odd / "job.yaml").write_text(JOB)
+    with pytest.raises(InputError):
+        spec_of(odd / "job.yaml")
+    monkeypatch.chdir(odd)
+    with pytest.raises(InputError):
+        spec_of()
+    assert spec_of(folder="/srv")["folder"] == "/srv"
+
+
+def test_a_job_file_that_is_an_open_file_or_a_pipe_starts_in_the_present_folder(here: Path) -> None:
+    reads, writes = os.pipe()
+    os.mkfifo(here / "jobs" / "pipe")
+    with (here / "jobs" / "other.yaml").open() as regular:
+        (here / "jobs" / "stdin").symlink_to(f"/proc/self/fd/{regular.fileno()}")
+        for name in (
+            f"/dev/fd/{regular.fileno()}",
+            f"/proc/self/fd/{reads}",
+            here / "jobs" / "stdin",
+            here / "jobs" / "pipe",
+        ):
+            assert _home_of(Path(name)) == here
+        (here / "jobs" / "link.yaml").symlink_to("other.yaml")
+        for name in ("jobs/other.yaml", "jobs/link.yaml", here / "jobs" / "other.yaml"):
+            assert _home_of(Path(name)) == here / "jobs"
+    assert _home_of(None) == here
+    os.close(reads)
+    os.close(writes)

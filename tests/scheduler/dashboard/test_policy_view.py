@@ -51,3 +51,9 @@ def test_agreement_counts_only_decisions_at_which_the_policy_was_heard() -> None
     view = policy_view([decision(agrees=True), decision(agrees=False), decision(agrees=None)], 0.1)
 
     assert (view.agreed, view.answered) == (1, 2)
+
+
+def test_a_miss_of_a_kind_of_another_version_is_counted_under_its_name() -> None:
+    view = policy_view([decision(kind="melted", missed="too hot"), decision(kind=Miss.LATE, missed="late")], 0.1)
+
+    assert sorted(view.misses) == sorted([("melted", 1, 5.0, "too hot"), (Miss.LATE, 1, 5.0, "late")])

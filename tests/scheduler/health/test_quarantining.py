@@ -8,7 +8,6 @@ from longshore.cluster.files.errors import InputError
 from longshore.scheduler.health.quarantining import (
     QuarantineOutcome,
     clear_quarantine,
-    operator_finding,
     quarantine,
     record_failed_checks,
 )
@@ -19,7 +18,15 @@ from longshore.scheduler.model.gpu_index import (
     QuarantineFinding,
     Scope,
 )
-from longshore.scheduler.rules.quarantine import BACK_OFF_S, BY_CHECKS, QUIET_S, Fleet, closed_gpus, is_check_due
+from longshore.scheduler.rules.quarantine import (
+    BACK_OFF_S,
+    BY_CHECKS,
+    BY_HAND,
+    QUIET_S,
+    Fleet,
+    closed_gpus,
+    is_check_due,
+)
 from longshore.scheduler.store.database import Store
 from longshore.scheduler.store.events import events_after
 from longshore.scheduler.store.nodes import QUARANTINE, REFUSED, open_quarantines, quarantined_gpus
@@ -190,14 +197,14 @@ def test_each_type_has_a_budget_of_its_own_and_of_one_node_at_least(store: Store
     assert find(store, finding(HardwarePlace("a")), fleet=small) is QuarantineOutcome.SET
     assert find(store, finding(HardwarePlace("b", 0)), fleet=small) is QuarantineOutcome.REFUSED
     assert find(store, finding(HardwarePlace("c")), fleet=small) is QuarantineOutcome.SET
-    hand = operator_finding(HardwarePlace("b", 0), "noise", "look", NOW_S)
+    hand = finding(HardwarePlace("b", 0), cause="noise", clears=Clears.OPERATOR)._replace(check=BY_HAND)
     assert find(store, hand, fleet=small) is QuarantineOutcome.SET  # an operator may always
 
 
 def test_an_operator_may_put_back_what_was_just_cleared(store: Store) -> None:
     find(store, finding())
     end(store, GPU, NOW_S)
-    assert find(store, operator_finding(GPU, "noise", "look", NOW_S)) is QuarantineOutcome.SET
+    assert find(store, finding(cause="noise", clears=Clears.OPERATOR)._replace(check=BY_HAND)) is QuarantineOutcome.SET
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from longshore.scheduler.store.attempts import (
     AttemptRow,
     NewDecision,
     attempts_of,
-    decisions_of,
     get_attempt,
     held_gpus,
+    last_decisions,
     unclosed_attempts,
 )
 from longshore.scheduler.store.database import FencedError, StaleWriteError, Store, TakenError
@@ -139,7 +139,7 @@ def test_a_job_that_is_not_wanted_any_more_is_not_started_and_holds_up_no_other(
     assert [job_now(store, job.id).state for job in jobs] == ["starting", "queued", "starting"]
     assert [gpu for _, gpu, _ in held(store)] == [0, 2]
     with store.read() as tx:
-        assert [decisions_of(tx, job.id)[0].number for job in jobs] == [1, None, 1]
+        assert [last_decisions(tx, 1, job.id)[0].number for job in jobs] == [1, None, 1]
 
 
 def test_what_cannot_all_be_written_is_not_written_at_all(store: Store, fence: int) -> None:

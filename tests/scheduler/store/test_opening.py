@@ -16,6 +16,7 @@ from longshore.scheduler.store.database import (
     StoreError,
     StoreUnreachableError,
     alembic_config,
+    check_url,
     connect,
     open_store,
     revision_of,
@@ -182,3 +183,10 @@ def test_no_message_about_a_store_has_its_password(url: str) -> None:
     with pytest.raises(StoreError) as raised:
         open_store(url)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("query", ["timeout=abc", "timeout=5", "mode=ro", "other=1", "durability=full&uri=true"])
+def test_a_file_takes_no_settings_of_the_driver(tmp_path: Path, query: str) -> None:
+    for call in (check_url, open_store):
+        with pytest.raises(StoreError):
+            call(f"sqlite:///{tmp_path / 'store.db'}?{query}")

@@ -6,6 +6,8 @@ from longshore.cluster.model.placement import Share
 from longshore.scheduler.access.tokens import (
     TokenRow,
     add_token,
+    caller_of,
+    digest_of,
     find_token,
     has_tokens,
     has_valid_tokens,
@@ -17,7 +19,7 @@ from longshore.scheduler.store.attempts import (
     NewDecision,
     add_decisions,
     decisions_after,
-    decisions_of,
+    last_decisions,
     record_outcomes,
 )
 from longshore.scheduler.store.database import FencedError, Store, TakenNameError
@@ -86,7 +88,7 @@ def test_a_decision_is_kept_with_what_came_of_it(store: Store, fence: int) -> No
     store.write(partial(add_decisions, new=[new._replace(number=None), new]))
     store.write(lambda tx: record_outcomes(tx, [(job.id, 1, "success")]))
     with store.read() as tx:
-        found = decisions_of(tx, job.id)
+        found = last_decisions(tx, 100, job.id)[::-1]
     assert [row.outcome for row in found] == ["", "success"]
     assert found[1][1:-2] == new[:9]
 
@@ -116,14 +118,19 @@ def test_a_token_is_found_by_its_digest_with_its_last_use(store: Store) -> None:
         assert tokens_of(tx, "bob") == []
 
 
-def test_a_revoked_token_has_expired_and_still_guards_the_store(store: Store) -> None:
-    store.write(lambda tx: add_token(tx, TOKEN))
-    assert [store.write(lambda tx: revoke_token(tx, "ada", "laptop", 5.0)) for _ in range(2)] == [True, False]
+@pytest.mark.parametrize("expires_s", [None, 1e6])
+def test_a_revoked_token_is_invalid_by_any_clock_and_still_guards_the_store(
+    store: Store, expires_s: float | None
+) -> None:
+    store.write(lambda tx: add_token(tx, TOKEN._replace(digest=digest_of("ls_x"), expires_s=expires_s)))
+    assert [store.write(lambda tx: revoke_token(tx, "ada", "laptop", 5000.0)) for _ in range(2)] == [True, False]
     with store.read() as tx:
-        assert find_token(tx, "aa") == TOKEN._replace(expires_s=5.0)
+        row = find_token(tx, digest_of("ls_x"))
+        assert row is not None
         assert has_tokens(tx)
-        assert has_valid_tokens(tx, 4.0)
-        assert not has_valid_tokens(tx, 5.0)
+        for now_s in (5000.0, 4999.0, 1400.0, 1.0, 0.5, 1e9):
+            assert caller_of(row, "ls_x", now_s) is None
+            assert not has_valid_tokens(tx, now_s)
 
 
 def test_a_name_is_free_again_once_its_token_has_expired(store: Store) -> None:
