@@ -24,7 +24,17 @@ MAX_FILES = {
     "a row of a trace": 39, "a decision": 55, "training": 52, "a submission": 13, "a live job, scheduler": 68,
     "a live job": 76, "a member with a spare": 19, "a member with a GPU of the scheduler": 19,
 }  # fmt: skip
-TRACE = "job,submit_s,gpus,work_s\na,0,2,100\nb,10,1,50\n"
+HEADER = "job,submit_s,gpus,work_s\n"
+TRACE = HEADER + "a,0,2,100\nb,10,1,50\n"
+# As few jobs as can be trained on, on as few GPUs as let a policy choose: kernels run as plain Python.
+TRAINED_TRACE = HEADER + "".join(f"{job},{100 * job},{1 + job % 2},{50 + 10 * (job % 5)}\n" for job in range(192))
+TRAINED_CLUSTER = """
+name: two
+node_types:
+  plain: {gpus: 2, peak_flops: 1e14, memory_bytes: 3e10, intra_bytes_per_s: 1e11, nic_bytes_per_s: 1e10,
+          host_bytes_per_s: 1e10}
+racks: [{uplink_bytes_per_s: 1e10, nodes: [{type: plain, count: 2}]}]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +97,10 @@ def test_a_decision(tracked: Tracked, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(400)  # kernels run as plain Python
 def test_training_by_ppo(tracked: Tracked, tmp_path: Path) -> None:
-    found = entered_by(tracked, tmp_path, "train", "--preset", "patent4", "--algo", "ppo", "--steps", 10)
+    (tmp_path / "jobs.csv").write_text(TRAINED_TRACE)
+    (tmp_path / "cluster.yaml").write_text(TRAINED_CLUSTER)
+    options = ["--trace", "jobs.csv", "--cluster", "cluster.yaml", "--algo", "ppo", "--steps", 10, "--environments", 1]
+    found = entered_by(tracked, tmp_path, "train", *options)
     assert "training/ppo.py" in found
     assert within(apart_from_commands(found), "training")
 

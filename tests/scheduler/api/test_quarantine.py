@@ -363,7 +363,7 @@ def test_a_scheduler_that_ends_during_checks_leaves_the_quarantine_as_it_was(
 
     def check(node: str, gpu: int | None) -> tuple[bool, str]:
         began.set()
-        return orders.run_checks(node, (gpu or 0,), cleared_s)
+        return orders.run_checks(node, (gpu or 0,), {})
 
     checked_by(service, check)
     api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
