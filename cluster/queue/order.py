@@ -18,6 +18,7 @@ from ..state.state import (
     Simulation,
     has_need_classes,
     has_turns,
+    may_hold_other_gpus,
     may_keep_gpus_after_fault,
 )
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
@@ -105,7 +106,7 @@ def _compute_reservation(sim: Simulation, row: int, holder: int) -> None:
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
     free = usable_for_job(sim, row, holder)
-    waits = free >= gpus[holder]
+    waits, several = free >= gpus[holder], has_need_classes(sim) or may_hold_other_gpus(sim, row)
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     count = sort_expected_ends(sim, row)
@@ -114,7 +115,8 @@ def _compute_reservation(sim: Simulation, row: int, holder: int) -> None:
         waits = False
         end_s = state.ends_s[row, i]
         while i < count and state.ends_s[row, i] == end_s:
-            free += _gpus_suiting_holder(sim, row, state.ends_job[row, i], holder)
+            job = state.ends_job[row, i]
+            free += _gpus_suiting_holder(sim, row, job, holder) if several else gpus[job]
             i += 1
         if free >= gpus[holder]:
             state.shadow_s[row] = end_s

@@ -313,6 +313,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
         forget_turns(sim, row)
     state.leads[row] = 0
     state.reserved_for[row] = 0
+    state.resized[row] = 0
     state.busy_gpu_s[row] = 0.0
     state.down_gpu_s[row] = 0.0
     state.overhead_gpu_s[row] = 0.0

@@ -138,6 +138,8 @@ def resume_run(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> 
         if state.gpu_down[row, gpu] == 0:
             add_usable_gpus(sim, row, sim.cluster.gpu_node[gpu], -1)
     state.busy[row] += gpus.size
+    if gpus.size != sim.scenarios.gpus[state.scenario[row], job]:
+        state.resized[row] = 1
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_run_start(sim, row, job)
 

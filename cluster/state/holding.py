@@ -136,8 +136,11 @@ def held_gpus(sim: Simulation, row: int, job: int) -> int:
     By the rules of a simulation they follow from what it runs without; on a real cluster they are counted.
     """
     state = sim.state
+    gpus = int(sim.scenarios.gpus[state.scenario[row], job])
     if may_keep_gpus_after_fault(sim):
-        return int(sim.scenarios.gpus[state.scenario[row], job]) - int(state.short[row, job])
+        return gpus - int(state.short[row, job])
+    if state.resized[row] == 0:
+        return gpus
     count, gpu = 0, state.first_gpu[row, job]
     while gpu >= 0:
         count += 1
@@ -278,6 +281,7 @@ def claim_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
     state.gpu_next[row, gpu] = state.first_gpu[row, job]
     state.first_gpu[row, job] = gpu
     state.busy[row] += 1
+    _note_resizing(sim, row)
 
 
 @kernel
@@ -293,6 +297,15 @@ def give_up_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
         state.gpu_next[row, before] = state.gpu_next[row, gpu]
     state.busy[row] -= 1
     vacate_gpu(sim, row, gpu)
+    _note_resizing(sim, row)
+
+
+@kernel
+def _note_resizing(sim: Simulation, row: int) -> None:
+    """Let GPUs of running jobs be counted from here on, where no rule says how many they hold."""
+    if not may_keep_gpus_after_fault(sim):
+        sim.state.resized[row] = 1
+        sim.state.reserved_for[row] = 0
 
 
 @kernel

@@ -61,7 +61,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "scenario"): ("scenario",),
     (0, "one"): (
         "aged", "leads", "came_back", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare",
-        "died", "node_slow",
+        "died", "node_slow", "resized",
     ),
     (0, "two"): ("index_stage",),
     (-1, "job"): (
@@ -380,6 +380,7 @@ class State(NamedTuple):
     backup_of: Annotated[Ints, "rows", "gpus if holding"]  # GPU that has its seat
     backups: Annotated[Longs, "rows"]  # how often a GPU has taken the seat of a slow one
     backup_gpu_s: Annotated[Floats, "rows"]  # time that GPUs were relieved
+    resized: Annotated[Ints, "rows"]  # 1 once a job of a real cluster held other GPUs than as many as it asks for
     # The reservation as it was last found; it holds at that moment with that number of usable GPUs
     reserved_for: Annotated[Ints, "rows"]  # 1 + its holder, 0 when jobs have started or left since
     reserved_moment: Annotated[Ints, "rows"]
@@ -563,6 +564,12 @@ def has_turns(sim: Simulation) -> bool:
 def may_keep_gpus_after_fault(sim: Simulation) -> bool:
     """Return whether a job may hold its GPUs beyond a fault; the same as `may_keep_gpus_by_rules` of its rules."""
     return bool(sim.rules.switching or sim.rules.detection_s > 0.0 or sim.rules.slow_per_s > 0.0)
+
+
+@kernel
+def may_hold_other_gpus(sim: Simulation, row: int) -> bool:
+    """Return whether running jobs may hold other numbers of GPUs than they ask for: by the rules, or live."""
+    return may_keep_gpus_after_fault(sim) or sim.state.resized[row] == 1
 
 
 @kernel
