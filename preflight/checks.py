@@ -60,7 +60,7 @@ def reset_node(context: Context) -> Iterator[CheckFinding]:
         if holders:
             yield failed(f"gpu {gpu}", _processes_text(holders), "no process holds its memory", KEEP_OUT)
         restored = list(restore_gpu(reader, gpu, context.workload, context.power_limits_w.get(gpu)))
-        if False not in restored:
+        if context.workload.power_w and False not in restored:
             context.power_limits_w.pop(gpu, None)
         yield from (_clocks_finding(f"gpu {gpu}", done) for done in restored)
 
@@ -213,7 +213,7 @@ def check_slowdown(context: Context) -> Iterator[CheckFinding]:
     for gpu, reader in context.gpus_with_reader():
         clocks = reader.clock_limits(gpu)
         device = f"gpu {gpu}"
-        if clocks is None:
+        if clocks is None or clocks.reasons is None:
             yield skipped(NOT_REPORTED, device)
         elif clocks.reasons:
             yield failed(device, ", ".join(clocks.reasons), "no slowdown by hardware", "check cooling and power")

@@ -79,7 +79,7 @@ class NvLink:
 class ClockLimits:
     """Why a GPU runs slower than it could."""
 
-    reasons: tuple[str, ...]  # hardware reasons, each of which is a fault
+    reasons: tuple[str, ...] | None  # hardware reasons, each of which is a fault; None if they are not reported
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
 
@@ -348,11 +348,11 @@ class GpuReader:
         """Return why it is slow."""
         nvml, handle = self._nvml, self._handle(gpu)
         mask = self._read_optional(partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle))
-        if mask is None:
-            return None
         calls = (nvml.nvmlDeviceGetPowerManagementLimit, nvml.nvmlDeviceGetPowerManagementDefaultLimit)
         limits = [self._read_optional(partial(call, handle)) for call in calls]
         watts = [None if limit is None else int(limit) / 1000.0 for limit in limits]
+        if mask is None:
+            return None if watts == [None, None] else ClockLimits(None, *watts)
         return ClockLimits(tuple(name for bit, name in _HARDWARE_REASONS.items() if int(mask) & bit), *watts)
 
     def memory_holders(self, gpu: int) -> Sequence[GpuProcess] | None:

@@ -53,6 +53,7 @@ SCRIPTED: list[tuple[str, Callable[[ScriptedGpu], None], CheckOutcome, str]] = [
     ("clocks.thermal", lambda it: setattr(it, "clocks", ClockLimits(("hardware slowdown",))), FAIL, "cooling"),
     ("clocks.thermal", lambda it: setattr(it, "clocks", ClockLimits((), 200.0, 400.0)), WARN, "restore"),
     ("clocks.thermal", lambda it: setattr(it, "clocks", None), SKIPPED, ""),
+    ("clocks.thermal", lambda it: setattr(it, "clocks", ClockLimits(None, 200.0, 400.0)), SKIPPED, ""),
     ("count.type", lambda it: setattr(it, "lost", True), FAIL, "restart the machine"),
     ("mem.disk", lambda it: setattr(it, "holders", [GpuProcess(1, 10**9)]), FAIL, "end what was left"),
     ("nvlink.state", lambda it: setattr(it, "nvlinks", None), SKIPPED, ""),

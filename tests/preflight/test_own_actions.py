@@ -143,6 +143,7 @@ def settings_of(one: ScriptedGpu) -> tuple[int, float | None]:
     return one.clock_mhz, None if one.clocks is None else one.clocks.power_limit_w
 
 
+@pytest.mark.parametrize("reasons", [(), None])  # a driver may not report why a GPU is slow
 @pytest.mark.parametrize(
     ("workload", "during"),
     [
@@ -151,13 +152,14 @@ def settings_of(one: ScriptedGpu) -> tuple[int, float | None]:
     ],
 )  # fmt: skip
 def test_gpus_are_set_as_the_job_asks_and_what_it_has_set_is_restored(
-    workload: CheckedJob, during: tuple[int, float], tmp_path: Path
+    workload: CheckedJob, during: tuple[int, float], reasons: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
-    gpus = [replace(gpu(it), clocks=CAPPED, clock_mhz=900) for it in range(3)]
+    gpus = [replace(gpu(it), clocks=replace(CAPPED, reasons=reasons), clock_mhz=900) for it in range(3)]
     context = node(tmp_path, gpus)
     ask(context, "gpu.settings", (0, 2), workload)
     assert [settings_of(it) for it in gpus] == [during, (900, 500.0), during]
     ask(context, "post.reset", (0, 2), workload)
+    ask(context, "post.reset", (0, 2), CheckedJob())  # of the next job, which sets nothing
     after = (0 if workload.clock_mhz else 900, 500.0)
     assert [settings_of(it) for it in gpus] == [after, (900, 500.0), after]
 
