@@ -31,6 +31,9 @@ def remove_tree(path: Path) -> None:
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
 
 
+_TO_PASS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # of a folder that need not be readable
+
+
 class _Level(NamedTuple):
     """A folder on the way to the one that is being emptied."""
 
@@ -48,7 +51,7 @@ def _remove_entry(path: Path) -> None:
     if not stat.S_ISDIR(path.lstat().st_mode):
         path.unlink()
         return
-    current = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    current = os.open(path.parent, _TO_PASS)
     levels = [_Level(_identity(current), [path.name])]
     try:
         while levels:
@@ -62,7 +65,7 @@ def _remove_entry(path: Path) -> None:
                 current = inside
                 levels.append(_Level(_identity(current), _unlink_files(current)))
             elif len(levels) > 1:
-                above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
+                above = os.open("..", _TO_PASS, dir_fd=current)
                 os.close(current)
                 current = above
                 levels.pop()
@@ -86,7 +89,8 @@ def _open_with_rights(name: str, inside: int) -> int:
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         if os.fstat(place).st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(f"/proc/self/fd/{place}", stat.S_IRWXU)  # noqa: PTH101
+            with suppress(PermissionError):  # another user's, which may be empty
+                os.chmod(f"/proc/self/fd/{place}", stat.S_IRWXU)  # noqa: PTH101
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
     finally:
         os.close(place)
