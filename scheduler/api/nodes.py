@@ -388,14 +388,14 @@ def clear_quarantine(body: ClearRequest, service: ServiceDep, caller: Operator) 
     place = HardwarePlace(body.node, WHOLE_NODE if body.gpu is None else body.gpu)
     if place.node not in service.layout.nodes:
         raise ProblemError("no-such-node", f"there is no node {place.node!r}")
+    if not body.unchecked:
+        check_leads(service)
     if not (body.unchecked or service.clearing.can_check(place)):
         raise ProblemError(
             "no-checks",
             f"no agent runs checks on {place.node}: start `longshore node agent --node {place.node} --checks`; "
             "`unchecked` clears it without any",
         )
-    if not body.unchecked:
-        check_leads(service)
     by = f"operator {caller.owner}"
     try:
         if not body.unchecked:

@@ -423,7 +423,8 @@ class Clearing:
         return frozenset(
             (end.node, gpu)
             for end in ends
-            for gpu in (range(sizes.get(end.node, 0)) if end.gpu == WHOLE_NODE else (end.gpu,))
+            for gpu in range(sizes.get(end.node, 0))  # of those that the cluster file still has
+            if end.gpu in (WHOLE_NODE, gpu)
         )
 
     def can_check(self, place: HardwarePlace) -> bool:

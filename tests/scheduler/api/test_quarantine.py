@@ -320,6 +320,13 @@ def test_no_job_gets_a_gpu_that_is_being_checked(api: httpx.Client, service: Ser
     until(lambda: service.reconciler.tick() and not held(service))
 
 
+def test_a_place_that_left_the_cluster_file_closes_no_gpu(service: Service) -> None:
+    for place in (HardwarePlace(NODE, 8), HardwarePlace(NODE, 7), HardwarePlace("former", WHOLE_NODE)):
+        service.clearing._running[place] = threading.Event()
+    assert service.clearing.take_gpus({NODE: 8}) == {(NODE, 7)}
+    service.clearing._running.clear()
+
+
 def held(service: Service) -> list[ReservationRow]:
     with service.store.read() as tx:
         return held_gpus(tx)
