@@ -31,6 +31,7 @@ class TokenCache:
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[TokenRow, float]] = {}  # by digest, with the moment of reading
+        self._reading: set[str] = set()  # digests of those that are being read
         self._has_tokens = False
         self._read_s = float("-inf")
 
@@ -45,10 +46,22 @@ class TokenCache:
     def read(self, service: Service, secret: str) -> TokenRow | None:
         """Read a token from the store, None if there is none, and record its use. Blocks.
 
+        A store that hangs may block for a minute. Other requests with the token then get what was read lately.
+
         Raises:
             StoreUnreachableError: If the store does not answer, and the token was not read lately.
         """
-        digest, now_s = digest_of(secret), service.now_s()
+        digest = digest_of(secret)
+        if digest in self._reading and (kept := self._row_read_within(digest, TOKEN_KEPT_S)) is not None:
+            return kept
+        self._reading.add(digest)
+        try:
+            return self._read_from_store(service, digest)
+        finally:
+            self._reading.discard(digest)
+
+    def _read_from_store(self, service: Service, digest: str) -> TokenRow | None:
+        now_s = service.now_s()
         try:
             with service.store.read() as tx:
                 row = find_token(tx, digest)

@@ -1,5 +1,6 @@
 """Requests with a token while the store does not answer: what needs no store is answered on."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -111,3 +112,27 @@ def test_only_valid_tokens_that_were_read_lately_count_while_the_store_is_away(
     assert trial.api.get("/v1/nodes", headers=expiring).status_code == 401
     trial.now_s += auth.TOKEN_KEPT_S
     assert trial.report(agent).status_code == 503
+
+
+@pytest.mark.parametrize("outage", ["tokens"], indirect=True)
+def test_a_store_that_hangs_holds_up_one_request_of_an_agent(outage: tuple[Outage, dict[str, str]]) -> None:
+    trial, agent = outage
+    assert trial.service.reconciler.tick()
+    assert trial.report(agent).json()["lease_s"] is not None
+    hangs, go = threading.Event(), threading.Event()
+
+    def read() -> AbstractContextManager[Connection]:
+        hangs.set()
+        assert go.wait(60.0)
+        raise StoreUnreachableError("the store does not answer")
+
+    trial.monkeypatch.setattr(trial.service.store, "read", read)
+    trial.now_s += 2.0
+    first = threading.Thread(target=trial.report, args=(agent,))
+    first.start()
+    try:
+        assert hangs.wait(60.0)
+        assert trial.report(agent).json()["lease_s"] is not None
+    finally:
+        go.set()
+        first.join(60.0)
