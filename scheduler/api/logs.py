@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import logging
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -20,6 +21,8 @@ from .auth import ServiceDep
 from .jobs import AttemptNumber, FoundJob, find_attempt
 from .problems import ProblemError, openapi_problems
 from .streaming import OpenStream, Poll, SentEvent
+
+log = logging.getLogger(__name__)
 
 ALL_RANKS = "all"
 MAX_LOG_BYTES = 1 << 20  # in one answer
@@ -238,7 +241,7 @@ def logs(
 
 
 def whole_log_response(service: Service, attempt: AttemptRow, rank: int) -> StreamingResponse:
-    """Return all output of a rank up to now.
+    """Return all output of a rank, until the last that there is has been sent.
 
     Raises:
         ProblemError: If there is none, or it cannot be read.
@@ -247,9 +250,12 @@ def whole_log_response(service: Service, attempt: AttemptRow, rank: int) -> Stre
 
     def pages() -> Iterator[bytes]:
         data, after = first
-        while data:
-            yield data
-            data, after = _read_page(service, attempt, rank, after)
+        try:
+            while data:
+                yield data
+                data, after = _read_page(service, attempt, rank, after)
+        except ProblemError as error:  # too late for another status
+            log.warning("the log of rank %d of %s is sent in part: %s", rank, attempt.name, error)
 
     return StreamingResponse(pages(), media_type=LOG_MEDIA_TYPE, headers=LOG_HEADERS)
 
