@@ -36,6 +36,7 @@ _GPU_ORDER = TypeAdapter(dict[str, tuple[str, ...]])
 _LOG_LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
 _KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most
 _BACK_S, _MAX_BACK_S = 2.0, 86_400.0  # read again: the server rounds to seconds, and node clocks may be set
+_MISSING = 404
 COPY_S = 30.0  # between two copies of a pod's output in the background
 # With less, output is copied only for a reader and at the end of a job: the rest is for jobs to start and end.
 _LEAST_FREE_BYTES = 1 << 30
@@ -349,8 +350,9 @@ class PodLogs:
 
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Forget how far the logs of all other pods have been copied."""
-        for uid in [uid for uid in self._states if uid not in uids]:
-            self._states.pop(uid, None)
+        for uid in list(self._states):  # a copy: other threads add and remove
+            if uid not in uids:
+                self._states.pop(uid, None)
 
     def read(self, attempt: str, rank: int, offset: int, max_bytes: int, *, exists: bool) -> tuple[bytes, int]:
         """Return what has been copied of a rank's output, and the offset after it.
@@ -426,6 +428,8 @@ class BackgroundCopies:
             try:
                 self._logs.copy_new(attempt, pod)
             except BackendError as error:
+                if isinstance(error, ApiStatusError) and error.code == _MISSING:
+                    continue  # its attempt was forgotten meanwhile, after the rest was copied
                 failures[pod.name] = error
                 if not isinstance(error, ApiStatusError | RecordError):
                     silent.add(pod.node)
