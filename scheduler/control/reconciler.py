@@ -325,6 +325,7 @@ class Reconciler:
                 return False
             self._fence = parts.store.write(lambda tx: self._take_lease(tx, last))
             if self._fence is not None:
+                self._watched = NO_LEASE_ROW  # until another scheduler is seen to hold it
                 log.info("leads with token %d", self._fence)
         self._renew_at_s = now_s + RENEW_S
         return self._fence is not None
