@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from ..agents.heuristics import PACK
 from ..agents.protocol import Policy
-from ..cluster.files.errors import InputError
+from ..cluster.files.errors import EndlessError, InputError
 from ..cluster.model.intervals import IntervalEstimates, holm_adjusted, ratio_estimates, ratio_p_values, unit_sums
 from ..cluster.model.outcome import Outcome, Weighting, usual_weighting
 from ..cluster.model.problem import ORDERS, Problem, Scenarios, same_jobs_labels
 from ..cluster.model.topology import speed_sum
 from ..cluster.presets.problems import Regime
-from .comparison import CONFIDENCE, EQUAL_SHARE, real_jobs, run_one, scenario_metrics
+from .comparison import CONFIDENCE, EQUAL_SHARE, real_jobs, run_all, run_one, scenario_metrics
 from .setting import is_heuristic
 
 log = logging.getLogger(__name__)
@@ -148,23 +148,25 @@ def run_grid(
     candidates: list[Candidate] = []
     rows: list[CandidateFigures] = []
     chosen, least, kept = 0, np.inf, dict[str, Outcome]()
+    endless: EndlessError | None = None  # the first one
     for regime in regimes:
         ruled = problem._replace(rules=regime.applied_to(problem.rules))
         own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
         outcomes = dict[str, Outcome]()
         for policy in (*policies, *own):
-            outcome = run_one(ruled, policy, partial(_report_progress, on_progress, regime.order))  # 2
             candidates.append(Candidate(regime.order, policy.name))
-            if outcome is None:
-                rows.append(_figures_of_endless(problem.scenarios))
-            else:
-                outcomes[policy.name] = outcome
+            report = partial(_report_progress, on_progress, regime.order)
+            try:
+                outcome = outcomes[policy.name] = run_all(ruled, [policy], report)[policy.name]  # 2
                 rows.append(candidate_figures(outcome, problem.scenarios, problem.cluster.gpu_node.size))
+            except EndlessError as error:
+                endless = endless or error
+                rows.append(_figures_of_endless(problem.scenarios))
             cost = float(by.cost(rows[-1])[choosing].mean()) if rows[-1].finished.all() else np.inf
             if cost < least or not kept:  # 3
                 chosen, least, kept = len(rows) - 1, cost, outcomes
     if not np.isfinite(least):
-        raise InputError(
+        raise endless or InputError(
             "under every order and policy a run was cut off before all jobs ended", "lower the fault rate or the load"
         )
     figures = CandidateFigures(*(np.array(column) for column in zip(*rows, strict=True)))
