@@ -100,14 +100,24 @@ def evaluate_request(
             objective=request.objective,
         )
     _print_result(console, run, comparison, introduction)
-    with progress("comparing under the best policy") as show:
-        asides = _all_asides(request, setting, run, comparison, show)
-    for aside in asides:
-        console.print(f"{aside.title}: {aside.words}")
     facts = _report_facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
     facts |= {"tuned": run.tuned} if run.tuned else {}
-    facts |= {aside.title: aside.words for aside in asides}
-    title = f"Longshore: {setting.title}"
+    asides: list[Aside] = []
+    try:
+        with progress("comparing under the best policy") as show:
+            asides = _all_asides(request, setting, run, comparison, show)
+        for aside in asides:
+            console.print(f"{aside.title}: {aside.words}")
+    finally:  # Ctrl-C in these comparisons does not lose the answer
+        facts |= {aside.title: aside.words for aside in asides}
+        _write_files(request, console, progress, run, comparison, asides, f"Longshore: {setting.title}", facts)
+
+
+def _write_files(
+    request: EvaluationRequest, console: "Console", progress: OpenStatus, run: EvaluationRun, comparison: Comparison,
+    asides: Sequence[Aside], title: str, facts: dict[str, str],
+) -> None:  # fmt: skip
+    """Write the figures as JSON, the report and the pictures, as far as they are requested."""
     if request.json_out:
         more = answer_document(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
         more |= {aside.key: aside.document for aside in asides}
