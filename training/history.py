@@ -375,6 +375,7 @@ class ClusterPast:
 
     def _stop_job(self, job: str, kept_s: float | None) -> None:
         run = self._runs.pop(job, None)
+        self._ended.pop(job, None)  # that was the end of this run; the next one may begin without a line
         self._stops[job] += 1
         if run is None:
             return

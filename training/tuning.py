@@ -396,7 +396,7 @@ def tune(
     # What is wrong is refused before anything is compiled or any trial begins.
     PRESETS[config.preset].build(problem_request(config, sizes))
     digests = input_digests(config)
-    if (folder / CONFIG).exists():
+    if (folder / CONFIG).exists() and digests:
         check_inputs(folder, digests)
     make_folder(folder, "--logdir")
     with file_errors_reported(folder), locked_folder(folder):

@@ -91,7 +91,7 @@ def file_errors_reported(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:  # of what reads the command's output
+    except (ConnectionError, ChildProcessError, TimeoutError):  # of another process, such as what reads the output
         raise
     except OSError as error:
         fix = "give the same command again once that is mended"
