@@ -33,6 +33,7 @@ def test_a_member_reports_the_time_of_one_shard_however_many_it_computes(
     ring._optimizer = SimpleNamespace(step=lambda: None, zero_grad=lambda **_: None)
     ring._began_s = ring._computed_s = ring._shard_s = 0.0
     ring._loss, ring._is_first, ring._is_relieved = None, False, False
+    ring._is_over = False
 
     def recover(error: object) -> None:
         ring._formation.shards = list(range(next_shards))
