@@ -87,6 +87,7 @@ OURS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("command", "name"), OURS)
 def test_so_is_a_file_of_ours_that_is_damaged(command: str, name: str, longshore: Command, tmp_path: Path) -> None:
     line = words_of(command, runs=tmp_path)

@@ -27,11 +27,13 @@ def line_of(name: str) -> tuple[str, int]:
     return path, found + 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PART_OF_KERNELS)
 def test_what_is_compiled_or_decides_what_is_does_not_leave_it(name: str) -> None:
     assert not reach.leaves_kernels(ROOT, *line_of(name))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plain_function_leaves_it(name: str) -> None:
     assert reach.leaves_kernels(ROOT, *line_of(name))
