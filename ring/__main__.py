@@ -47,7 +47,7 @@ from .coordinator_server import log_lines, make_ring_folder, remove_ring
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, UNKNOWN_STATUS
 
-LOCK = "lock"  # file in the folder
+RING_LOCK = "lock"  # file in the folder
 TERM_GRACE_S = 30.0  # for members that handle SIGTERM to end
 
 
@@ -98,7 +98,7 @@ def _open_folder(given: Path | None, stack: contextlib.ExitStack) -> Path:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longshore-ring-")))
     given.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Path(os.path.realpath(given))
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder / RING_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     stack.callback(os.close, lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ from . import wire
 from .wire import HEARTBEAT_S, SILENCE_S, answer_challenge, check_welcome
 
 RECONNECT_S = 0.05
-FAILED_STATUS = 1  # of a process whose connection failed for a reason of its own
+CONNECTION_FAILED_STATUS = 1  # of a process whose connection failed for a reason of its own
 GREETING_TIMEOUT_S = 5.0  # for the coordinator to prove the secret
 
 
@@ -402,7 +402,10 @@ class MemberClient:
             self._listen()
         except Exception as error:
             if not self._closed:
-                end_process(FAILED_STATUS, f"its connection to the coordinator failed: {type(error).__name__}: {error}")
+                end_process(
+                    CONNECTION_FAILED_STATUS,
+                    f"its connection to the coordinator failed: {type(error).__name__}: {error}",
+                )
 
     def _listen(self) -> None:
         beat_s = 0.0

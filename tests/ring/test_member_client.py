@@ -98,7 +98,7 @@ def test_a_failure_in_the_thread_that_has_the_lease_ends_the_process_with_its_re
     client = MemberClient("127.0.0.1:1", "secret", 0, "node", "", 5)
     client.start()
     client._thread.join(30.0)
-    assert [status for status, _ in ends] == [member_client.FAILED_STATUS]
+    assert [status for status, _ in ends] == [member_client.CONNECTION_FAILED_STATUS]
     assert type(error).__name__ in ends[0][1]
 
 
