@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.files.errors import InputError
+from longshore.cluster.files.errors import EndlessError, InputError
 from longshore.cluster.model.outcome import Outcome
 from longshore.cluster.model.problem import ORDERS, Problem, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
@@ -178,11 +178,14 @@ def test_an_order_and_policy_under_which_a_job_would_never_end_is_not_chosen_and
     best = run(tmp_path, windows=8)[0]
     endless = {best.candidates[best.chosen], COMMON[-1]}
 
-    def run_one(problem: Problem, policy: Policy, on_progress: Callable[[str, int], None]) -> Outcome | None:
-        is_endless = Candidate(list(ORDERS)[problem.rules.order], policy.name) in endless
-        return None if is_endless else comparison.run_one(problem, policy, on_progress)
+    def run_all(
+        problem: Problem, policies: Sequence[Policy], on_progress: Callable[[str, int], None]
+    ) -> dict[str, Outcome]:
+        if Candidate(list(ORDERS)[problem.rules.order], policies[0].name) in endless:
+            raise EndlessError("faults stopped a job", "lower them")
+        return comparison.run_all(problem, policies, on_progress)
 
-    monkeypatch.setattr("longshore.eval.every_order.run_one", run_one)
+    monkeypatch.setattr("longshore.eval.every_order.run_all", run_all)
     grid, problem = run(tmp_path, windows=8)
     assert grid.candidates == best.candidates
     assert grid.candidates[grid.chosen] not in endless
@@ -204,10 +207,14 @@ def test_faults_that_keep_a_job_from_ever_ending_are_no_outcome() -> None:
 def test_where_no_heuristic_ends_under_the_best_order_that_is_an_error(
     longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_one(problem: Problem, policy: Policy, on_progress: Callable[[str, int], None]) -> Outcome | None:
-        return None if policy.name == "pack" else comparison.run_one(problem, policy, on_progress)
+    def run_all(
+        problem: Problem, policies: Sequence[Policy], on_progress: Callable[[str, int], None]
+    ) -> dict[str, Outcome]:
+        if policies[0].name == "pack":
+            raise EndlessError("faults stopped a job", "lower them")
+        return comparison.run_all(problem, policies, on_progress)
 
-    monkeypatch.setattr("longshore.eval.every_order.run_one", run_one)
+    monkeypatch.setattr("longshore.eval.every_order.run_all", run_all)
     policy = SMALL.parents[1] / "checkpoints" / "traces.zip"
     options = ("--trace", trace(tmp_path, 300), "--cluster", SMALL, "--runs", 1, "--policy", policy)
     done = longshore("evaluate", *options, "--no-heuristics")
