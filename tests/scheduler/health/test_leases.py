@@ -39,11 +39,13 @@ class OneNode(RuleBasedStateMachine):
         self.until_killed_s = float("inf")
         self.requests_pass = self.answers_pass = True
         self.answered_s = float("-inf")  # when the report was sent that the leader answered last
+        self.leased_s = float("-inf")  # the same, of those that must extend the lease
         self.agent_stands = False  # stopped, while its guard and the jobs go on
         self.machine_stands = False  # and all of it with its jobs
         self.stood = False  # it did, and its guard has not looked since
         self.wall_s = 0.0  # that the store's clock is ahead
         self.token = int(self.true_s)
+        self.highest = self.token  # of all that were drawn
         self.copies = [self.token]  # tokens of the store's backups
         self.leases = Leases(lambda: self.true_s)
         self.renewed_s = self.true_s
@@ -135,13 +137,16 @@ class OneNode(RuleBasedStateMachine):
         self._apply_answer(granted._asdict() if self.answers_pass else None, sent_s)
         if self.answers_pass and is_leader:
             self.answered_s = sent_s
-            assert self.wall_s < 0.0 or (self.lease and self.lease.until_s >= sent_s + LEASE_S), "no lease"
+            if self.token == self.highest:
+                self.leased_s = sent_s
+                assert self.lease, "no lease"
+                assert self.lease.until_s >= sent_s + LEASE_S, "no lease"
 
     def _apply_answer(self, answer: dict[str, Any] | None, sent_s: float) -> None:
         lived = self.lives
         self.agent.apply_answer(answer, sent_s)
-        # What lives dies only without a recent answer, as long as the store's clock is not set back.
-        if self.wall_s == 0.0 and lived and self.true_s < self.answered_s + LEASE_S:
+        # What lives dies only without a recent answer, unless the store's clock was set back at the last change.
+        if self.token == self.highest and lived and self.true_s < self.leased_s + LEASE_S:
             assert self.lives, "killed in spite of a lease"
 
     @rule()
@@ -175,15 +180,18 @@ class OneNode(RuleBasedStateMachine):
     def the_machine_starts_anew(self) -> None:
         self.boot += 1
         self.lives = self.machine_stands = self.stood = self.agent_stands = False
-        self.agent, self.answered_s = Fencing(Path("lease")), float("-inf")
+        self.agent, self.answered_s, self.leased_s = Fencing(Path("lease")), float("-inf"), float("-inf")
 
     @rule(is_dead=st.booleans())
     def another_scheduler_takes_over(self, is_dead: bool) -> None:  # noqa: FBT001
-        """Once the one before has not renewed for long enough, or is proven dead."""
+        """Once the one before has not renewed for long enough, or is proven dead; its own start takes a second."""
         if not is_dead and self.true_s - self.renewed_s < RENEWED_S:
             self._pass(RENEWED_S - (self.true_s - self.renewed_s) + 0.01)
+        self._pass(1.0)
         self.old = None if is_dead else (self.leases, self.token, self.renewed_s)
         self.token = max(self.token + 1, int(self.true_s + self.wall_s))
+        assert self.wall_s < 0.0 or self.token >= self.highest, "a token that falls behind"
+        self.highest = max(self.highest, self.token)
         self.leases = Leases(lambda: self.true_s)
         self.leases.begin_leading()
         self.renewed_s = self.true_s
