@@ -24,9 +24,14 @@ LOOK_S = 2.0  # between two looks at the processes of a test, once it has run fo
 
 
 class Waits:
-    """For how long the processes of a test have been ready and waited for a core, those that have ended among them."""
+    """For how long the processes of a test have been ready and waited for a core, those that have ended among them.
+
+    What daemons of Slurm and Ray start for a test is not known to be its own: so all of the time counts in which any
+    process of the machine had to wait.
+    """
 
     def __init__(self) -> None:
+        self._pressed_s = _pressed_s()
         self._began_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._before_s = {pid: _waited_s(pid) for pid in _tree()}
         self._last_s: dict[int, float] = {}
@@ -42,7 +47,8 @@ class Waits:
         """Return the sum over all processes, which may be more than all of the time: they wait beside each other."""
         self.look()
         last_s = self._last_s.copy()  # a thread may look meanwhile
-        return sum(max(seconds - self._before_s.get(pid, 0.0), 0.0) for pid, seconds in last_s.items())
+        own_s = sum(max(seconds - self._before_s.get(pid, 0.0), 0.0) for pid, seconds in last_s.items())
+        return max(own_s, _pressed_s() - self._pressed_s)
 
 
 class Limit:
@@ -182,6 +188,13 @@ def _waited_s(pid: int) -> float:
         with contextlib.suppress(OSError, IndexError):  # it has ended; or this kernel keeps no such account
             waited_ns += int((task / "schedstat").read_text().split()[1])
     return waited_ns / 1e9
+
+
+def _pressed_s() -> float:
+    """Return for how long some process of the machine has waited for a core since its start; 0 if it does not count."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/pressure/cpu").read_text().split("total=")[1].split()[0]) / 1e6
+    return 0.0
 
 
 def _started_s(pid: int) -> float:

@@ -29,8 +29,8 @@ ValueT = TypeVar("ValueT")
 _attempts_made: list[str] = []  # names of the attempts that were made and have not ended
 
 
-def until(check: Callable[[], ValueT], within_s: float = 60.0) -> ValueT:
-    """Return the value of a check as soon as it is true."""
+def until(check: Callable[[], ValueT], within_s: float = 240.0) -> ValueT:
+    """Return the value of a check as soon as it is true; on a busy machine that may take minutes."""
     until_s = time.monotonic() + within_s
     while not (value := check()):
         assert time.monotonic() < until_s, "it did not become true"

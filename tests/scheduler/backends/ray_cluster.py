@@ -27,6 +27,7 @@ _PATIENCE_S = 120.0
 _ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's address to the outside
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_enable_worker_prestart": "0",
+    "RAY_worker_niceness": "1",  # of 15 they starve beside other tests
     "RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "500", "RAY_health_check_failure_threshold": "3",
 }  # fmt: skip
