@@ -75,7 +75,7 @@ class Trial:
 
     async def _back_up(self, launcher: RingLauncher, steps: int) -> None:
         """Start a member when the coordinator asks for a backup, and let the ring run with it for a while."""
-        scheduler = RingClient(self._folder, lambda: None, self._folder / "none")
+        scheduler = RingClient(self._folder, lambda: None)
         try:
             await self._until(lambda: scheduler.seat_request is not None and scheduler.seat_request.slow)
             self._asked_s = time.time()

@@ -90,14 +90,14 @@ class Trial:
 
     async def run(self, number: signal.Signals | None) -> Recovered:
         """Run it to its end; the last member is sent a signal on the way."""
-        make_ring_folder(self._folder, self._seats, self._host)
+        make_ring_folder(self._folder, self._seats)
         async with (
             asyncio.timeout(LIMIT_S),
             RingLauncher(self._folder, self._warm, self._exited) as launcher,
             RingLauncher(self._folder) as self._cold,
         ):
             self._launcher = launcher
-            await launcher.start_coordinator()
+            await launcher.start_coordinator(self._host)
             await launcher.connect()
             await self._cold.connect()
             for member in range(self._seats + (self._spare == "warm")):

@@ -83,6 +83,8 @@ class Coordinator:
         self._awaited = AwaitedMembers(limits)
         self._accusations, self._backups = Accusations(), backups or Backups(limits)
         self._disconnected_s: dict[int, float] = {}  # when the connection of each member ended
+        self._started_by: dict[int, set[int]] = {}  # members of each launcher that is connected
+        self._orphans: set[int] = set()  # members of launchers that were, and are not
         self._futile, self._hints = 0, Hints(limits)
         self._layout: wire.RingLayout  # of this generation, while the ring is formed
         self._requested: object = None  # seats and slow members of the last seat request
@@ -138,6 +140,8 @@ class Coordinator:
         if number < 0 or str(number) in state.gone or (state.phase.is_over and reason != NOT_NEEDED):
             return
         had_seat = state.remove_member(number, reason)
+        if number in self._orphans:
+            state.set_lost(number, is_lost=True)
         self._send(number, wire.Evicted(reason, restart=reason == WORN_OUT))
         self._send(LAUNCHERS, wire.MemberGone(number, reason))
         self.members.pop(number, None)
@@ -313,7 +317,7 @@ class Coordinator:
     def _request_members(self) -> None:
         """Send the scheduler a seat request if empty seats, slow or relieved members have changed."""
         state, slow = self.state, self._backups.slow_without_backup(self.state, self.members)
-        now = (state.generation, *state.holders), tuple(slow), tuple(state.relieved)
+        now = (state.generation, *state.holders), tuple(slow), tuple(state.relieved), tuple(state.lost)
         if not state.has_run or state.phase.is_over or now == self._requested:
             return
         is_short, was_short = NO_MEMBER in state.holders or bool(slow or state.relieved), self._was_short
@@ -442,9 +446,28 @@ class Coordinator:
 
     # Events of launchers, of schedulers, and of time
 
-    def receive_launcher_message(self, message: wire.Message, now_s: float) -> None:
-        """Take a message of a launcher: it starts a member, or a member's process has exited and is gone at once."""
+    def launcher_disconnected(self, launcher: int, now_s: float) -> None:
+        """A launcher is not connected any more: until it is again, nobody replaces its members that are gone."""
         self.now_s = now_s
+        members = self._started_by.pop(launcher, set())
+        self._orphans |= members
+        if self.state.phase.is_over:
+            return
+        for member in members:
+            if str(member) in self.state.gone:
+                self.state.set_lost(member, is_lost=True)
+        self._advance()
+
+    def receive_launcher_message(self, message: wire.Message, now_s: float, launcher: int = 0) -> None:
+        """Take a message of a launcher: it starts a member, or a member's process has exited and is gone at once.
+
+        Each connection of a launcher has a number of its own.
+        """
+        self.now_s = now_s
+        if isinstance(message, wire.MemberStarting | wire.MemberExited):
+            self._started_by.setdefault(launcher, set()).add(message.member)
+            self._orphans.discard(message.member)
+            self.state.set_lost(message.member, is_lost=False)
         if self.state.phase is Phase.DONE and isinstance(message, wire.MemberStarting) and self._is_new(message.member):
             self._declare_gone(message.member, NOT_NEEDED)
         if self.state.phase.is_over:

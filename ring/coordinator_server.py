@@ -1,4 +1,4 @@
-"""The process that owns a ring's generation, `python -m longshore.ring.coordinator_server FOLDER`, and the folder.
+"""The process that owns a ring's generation, `python -m longshore.ring.coordinator_server FOLDER HOST`, and the folder.
 
 It connects `Coordinator` (coordinator.py) to sockets and to the state file. It needs only the ring's folder, and may be
 killed at any moment: after a restart it reads its file and listens on the same port, and members reconnect. It ends
@@ -7,7 +7,7 @@ with status 0 once the ring is done, and with LOST_STATUS once no member is left
 Files in the folder of a ring (`make_ring_folder`):
 
 ring.json        the secret and the limits, written by the process that makes the ring; only its user can read it
-state.json       written by the coordinator before it sends any message that depends on it; has its port
+state.json       written by the coordinator before it sends any message that depends on it; has its address
 recoveries.json  the last recoveries with the seconds of each phase, for people
 
 Source: SPEC F8 to F10.
@@ -21,6 +21,7 @@ import json
 import os
 import resource
 import secrets
+import socket
 import sys
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..cluster.files.durable import open_folder, write_whole
+from ..cluster.files.durable import open_folder, write_first, write_whole
 from .coordinator import LAUNCHERS, SCHEDULERS, Coordinator
 from .membership import Backups, CoordinatorState, Phase, RingLimits
 from .wire import (
@@ -64,6 +65,10 @@ LINGER_S = 3.0  # after the end, for processes that have not received it
 WRITE_TIMEOUT_S = 60.0  # for the state to be written, on a disk that is full or fails
 REWRITE_S = 1.0  # between two attempts
 MAX_LOGGED_ERRORS = 100  # of connections, each once
+# Five seconds of silence: probes after two, each second; and the same for what was sent and is not acknowledged.
+KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 5000,
+}  # fmt: skip
 MAX_SEND_BYTES = 8 << 20  # that wait for a process that does not read
 Writer = asyncio.StreamWriter
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -75,22 +80,21 @@ class RingSettings:
 
     seats: int
     secret: str
-    host: str = "127.0.0.1"
     limits: RingLimits = field(default_factory=RingLimits)
     spares: int = 0  # members beside the seats at the start
     backups: int = 0  # slow members that may have backups at the same time
 
 
 def make_ring_folder(
-    folder: Path, seats: int, host: str = "127.0.0.1", limits: RingLimits | None = None, *,
-    spares: int = 0, backups: int = 0,
+    folder: Path, seats: int, limits: RingLimits | None = None, *, spares: int = 0, backups: int = 0
 ) -> RingSettings:  # fmt: skip
     """Make the folder of a ring, unless it exists; return what is in it, with a secret that was drawn for this ring.
+
+    Several processes may do it at once, on any machine that has the folder: the settings of the first one count.
 
     Args:
         folder: Of this ring alone.
         seats: As in `RingSettings`, like the rest.
-        host: Address at which members reach the coordinator.
         limits: The usual ones by default.
         spares: Members beside the seats at the start.
         backups: Slow members that may have backups at the same time.
@@ -99,11 +103,13 @@ def make_ring_folder(
         OSError: If the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if (folder / RING).exists():
-        return read_settings(folder)
-    settings = RingSettings(seats, secrets.token_hex(16), host, limits or RingLimits(), spares, backups)
-    write_file(folder, RING, asdict(settings))
-    return settings
+    settings = RingSettings(seats, secrets.token_hex(16), limits or RingLimits(), spares, backups)
+    opened = open_folder(str(folder))
+    try:
+        write_first(opened, RING, json.dumps(asdict(settings)).encode())
+    finally:
+        os.close(opened)
+    return read_settings(folder)
 
 
 def remove_ring(folder: Path) -> None:
@@ -148,13 +154,18 @@ class CoordinatorServer:
 
     A thread writes the file. Messages wait for it, in order. Lease renewals do not, as they depend on no state: a disk
     that stalls for seconds costs no member its seat.
+
+    Args:
+        folder: Of the ring.
+        settings: In that folder.
+        host: Address of this machine, at which members reach it.
     """
 
-    def __init__(self, folder: Path, settings: RingSettings) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(self, folder: Path, settings: RingSettings, host: str) -> None:
+        self._folder, self._settings, self._host = folder, settings, host
         self._content, state = _read_state(folder)  # what the file holds
         self._written = -1 if state is None else state.changes  # the last change that it holds
-        self._port = int(self._content.get("port", 0))
+        self._port = int(self._content["port"]) if self._content.get("host") == host else 0
         backups = Backups(settings.limits, backups=settings.backups, spares=settings.spares)
         self._coordinator = Coordinator(settings.seats, settings.limits, time.monotonic(), state, backups)
         self._queue: deque[tuple[int, int, Message]] = deque()  # change to be written first, receiver, message
@@ -166,6 +177,7 @@ class CoordinatorServer:
         self._ungreeted: dict[Writer, None] = {}  # the oldest first
         self._members: dict[int, Writer] = {}
         self._launchers: set[Writer] = set()
+        self._launcher_count = 0  # of all that ever connected
         self._schedulers: set[Writer] = set()
         self._logged_errors: set[str] = set()
 
@@ -202,7 +214,7 @@ class CoordinatorServer:
             try:
                 server = await asyncio.start_server(
                     self._serve_connection,
-                    self._settings.host,
+                    self._host,
                     self._port,
                     limit=MAX_HELLO_BYTES,
                     backlog=ACCEPTED_AT_ONCE,
@@ -268,7 +280,8 @@ class CoordinatorServer:
         """Write the state until the file holds it; a disk that fails is tried again for a minute."""
         failing_s = None
         while self._written < self._coordinator.state.changes:
-            content = {"port": self._port, "report": as_json(self._report()), **asdict(self._coordinator.state)}
+            address = {"host": self._host, "port": self._port}
+            content = {**address, "report": as_json(self._report()), **asdict(self._coordinator.state)}
             try:
                 await asyncio.to_thread(write_file, self._folder, STATE, content)
             except OSError as error:
@@ -399,15 +412,20 @@ class CoordinatorServer:
         if written and Phase(written["phase"]).is_over:
             _send(writer, RingEnd(str(written["phase"]), written["outcome"]))
         self._launchers.add(writer)
+        end_silent_connection(writer)
+        self._launcher_count += 1
+        launcher = self._launcher_count
         try:
             async for message in _read_messages(reader):
                 if isinstance(message, Terminating):
                     self._report()
                     self._is_ending = True
-                self._coordinator.receive_launcher_message(message, time.monotonic())
+                self._coordinator.receive_launcher_message(message, time.monotonic(), launcher)
                 self._write_and_send()
         finally:
             self._launchers.discard(writer)
+            self._coordinator.launcher_disconnected(launcher, time.monotonic())
+            self._write_and_send()
 
     async def _serve_scheduler(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self._schedulers.add(writer)
@@ -453,6 +471,14 @@ def _send(writer: Writer, message: Message, line: bytes | None = None) -> None:
         writer.transport.abort()
 
 
+def end_silent_connection(writer: Writer) -> None:
+    """Let a connection end when the other machine has vanished, though nothing is sent."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def log_lines(*lines: str) -> None:
     """Write lines to standard error, which may be closed, or on a disk that is full: nothing may fail for that."""
     with contextlib.suppress(OSError, ValueError):
@@ -471,17 +497,17 @@ def _read_state(folder: Path) -> tuple[dict[str, Any], CoordinatorState | None]:
     except FileNotFoundError:
         return {}, None
     content, parts = json.loads(line), json.loads(line)
-    del parts["port"], parts["report"]
+    del parts["host"], parts["port"], parts["report"]
     return content, CoordinatorState(**{**parts, "phase": Phase(parts["phase"])})
 
 
 def main() -> None:
-    """Coordinate the ring of the folder that is the first argument."""
-    folder = Path(sys.argv[1])
+    """Coordinate the ring of the folder that is the first argument, at the address that is the second."""
+    folder, host = Path(sys.argv[1]), sys.argv[2]
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
     try:
-        phase = asyncio.run(CoordinatorServer(folder, read_settings(folder)).run())
+        phase = asyncio.run(CoordinatorServer(folder, read_settings(folder), host).run())
     except OSError as error:
         log_lines(f"the coordinator ends: {error}")
         os._exit(1)

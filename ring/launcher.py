@@ -29,7 +29,7 @@ from typing import NamedTuple, Self
 
 from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
-from .coordinator_server import STATE, RingSettings, log_lines, read_settings
+from .coordinator_server import STATE, RingSettings, end_silent_connection, log_lines, read_settings
 from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
@@ -96,8 +96,8 @@ KILL_TIMEOUT_S = 30.0  # for it to end then
 class CoordinatorProcess:
     """The coordinator of a ring. It is restarted when it is killed, and killed when it does not answer."""
 
-    def __init__(self, folder: Path, settings: RingSettings) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(self, folder: Path, settings: RingSettings, host: str) -> None:
+        self._folder, self._settings, self._host = folder, settings, host
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -107,7 +107,7 @@ class CoordinatorProcess:
 
     async def start(self) -> None:
         """Start it; raise OSError if it cannot be started, or does not begin its work."""
-        self._process = await start_tool(COORDINATOR, str(self._folder), flags=ISOLATED)
+        self._process = await self._start_tool()
         until_s = _now_s() + MAX_UNANSWERED_S
         while not (self._folder / STATE).exists():
             if self._process.returncode is not None or _now_s() > until_s:
@@ -130,7 +130,7 @@ class CoordinatorProcess:
                 return RingEnd("done" if status == 0 else "lost", f"the coordinator ended with {status}")
             await asyncio.sleep(min(RESTART_S * 2 ** (restarts - 2), MAX_RESTART_S) if restarts > 1 else 0.0)
             try:
-                self._process = await start_tool(COORDINATOR, str(self._folder), flags=ISOLATED)
+                self._process = await self._start_tool()
             except (OSError, SubprocessError) as error:  # The next round tries again: the old one has ended.
                 log_lines(f"the coordinator cannot be started: {error}")
         return RingEnd("lost", "the coordinator was never started")
@@ -139,6 +139,9 @@ class CoordinatorProcess:
         """Kill it, if it lives."""
         if self._process is not None:
             await end_tool(self._process)
+
+    async def _start_tool(self) -> asyncio.subprocess.Process:
+        return await start_tool(COORDINATOR, str(self._folder), self._host, flags=ISOLATED)
 
     async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int | None:
         """Wait for its end, and kill it if it does not answer; return its status, None if it survives that."""
@@ -163,7 +166,7 @@ class CoordinatorProcess:
         try:
             async with asyncio.timeout(COORDINATOR_PROBE_S):
                 port = int(json.loads((self._folder / STATE).read_bytes())["port"])
-                reader, writer = await asyncio.open_connection(self._settings.host, port)
+                reader, writer = await asyncio.open_connection(self._host, port)
                 try:
                     await greet(reader, writer, self._settings.secret, Hello("status"))
                     return await reader.read(1) != b""
@@ -251,6 +254,7 @@ class RingLauncher:
         self._coordinator: CoordinatorProcess | None = None
         self._warm_process: asyncio.subprocess.Process | None = None
         self._ends_by = 0  # signal that ends all members, once they are to end
+        self._ends_ring = False  # and with them the ring
 
     @property
     def running_pids(self) -> dict[int, int]:
@@ -273,18 +277,24 @@ class RingLauncher:
         warm = None if self._warm_process is None else self._warm_process.pid
         return {pid for pid in (self.coordinator_pid, warm) if pid is not None}
 
-    async def start_coordinator(self) -> None:
-        """Start the coordinator, and restart it whenever it is killed, until the ring is over."""
-        self._coordinator = CoordinatorProcess(self.folder, self._settings)
+    async def start_coordinator(self, host: str = "127.0.0.1") -> None:
+        """Start the coordinator, and restart it whenever it is killed, until the ring is over.
+
+        `host` is the address of this machine at which members reach it.
+        """
+        self._coordinator = CoordinatorProcess(self.folder, self._settings, host)
         await self._coordinator.start()
         self._run_in_background(self._watch_coordinator(self._coordinator))
 
-    async def start_warm(self, command: tuple[str, ...]) -> None:
-        """Start a warm process, if a command runs Python; members that run it are forked from it once it is ready."""
+    async def start_warm(self, command: tuple[str, ...], folder: Path | None = None) -> None:
+        """Start a warm process, if a command runs Python; members that run it are forked from it once it is ready.
+
+        Its socket is in `folder`, by default that of the ring, where no other machine may have one.
+        """
         arguments = python_arguments(command)
         if arguments is None:
             return
-        path = self.folder / "warm.sock"
+        path = (folder or self.folder) / "warm.sock"
         more = [_WARM_IMPORTS[name] for name in arguments[1:2] if arguments[0] == "-m" and name in _WARM_IMPORTS]
         # It ends its members first.
         self._warm_process = await start_tool(_WARM, str(path), *more, outlives_parent=True)
@@ -382,15 +392,16 @@ class RingLauncher:
             await asyncio.sleep(MEMBER_POLL_S)
         return end
 
-    def end_members(self, signal_number: int) -> None:
+    def end_members(self, signal_number: int, *, ends_ring: bool = True) -> None:
         """End all members by a signal, also those that are being started, and start no more.
 
-        The coordinator does not count that as a fault.
+        The coordinator does not count that as a fault if the ring is to end; else it goes on elsewhere without them.
         """
         if not self._ends_by:
             self._run_in_background(self._end_once_all_exited())
-        self._ends_by = signal_number
-        self._send(Terminating())
+        self._ends_by, self._ends_ring = signal_number, self._ends_ring or ends_ring
+        if ends_ring:
+            self._send(Terminating())
         self.signal_members(signal_number)
 
     async def _end_once_all_exited(self) -> None:
@@ -412,7 +423,8 @@ class RingLauncher:
         Raises:
             OSError: If it has not been started.
         """
-        return f"{self._settings.host}:{json.loads((self.folder / STATE).read_bytes())['port']}"
+        state = json.loads((self.folder / STATE).read_bytes())
+        return f"{state['host']}:{state['port']}"
 
     async def __aenter__(self) -> Self:
         return self
@@ -457,11 +469,12 @@ class RingLauncher:
             async with asyncio.timeout(GREETING_S):
                 await greet(reader, writer, self._settings.secret, Hello("launcher"))
             self._writer = writer
+            end_silent_connection(writer)
             for number in self._starting:
                 self._send(MemberStarting(number))
             for number, status in self.exits.items():
                 self._send(MemberExited(number, status, self._errors[number]))
-            if self._ends_by:
+            if self._ends_ring:
                 self._send(Terminating())
             ready.set()
             while True:

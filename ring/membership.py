@@ -57,6 +57,7 @@ class CoordinatorState:
     relieved: dict[str, int] = field(default_factory=dict)  # the seat of each slow member that has a backup
     slow: dict[str, float] = field(default_factory=dict)  # of slow seated members: times the others' computing time
     cost_s: float = 0.0  # the longest time to form the ring and copy its state; 0 before the first
+    lost: list[int] = field(default_factory=list)  # members that are gone with the launcher that started them
 
     def has_seat(self, member: int) -> bool:
         """Return whether a member has a seat."""
@@ -79,6 +80,13 @@ class CoordinatorState:
             return False
         self.holders[self.holders.index(member)] = NO_MEMBER
         return True
+
+    def set_lost(self, member: int, *, is_lost: bool) -> None:
+        """Note that a member is gone with its launcher, or that the launcher is back."""
+        if is_lost != (member in self.lost):
+            self.changes += 1
+            others = [each for each in self.lost if each != member]
+            self.lost = [*others, *[member] * is_lost][-MAX_GONE_REASONS:]
 
     def relieve(self, member: int) -> int:
         """Take the seat from a slow member until it is fast again; return the seat."""

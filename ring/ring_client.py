@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,18 @@ ANSWER_TIMEOUT_S = 0.5
 RING_RETRY_S = 0.2  # until a client connects again
 WATCH_S = 0.05  # between two checks of the watched file
 MAX_HINTS, MAX_HINT = 8, 500  # that wait to be read, and characters of each
-HOST = "127.0.0.1"  # of coordinators: rings that a scheduler starts are on its machine
+LOOPBACK = frozenset({"127.0.0.1"})
 MAX_SETTINGS_BYTES, MAX_STATE_BYTES = 1 << 16, 1 << 24  # of files
 # What files or answers that a job has made up may cause.
 MADE_UP_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
-def request_ring_report(folder: Path) -> RingReport | None:
-    """Return the report of a ring; None if there is no ring in the folder, or its coordinator does not answer."""
-    reply = _send_and_receive(folder, "status", [])
+def request_ring_report(folder: Path, hosts: Collection[str] = LOOPBACK) -> RingReport | None:
+    """Return the report of a ring; None if there is no ring in the folder, or its coordinator does not answer.
+
+    `hosts` are the addresses at which it may be: the file that names its address is the job's to write.
+    """
+    reply = _send_and_receive(folder, hosts, "status", [])
     return reply if isinstance(reply, RingReport) else None
 
 
@@ -60,7 +63,7 @@ def read_written_ring_report(folder: Path) -> RingReport | None:
     return report
 
 
-def retire_members(folder: Path, members: Mapping[int, str]) -> bool:
+def retire_members(folder: Path, members: Mapping[int, str], hosts: Collection[str] = LOOPBACK) -> bool:
     """Let members leave a ring, each with the reason; return whether the ring continues without them, or is done.
 
     A second call for the same members changes nothing.
@@ -70,7 +73,7 @@ def retire_members(folder: Path, members: Mapping[int, str]) -> bool:
     """
     until_s = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < until_s:
-        report = request_ring_report(folder)
+        report = request_ring_report(folder, hosts)
         if report is not None and report.phase in ("done", "lost"):
             return report.phase == "done"
         if report is not None:
@@ -78,7 +81,7 @@ def retire_members(folder: Path, members: Mapping[int, str]) -> bool:
             if not left:
                 return any(member not in members for member in (*report.order, *report.spares) if member >= 0)
             retirements: list[Message] = [Retire(member, reason) for member, reason in left.items()]
-            _send_and_receive(folder, "scheduler", retirements, awaits_reply=False)
+            _send_and_receive(folder, hosts, "scheduler", retirements, awaits_reply=False)
         time.sleep(0.02)
     raise TimeoutError(f"the coordinator of {folder} does not answer")
 
@@ -91,17 +94,21 @@ class RingClient:
     Args:
         folder: Of the ring; it may not exist yet.
         wake: Called from that thread when there is news.
-        watched: A file whose change is news too, while a seat is empty.
+        watched: Returns files whose change is news too, while a seat is empty; by default none.
+        hosts: Returns the addresses at which the coordinator may be.
     """
 
-    def __init__(self, folder: Path, wake: Callable[[], object], watched: Path) -> None:
-        self._folder, self._wake, self._watched = folder, wake, watched
+    def __init__(
+        self, folder: Path, wake: Callable[[], object], watched: Callable[[], Iterable[Path]] = tuple,
+        hosts: Callable[[], Collection[str]] = lambda: LOOPBACK,
+    ) -> None:  # fmt: skip
+        self._folder, self._wake, self._watched, self._hosts = folder, wake, watched, hosts
         self.seat_request: SeatRequest | None = None  # the last one; None before the first, and once the ring is over
         self._connection: socket.socket | None = None
         self._closed = threading.Event()
         self._hints: list[str] = []
         self._hints_lock = threading.Lock()  # the thread adds one while the caller takes all
-        self._seen_ns = 0
+        self._seen_ns: list[int] = []
         self._thread = threading.Thread(
             target=self._keep_listening, name=f"client of {folder.parent.name}", daemon=True
         )
@@ -145,7 +152,7 @@ class RingClient:
     def _listen(self) -> None:
         """Receive messages until the connection ends."""
         connection, buffer, received = _connect_and_greet(
-            self._folder, "scheduler", time.monotonic() + ANSWER_TIMEOUT_S
+            self._folder, self._hosts(), "scheduler", time.monotonic() + ANSWER_TIMEOUT_S
         )
         with connection:
             self._connection = connection
@@ -179,14 +186,16 @@ class RingClient:
             self.seat_request = None
 
     def _check_watched(self) -> None:
-        """Wake the scheduler if the watched file has changed while a seat is empty."""
+        """Wake the scheduler if a watched file has changed while a seat is empty."""
         if self.seat_request is None or not self.seat_request.empty:
             return
-        with contextlib.suppress(FileNotFoundError):
-            changed_ns = self._watched.stat().st_mtime_ns
-            if changed_ns != self._seen_ns:
-                self._seen_ns = changed_ns
-                self._wake()
+        changed_ns = list[int]()
+        for file in self._watched():
+            with contextlib.suppress(FileNotFoundError):
+                changed_ns.append(file.stat().st_mtime_ns)
+        if changed_ns != self._seen_ns:
+            self._seen_ns = changed_ns
+            self._wake()
 
 
 def _read_json(folder: Path, name: str, max_bytes: int) -> Any:
@@ -197,17 +206,21 @@ def _read_json(folder: Path, name: str, max_bytes: int) -> Any:
         os.close(opened)
 
 
-def _connect_and_greet(folder: Path, role: str, until_s: float) -> tuple[socket.socket, MessageBuffer, list[Message]]:
+def _connect_and_greet(
+    folder: Path, hosts: Collection[str], role: str, until_s: float
+) -> tuple[socket.socket, MessageBuffer, list[Message]]:
     """Return a greeted connection to a ring's coordinator, and what it sent after its welcome.
 
     Raises:
         OSError: If the coordinator does not answer, there is no such ring, or something else than files.
-        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, or if
-            the process that answers does not know the ring's secret.
+        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, if they
+            name another host, or if the process that answers does not know the ring's secret.
     """
     secret = str(_read_json(folder, RING, MAX_SETTINGS_BYTES)["secret"])
-    port = int(_read_json(folder, STATE, MAX_STATE_BYTES)["port"])
-    connection = socket.create_connection((HOST, port), ANSWER_TIMEOUT_S)
+    state = _read_json(folder, STATE, MAX_STATE_BYTES)
+    if state["host"] not in hosts:
+        raise ValueError(f"its coordinator cannot be at {state['host']!r}")
+    connection = socket.create_connection((state["host"], int(state["port"])), ANSWER_TIMEOUT_S)
     try:
         return connection, *greet_blocking(connection, secret, Hello(role), until_s)
     except (OSError, ValueError):
@@ -215,11 +228,13 @@ def _connect_and_greet(folder: Path, role: str, until_s: float) -> tuple[socket.
         raise
 
 
-def _send_and_receive(folder: Path, role: str, messages: list[Message], *, awaits_reply: bool = True) -> Message | None:
+def _send_and_receive(
+    folder: Path, hosts: Collection[str], role: str, messages: list[Message], *, awaits_reply: bool = True
+) -> Message | None:
     """Send messages to a coordinator, and return its first reply within the limit, if one is awaited."""
     until_s = time.monotonic() + ANSWER_TIMEOUT_S
     try:
-        connection, buffer, received = _connect_and_greet(folder, role, until_s)
+        connection, buffer, received = _connect_and_greet(folder, hosts, role, until_s)
         with connection:
             connection.sendall(b"".join(map(encode, messages)))
             if received:

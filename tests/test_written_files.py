@@ -26,7 +26,6 @@ from longshore.preflight.check import warned
 from longshore.preflight.warm_worker import decode_reply, encode_reply
 from longshore.preflight.wiring import Blueprint, NodePlan, PortPlan, read_blueprint, write_blueprint
 from longshore.ring import wire
-from longshore.ring.coordinator_server import RING, make_ring_folder, read_settings
 from longshore.ring.state import read_state, write_state
 from longshore.scheduler.backends.local import ranks
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
@@ -113,12 +112,6 @@ def attempt(folder: Path, name: str) -> tuple[Any, Any]:
     return it, ranks.decode_spec(ranks.encode_spec(it))
 
 
-def ring(folder: Path, name: str) -> tuple[Any, Any]:
-    (folder / RING).unlink(missing_ok=True)
-    it = make_ring_folder(folder, 2, name)
-    return it, read_settings(folder)
-
-
 def refusal(folder: Path, name: str) -> tuple[Any, Any]:
     del folder
     it = Failed(number=1, reason=name)
@@ -146,7 +139,6 @@ WRITERS: dict[str, Callable[[Path, str], tuple[Any, Any]]] = {
         jobs,
         config,
         attempt,
-        ring,
         refusal,
         finding,
     )
@@ -160,7 +152,6 @@ TAKE_ANY = (
     "jobs",
     "config",
     "attempt",
-    "ring",
 )  # others: what UTF-8 has a form for
 
 

@@ -139,7 +139,7 @@ def started(folder: Path, *before: str, linger_s: float = coordinator_server.LIN
     """A coordinator of a ring of three; its command may have something before it."""
     settings = make_ring_folder(folder, 3)
     begin = f"import {coordinator_server.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
-    command = [*before, sys.executable, "-c", begin, str(folder)]
+    command = [*before, sys.executable, "-c", begin, str(folder), "127.0.0.1"]
     with (folder / "log").open("ab") as log:
         environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         process = processes.start(command, env=environment, stderr=log)

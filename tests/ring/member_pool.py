@@ -14,7 +14,7 @@ async def offer_members(trial: Trial, most: int, may_start: Callable[[], bool] =
 
     A GPU that was offered stays offered after a restart of the coordinator: a member is started once for each.
     """
-    scheduler = RingClient(trial.folder, lambda: None, trial.folder / "nothing")
+    scheduler = RingClient(trial.folder, lambda: None)
     answered: SeatRequest | None = None
     offered = started = 0
     while not trial.launcher.is_over:

@@ -101,7 +101,7 @@ def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
     monkeypatch.setattr(coordinator_server, "WRITE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(coordinator_server, "REWRITE_S", 0.0)
     with pytest.raises(IsADirectoryError):
-        asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings).run())
+        asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings, "127.0.0.1").run())
 
 
 FIRST_MESSAGE = {"stopping": wire.Abort, "forming": wire.RingLayout, "running": wire.Resume, "done": wire.Finish}
@@ -123,7 +123,7 @@ def test_during_a_long_write_members_are_answered_and_receive_nothing_that_depen
     monkeypatch.setattr(coordinator_server, "write_file", slow)
     settings = make_ring_folder(tmp_path, 3)
     thread = threading.Thread(
-        target=lambda: asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings).run())
+        target=lambda: asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings, "127.0.0.1").run())
     )
     thread.start()
     wait_for((tmp_path / STATE).exists)

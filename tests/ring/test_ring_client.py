@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.ring import ring_client
 from longshore.ring.coordinator_server import RING, STATE, make_ring_folder
 from longshore.ring.ring_client import RingClient, request_ring_report, retire_members
 from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, make_welcome, new_challenge, proves_secret
@@ -71,7 +70,7 @@ def listening() -> Iterator[socket.socket]:
 def ring_at(folder: Path, listening: socket.socket) -> Path:
     ring = folder / "ring"
     make_ring_folder(ring, 2)
-    (ring / STATE).write_text(json.dumps({"port": listening.getsockname()[1]}))
+    (ring / STATE).write_text(json.dumps({"host": "127.0.0.1", "port": listening.getsockname()[1]}))
     return ring
 
 
@@ -86,7 +85,7 @@ def test_what_is_in_the_place_of_a_file_is_never_waited_for(
     HOSTILE[kind](ring / name)
     assert in_time(lambda: request_ring_report(ring)) is None
     assert isinstance(in_time(lambda: retire_members(ring, {0: "a test"})), TimeoutError)
-    scheduler = RingClient(ring, lambda: None, ring / "places.json")
+    scheduler = RingClient(ring, lambda: None)
     assert in_time(scheduler.close) is None
 
 
@@ -152,17 +151,24 @@ def test_no_process_that_answers_is_waited_for_long(tmp_path: Path, listening: s
     ring = ring_at(tmp_path, listening)
     assert in_time(lambda: request_ring_report(ring)) is None
     assert isinstance(in_time(lambda: retire_members(ring, {0: "a test"})), TimeoutError)
-    scheduler = RingClient(ring, lambda: None, ring / "places.json")
+    scheduler = RingClient(ring, lambda: None)
     assert in_time(scheduler.close) is None
 
 
-def test_no_other_machine_is_contacted(tmp_path: Path, listening: socket.socket) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.2", "192.0.2.1", "localhost", "", 1, ["127.0.0.1"], None])
+def test_no_machine_is_contacted_that_has_none_of_the_nodes(
+    tmp_path: Path, listening: socket.socket, monkeypatch: pytest.MonkeyPatch, host: object
+) -> None:
     ring = ring_at(tmp_path, listening)
-    settings = json.loads((ring / RING).read_text())
-    answering(listening, lambda it: welcomes(it, settings["secret"]))
-    (ring / RING).write_text(json.dumps({**settings, "host": "192.0.2.1"}))
+    secret = json.loads((ring / RING).read_text())["secret"]
+    answering(listening, lambda it: welcomes(it, secret))
     assert request_ring_report(ring) == REPORT
-    assert ring_client.HOST == "127.0.0.1"
+    state = json.loads((ring / STATE).read_text())
+    (ring / STATE).write_text(json.dumps({**state, "host": host}))
+    tried: list[object] = []
+    monkeypatch.setattr(socket, "create_connection", lambda *given: tried.append(given))
+    assert request_ring_report(ring) is None
+    assert tried == []
 
 
 def test_a_link_in_the_place_of_an_attempts_folder_leads_to_no_other_ring(tmp_path: Path) -> None:

@@ -186,9 +186,7 @@ def run_ring(
     """Run a ring to its end."""
 
     async def run() -> Outcome:
-        make_ring_folder(
-            folder, seats, "127.0.0.1" if network is None else MANAGER, limits, spares=spares, backups=backups
-        )
+        make_ring_folder(folder, seats, limits, spares=spares, backups=backups)
         variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
         variables["PYTHONPATH"] = PYTHON_PATH
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
@@ -199,7 +197,7 @@ def run_ring(
         ):  # fmt: skip
             trial = Trial(folder, launcher, elsewhere, frozenset(away), command, variables, again, network)
             launcher.on_exit = trial.exited
-            await launcher.start_coordinator()
+            await launcher.start_coordinator("127.0.0.1" if network is None else MANAGER)
             if loses is not None:
                 trial.proxy = LossyProxy(launcher.coordinator_address, loses)
                 between = await trial.proxy.start()

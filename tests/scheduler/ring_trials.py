@@ -16,8 +16,7 @@ from longshore.preflight.context import NodeSetup
 from longshore.preflight.rounds import BackgroundRounds
 from longshore.preflight.warm import WarmNodes
 from longshore.ring.wire import RingReport
-from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import MemberPlace, NodeView, RingConnection, StepLines
+from longshore.scheduler.backends.protocol import Backend, MemberPlace, NodeView, RingConnection, StepLines
 from longshore.scheduler.control.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts, StateCache
 from longshore.scheduler.model.job import attempt_name
@@ -35,9 +34,7 @@ LATER_S = 4000.0  # until a ring may have as many GPUs again
 class RingWay(Way):
     """The way to a backend that has rings."""
 
-    backend: LocalBackend
-
-    def __init__(self, backend: LocalBackend, broken: Collection[Gpu] = ()) -> None:
+    def __init__(self, backend: Backend, broken: Collection[Gpu] = ()) -> None:
         super().__init__(backend)
         self.capabilities = replace(self.capabilities, reads_steps=True, runs_rings=True)
         self.broken = set(broken)
@@ -76,15 +73,20 @@ class RingTrial(Trial):
     Args:
         folder: Of everything.
         nodes: GPUs of each node.
+        make: Makes the backend, anew for each scheduler; by default the local one.
+        name: Of the backend.
         checks: Whether GPUs are checked before jobs get them.
     """
 
     way: RingWay
 
-    def __init__(self, folder: Path, nodes: dict[str, int], *, checks: bool = False) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, int], make: Callable[[], Backend] | None = None, name: str = "local",
+        *, checks: bool = False,
+    ) -> None:  # fmt: skip
         self._checks, self._rounds = checks, list[BackgroundRounds]()
-        super().__init__(folder, nodes)
-        self.way = RingWay(LocalBackend(folder, self.nodes))
+        super().__init__(folder, nodes, make, name)
+        self.way = RingWay(self.make())
         self.scheduler = self.another()
 
     def parts(self, way: Way, owner: str) -> Parts:
@@ -108,7 +110,7 @@ class RingTrial(Trial):
         """Go on as another process would that finds what a killed one has left."""
         self.scheduler.close_ring_connections()  # as the end of its process does
         self._end_rounds()
-        self.way = RingWay(LocalBackend(self.folder, self.nodes), self.way.broken)
+        self.way = RingWay(self.make(), self.way.broken)
         self.scheduler = self.another()
 
     def until(self, is_so: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -19,11 +19,9 @@ from ....cluster.files.durable import is_there, open_file, read_whole, write_fir
 from ....cluster.files.errors import BackendError, InputError
 from ....cluster.files.processes import Identity, boot_id, is_alive, last_error_in_log, machine_id, shows_this_process
 from ....cluster.model.placement import Placement
-from ....ring.ring_client import RingClient, read_written_ring_report, request_ring_report, retire_members
-from ....ring.wire import RingReport
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status, parse_reason_line
-from ..protocol import Attempt, Backend, Capabilities, GpuView, MemberPlace, NodeView, StepLines
+from ..protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
 from .folders import (
     NO_FILE_OF_OURS,
     AttemptFolders,
@@ -34,7 +32,6 @@ from .folders import (
     as_backend_error,
     delete_all_but,
     launched_attempts,
-    opened_folder,
     rank_ends,
     read_marker,
     read_progress,
@@ -43,11 +40,10 @@ from .folders import (
     write_spec,
 )
 from .ranks import SPEC_FILE, AttemptTraces, kill_all, log_name
-from .ring_host import PLACES, RING, added_gpu_file, read_members, read_places
+from .rings import FolderRings
 from .supervision import CANCELLED, python_command, write_exit_marker
 from .supervisor import STARTED_BEFORE, TWIN
 
-_PLACE_BYTES = 4096
 _START_WITHIN_S = 30.0  # a machine under load; usually 0.03
 _KILL_WITHIN_S = 0.3  # what needs longer is tried again with the next call
 _NOTE_BYTES = 1 << 20
@@ -59,7 +55,7 @@ class LocalSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class LocalBackend(Backend):
+class LocalBackend(FolderRings):
     """Runs each attempt under a supervisor, a process of its own that continues when the scheduler ends.
 
     All that is known of an attempt is in its folder, so that a new object finds the jobs of an earlier one.
@@ -146,51 +142,6 @@ class LocalBackend(Backend):
         self._folders.path(name)
         with as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_step_lines(folder, 0, before)
-
-    def ring_report(self, name: str) -> RingReport | None:
-        """Return the state of an attempt's ring, the last known one if its coordinator does not answer."""
-        ring = self._ring_folder(name)
-        return request_ring_report(ring) or read_written_ring_report(ring)
-
-    def retire_members(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Remove the members on some GPUs from the ring of an attempt, and return whether it continues without them."""
-        ring = self._ring_folder(name)
-        members = {member: reason for member, place in enumerate(read_members(ring)) if place in gpus}
-        try:
-            return retire_members(ring, members)
-        except TimeoutError as error:
-            raise BackendError(f"{name}: {error}") from error
-
-    def connect_to_ring(self, name: str, wake: Callable[[], object]) -> RingClient:
-        """Return a connection to the coordinator of a ring."""
-        ring = self._ring_folder(name)
-        return RingClient(ring, wake, ring / PLACES)
-
-    def ring_places(self, name: str) -> list[MemberPlace] | None:
-        """Return all GPUs that the ring of an attempt was ever given, by rank; None if that is not known yet."""
-        found = read_places(self._ring_folder(name))
-        return None if found is None else [MemberPlace(*row) for row in found]
-
-    def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
-        """Add a GPU to a ring, which starts a member there; again, this does nothing."""
-        with as_backend_error(name), self._folders.open(name) as folder:
-            content = json.dumps([[node, gpu]]).encode()
-            if folder is None:
-                raise BackendError(f"{name} does not exist, so its ring cannot have GPU {gpu} of {node}")
-            if not is_there(folder, RING):
-                raise BackendError(f"{name} has no ring")
-            with opened_folder(RING, folder) as ring:
-                if not write_first(ring, added_gpu_file(rank), content):
-                    known = read_whole(ring, added_gpu_file(rank), _PLACE_BYTES)
-                    if known != content:
-                        raise BackendError(f"rank {rank} of {name} is on {known.decode(errors='replace')}")
-
-    def _ring_folder(self, name: str) -> Path:
-        """Return the folder of an attempt's ring."""
-        path = self._folders.path(name)
-        if path.is_symlink():  # It may lead to the ring of another attempt.
-            raise BackendError(f"the folder of {name} is a link")
-        return path / RING
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name."""

@@ -1,14 +1,8 @@
-"""The host of a ring: the one rank of an attempt with seats, which runs all members and ends as they did.
+"""The host of a ring's members on one node: it runs under a supervisor, and ends as the members did.
 
-It has `ring/` in the attempt's folder (ring/coordinator_server.py), and there
-
-members.json   node, GPU and rank of each member
-places.json    node and GPU of each rank, whether it is used, whether it was left (its processes are proven gone), and
-               the last member there with its pid, 0 if it does not run
-add-RANK.json  written by the scheduler: a GPU more
-
-A rank's GPU never changes. A rank that was left is never used again. Source: SPEC F8 to F10; docs/decisions/0015.
-Standard library only.
+A ring has one host a piece. The first piece's starts the coordinator too. All share `ring/` in the attempt's folder
+(ring/coordinator_server.py, ring_files.py). Before a host starts member N, it takes the number by the file `member-N`
+there, so that none is used twice. Source: SPEC F8 to F10; docs/decisions/0015. Standard library only.
 
 Processes that a member left while others live are found by their traces, and killed (`kill_members`): only once none
 is found may its GPU be another job's.
@@ -16,7 +10,6 @@ is found may its GPU be another job's.
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -24,9 +17,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ....cluster.files.durable import open_folder, read_whole
+from ....cluster.files.durable import open_folder, write_first
 from ....cluster.files.processes import Process, environment, kill, living
 from ....ring.coordinator import WORN_OUT
 from ....ring.coordinator_server import make_ring_folder, write_file
@@ -44,13 +37,13 @@ from .ranks import (
     steps_name,
     with_descendants,
 )
+from .ring_files import RING, RingPart, decode_part, places_file, read_added_place, with_added_ranks
 
-RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
+STOP_FILES = ("cancel.json", "stop.json")  # in an attempt's folder: all of it is to stop
 RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
 MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
-_MAX_FILE_BYTES = 4 << 20
 _ATTEMPT, _MEMBER = b"LONGSHORE_ATTEMPT", b"LONGSHORE_RING_MEMBER"
 
 
@@ -138,13 +131,24 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 
 class RingHost:
-    """Runs the ring of one attempt."""
+    """Runs the ring of one attempt, or a piece of it.
 
-    def __init__(self, spec: Spec, path: str) -> None:
-        self._spec, self._path = spec, path
+    Args:
+        spec: The attempt, with the ranks that its ring began with and those of this part.
+        path: The attempt's folder.
+        part: What this host runs; the whole ring by default.
+        first_ranks: How many ranks the ring began with; by default all.
+    """
+
+    def __init__(self, spec: Spec, path: str, part: RingPart | None = None, first_ranks: int = 0) -> None:
+        if part is None:
+            part = RingPart(0, {rank: str(each.gpu) for rank, each in enumerate(spec.ranks)}, path, is_whole=True)
+        self._spec, self._piece, self._ring = spec, part, Path(path) / RING
+        self._path = part.folder
         self._supervisor = os.getppid()  # which adopts orphans of members
-        self._part = RankGroup({rank: str(each.gpu) for rank, each in enumerate(spec.ranks)}, "127.0.0.1", 0)
-        self._ranks: list[int] = []  # of each member
+        self._part = RankGroup(dict(part.visible), part.address, 0)
+        self._ranks: dict[int, int] = {}  # of each member that was started here
+        self._next_member = self._first_ranks = first_ranks or len(spec.ranks)
         self._unused: set[int] = set()  # ranks on which no process will be started any more
         self._left: set[int] = set()  # those of them whose processes are proven gone
         self._leaving: set[int] = set()  # those whose processes are not yet proven gone
@@ -154,24 +158,25 @@ class RingHost:
         self._placed: object = None  # as last written
         self._failures: dict[str, str] = {}  # the last failure of each kind of work
         self._is_ending = False
-        self._folder = open_folder(path)
-        self._logs = [open_log(self._folder, rank) for rank in range(len(spec.ranks))]
+        self._folder = open_folder(part.folder)
+        self._logs = {rank: open_log(self._folder, rank) for rank in part.visible}
+        self._all_left = asyncio.Event()
 
     async def run(self) -> int:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
-        ring = Path(self._path) / RING
-        seats = self._spec.seats
-        make_ring_folder(ring, seats, spares=len(self._spec.ranks) - seats, backups=self._spec.backups)
+        seats, part = self._spec.seats, self._piece
+        make_ring_folder(self._ring, seats, spares=self._first_ranks - seats, backups=self._spec.backups)
         async with RingLauncher(
-            ring, on_exit=self._on_exit, on_declared=self._on_declared_gone, restarts=RESTARTS
+            self._ring, on_exit=self._on_exit, on_declared=self._on_declared_gone, restarts=RESTARTS
         ) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
-            await self._launcher.start_coordinator()
+            if part.piece == 0:
+                await self._launcher.start_coordinator(part.address)
             await self._launcher.connect()
-            await self._launcher.start_warm(self._spec.command)
+            await self._launcher.start_warm(self._spec.command, Path(part.folder))
             self._try(self._write_places)
-            for rank in range(len(self._spec.ranks)):
+            for rank in part.visible:
                 self._start_member(rank)
             work = {
                 self._limit_logs: TEND_S, self._write_places: TEND_S,
@@ -179,10 +184,13 @@ class RingHost:
                 self._prove_ranks_left: SEARCH_S,
             }  # fmt: skip
             tasks = [asyncio.create_task(self._repeat(pause_s, do)) for do, pause_s in work.items()]
-            end = await self._launcher.wait_for_end()
-            for task in tasks:
+            over, left = asyncio.create_task(self._launcher.wait_for_end()), asyncio.create_task(self._all_left.wait())
+            await asyncio.wait({over, left}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*tasks, left):
                 task.cancel()
-        return self._exit_status(end)
+            end = await over if over.done() else None
+            over.cancel()
+        return 0 if end is None else self._exit_status(end)
 
     async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
         while True:
@@ -202,24 +210,24 @@ class RingHost:
 
     def _write_places(self) -> None:
         """Report to the scheduler which GPUs the ring has, and which it has left, if that has changed."""
-        last = {rank: member for member, rank in enumerate(self._ranks)}
+        last = {rank: member for member, rank in self._ranks.items()}
         running = self._launcher.running_pids
         places = []
-        for rank, each in enumerate(self._spec.ranks):
-            member = last.get(rank, -1)
+        for rank in self._part.visible:
+            each, member = self._spec.ranks[rank], last.get(rank, -1)
             place = [each.node, each.gpu, rank not in self._unused, rank in self._left]
-            places.append([*place, member, running.get(member, 0)])
+            places.append([rank, *place, member, running.get(member, 0)])
         if places != self._placed:
-            write_file(Path(self._path) / RING, PLACES, places)
+            write_file(self._ring, places_file(self._piece.piece), places)
             self._placed = places
 
     def _add_requested_member(self) -> None:
         """Start a member on a GPU that the scheduler adds."""
         rank = len(self._spec.ranks)
-        place = read_added_place(Path(self._path) / RING, rank)
+        place = read_added_place(self._ring, rank) if self._piece.is_whole else None
         if place is None or self._is_ending or self._launcher.is_over:
             return
-        self._logs.append(open_log(self._folder, rank))
+        self._logs[rank] = open_log(self._folder, rank)
         self._spec = self._spec._replace(ranks=(*self._spec.ranks, RankPlace(*place)))
         self._part.visible[rank] = str(place[1])
         self._log(f"rank {rank} is on GPU {place[1]} of {place[0]}")
@@ -247,10 +255,8 @@ class RingHost:
                 self._waiting.append((time.monotonic() + RESTART_PAUSE_S, rank))
 
     def _start_member_now(self, rank: int) -> None:
-        number, place = len(self._ranks), self._spec.ranks[rank]
-        members = [[self._spec.ranks[each].node, self._spec.ranks[each].gpu, each] for each in (*self._ranks, rank)]
-        write_file(Path(self._path) / RING, MEMBERS, members)
-        self._ranks.append(rank)
+        number, place = self._take_number(rank), self._spec.ranks[rank]
+        self._ranks[number] = rank
         # The GPUs that the ring has now: this process does not see those that it gets later, or has left.
         has = {each: gpu for each, gpu in self._part.visible.items() if each == rank or each not in self._unused}
         part = self._part._replace(visible=has)
@@ -260,6 +266,23 @@ class RingHost:
         log = Path(self._path) / log_name(rank)
         start = MemberStart(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
         self._launcher.start(start)
+        self._try(self._write_places)
+
+    def _take_number(self, rank: int) -> int:
+        """Return a number that no member of the ring ever had; the first one of a rank at the ring's start has its own.
+
+        Raises:
+            OSError: If none can be taken at present.
+        """
+        folder = open_folder(str(self._ring))
+        try:
+            if rank < self._first_ranks and rank not in self._ranks and write_first(folder, f"member-{rank}", b""):
+                return rank
+            while not write_first(folder, f"member-{self._next_member}", b""):
+                self._next_member += 1
+            return self._next_member
+        finally:
+            os.close(folder)
 
     def _on_exit(self, start: MemberStart, status: int) -> None:
         """Record a member's end, and start another on its GPU unless that was given up."""
@@ -278,7 +301,7 @@ class RingHost:
 
     def _on_declared_gone(self, member: int, reason: str) -> None:
         """Count the rank of a member that was declared gone as unused, however long its process takes to end."""
-        if reason != WORN_OUT and 0 <= member < len(self._ranks) and member not in self._launcher.exits:
+        if reason != WORN_OUT and member in self._ranks and member not in self._launcher.exits:
             self._unused.add(self._ranks[member])
             self._try(self._write_places)
 
@@ -306,9 +329,12 @@ class RingHost:
                 self._left.add(rank)
                 self._log(f"rank {rank} is left: no process of it lives")
         self._try(self._write_places)
+        # The coordinator's machine is needed until the ring ends, and so is that of GPUs to come.
+        if self._piece.piece > 0 and self._left >= self._part.visible.keys():
+            self._all_left.set()
 
     def _member_traces(self, rank: int) -> MemberTraces:
-        members = [member for member, each in enumerate(self._ranks) if each == rank]
+        members = [member for member, each in self._ranks.items() if each == rank]
         pids = self._launcher.pids
         log = Path(self._path) / log_name(rank)
         return MemberTraces(self._spec.attempt, members, [pids[each] for each in members if each in pids], log)
@@ -323,11 +349,13 @@ class RingHost:
 
     def _ask_to_end(self, number: int) -> None:
         self._is_ending = True
-        self._launcher.end_members(number)
+        # A part that is stopped by itself, as its machine is drained, is a loss that the ring survives.
+        ends_ring = self._piece.is_whole or any((self._ring.parent / name).exists() for name in STOP_FILES)
+        self._launcher.end_members(number, ends_ring=ends_ring)
 
     def _limit_logs(self) -> None:
         """Keep the logs small."""
-        for log in self._logs:
+        for log in self._logs.values():
             drop_beginning(log, LOG_BYTES)
 
     def _exit_status(self, end: RingEnd) -> int:
@@ -350,55 +378,22 @@ class RingHost:
             sys.stderr.flush()
 
 
-def read_members(ring: Path) -> list[tuple[str, int]]:
-    """Return node and GPU of each member that was ever started in a ring, by its number; none if that is not known."""
-    return [] if (rows := _read_rows(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
+def main(path: str, part: str = "") -> int:
+    """Run the ring of the attempt whose folder this is, and return the status to exit with.
 
-
-def read_places(ring: Path) -> list[tuple[str, int, bool, bool, int, int]] | None:
-    """Return the rows of `places.json`, one for each rank of a ring; None if unknown."""
-    rows = _read_rows(ring, PLACES, 6)
-    if rows is None or not all(type(each) is int for row in rows for each in row[4:]):
-        return None
-    return [(node, gpu, bool(used), bool(left), member, pid) for node, gpu, used, left, member, pid in rows]
-
-
-def added_gpu_file(rank: int) -> str:
-    """Return the name of the file in a ring's folder that adds a GPU."""
-    return f"add-{rank}.json"
-
-
-def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:
-    """Return node and GPU of a rank that the scheduler adds, None if it does not."""
-    rows = _read_rows(ring, added_gpu_file(rank), 2)
-    return (rows[0][0], rows[0][1]) if rows else None
-
-
-def _read_rows(ring: Path, name: str, length: int) -> list[Any] | None:
-    """Return rows that begin with a node and a GPU, from a file that any job may have written; None if it has none.
-
-    Another kind of file, such as a pipe, is not read.
+    Args:
+        path: The folder.
+        part: What `encode_part` returned; without it, the host runs the whole ring.
     """
-    try:
-        folder = open_folder(str(ring))
-        try:
-            rows = json.loads(read_whole(folder, name, _MAX_FILE_BYTES))
-        finally:
-            os.close(folder)
-    except (OSError, ValueError, RecursionError):
-        return None
-    are_sound = isinstance(rows, list) and all(
-        isinstance(row, list) and len(row) == length and isinstance(row[0], str) and type(row[1]) is int for row in rows
-    )
-    return rows if are_sound else None
-
-
-def main(path: str) -> int:
-    """Run the ring of the attempt whose folder this is, and return the status to exit with."""
     folder = open_folder(path)
     spec = read_spec(folder)
     os.close(folder)
-    status = asyncio.run(RingHost(spec, path).run())
+    host = RingHost(spec, path)
+    if part:
+        own = decode_part(part)
+        extended = with_added_ranks(spec, Path(path) / RING, max(own.visible) + 1)
+        host = RingHost(extended, path, own, len(spec.ranks))
+    status = asyncio.run(host.run())
     if status >= 0:
         return status
     if -status != signal.SIGKILL:

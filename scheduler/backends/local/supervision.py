@@ -41,7 +41,7 @@ _CALL_FUNCTION = (
 _POLL_S = 0.5  # between two checks of the cancel file
 _DISK_TRIES = 60  # a second apart, when the disk is full
 _STOP_TRIES = 120  # to record a stop, at the checks of the cancel file
-CANCELLED = "cancelled"
+CANCELLED, TIME_LIMIT = "cancelled", "time limit"  # reasons
 
 
 def python_command(module: str, function: str, *arguments: str, packages: str = "") -> list[str]:
@@ -142,7 +142,7 @@ def supervise(folder: int, path: str, guard: Process | None) -> int:
         write_exit_marker_patiently(folder, spec.attempt, reason, 0.0, [])
     elif spec.seats:
         gpus = ",".join(str(gpu) for gpu in sorted({rank.gpu for rank in spec.ranks}))
-        host = _ring_host_spec(spec, path)
+        host = ring_host_spec(spec, path)
         run_ranks(host, RankGroup({0: gpus}, "127.0.0.1", 0), folder, path, requests, confines=True)
     else:
         visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
@@ -150,9 +150,12 @@ def supervise(folder: int, path: str, guard: Process | None) -> int:
     return 0
 
 
-def _ring_host_spec(spec: Spec, path: str) -> Spec:
-    """Return what runs the ring of an attempt; by its environment it and what it starts find Longshore's own code."""
-    command = tuple(python_command("local.ring_host", "main", path))
+def ring_host_spec(spec: Spec, path: str, *part: str) -> Spec:
+    """Return what runs the ring of an attempt, or a part of it, which `ring_files.encode_part` has encoded.
+
+    By its environment it and what it starts find Longshore's own code.
+    """
+    command = tuple(python_command("local.ring_host", "main", path, *part))
     found = [str(_SOURCE_ROOT), *filter(None, [spec.environment.get("PYTHONPATH")])]
     return spec._replace(command=command, environment={**spec.environment, "PYTHONPATH": os.pathsep.join(found)})
 
@@ -234,7 +237,7 @@ def _watch_ranks(gang: Gang, spec: Spec, folder: int, requests: StopRequests) ->
         if gang.is_running and (reason := requests.reason()):
             gang.stop(reason)
         if gang.is_running and time.monotonic() >= until_s:
-            gang.stop("time limit")
+            gang.stop(TIME_LIMIT)
             until_s = float("inf")
         if gang.reason and not stopped and tries > 0:
             recorded, tries = requests.record_stop(gang.reason), tries - 1

@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -205,6 +205,7 @@ def _validated(model: type[_AnswerT], answer: object, subject: str) -> _AnswerT:
 
 class _Node(_RayModel):
     state: str
+    node_ip: str | None = None
     labels: dict[str, str] | None = None
     resources_total: dict[str, float] | None = None
 
@@ -221,6 +222,7 @@ class RayNode(NamedTuple):
 
     living: int  # one, where all is well
     resources: Mapping[str, float]  # of one that lives
+    addresses: frozenset[str] = frozenset()  # of those that live
 
     def gives_gpu(self, name: str, gpu: int) -> bool:
         """Return whether it has a GPU, once, as a resource of its own."""
@@ -243,7 +245,9 @@ def _nodes_by_label(nodes: list[_Node]) -> dict[str, RayNode]:
             continue
         before = found.get(label, RayNode(0, {}))
         lives = node.state == "ALIVE"
-        found[label] = RayNode(before.living + lives, (node.resources_total or {}) if lives else before.resources)
+        resources = (node.resources_total or {}) if lives else before.resources
+        addresses = before.addresses | ({node.node_ip} if lives and node.node_ip else set())
+        found[label] = RayNode(before.living + lives, resources, addresses)
     return found
 
 
@@ -274,7 +278,7 @@ class RayBackend(SharedFolderBackend):
     """
 
     capabilities = Capabilities(
-        exact_gpus=True, atomic_gang=True, enforced=False, lists_attempts=True, reads_steps=True
+        exact_gpus=True, atomic_gang=True, enforced=False, lists_attempts=True, reads_steps=True, runs_rings=True
     )
 
     Settings = RaySettings
@@ -337,6 +341,16 @@ class RayBackend(SharedFolderBackend):
             _put_in_queue(self._queue, attempt.name)
         self._launcher.ensure_running()
 
+    def _start_added(self, name: str, rank: int) -> None:
+        """Let the launcher look at a ring again, unless it follows it."""
+        with as_backend_error(name):
+            _put_in_queue(self._queue, name)
+        self._launcher.ensure_running()
+
+    def _ring_hosts(self) -> Collection[str]:
+        """Return the addresses of all nodes."""
+        return {address for node in self._nodes_of_ray().values() for address in node.addresses}
+
     def _refuse_missing_gpus(self, placement: Placement) -> None:
         nodes = self._nodes_of_ray()
         for share in placement:
@@ -374,9 +388,11 @@ class RayBackend(SharedFolderBackend):
     def _status_of_claimed(self, name: str, records: AttemptRecords) -> Status:
         silent = [number for number, part in enumerate(records.parts) if not part.is_over and not part.is_alive]
         if not silent or self._was_claimed_just_now(name):
-            return status_of_running(records.parts)
+            return status_of_running(records)
         with suppress(OSError):  # The launcher has to follow it until it is over.
             _put_in_queue(self._queue, name)
+        if records.is_ring and any(part.is_alive and not part.is_over for part in records.parts):
+            return status_of_running(records)
         return Status(
             Run.UNREACHABLE, words=f"its supervisor on node number {silent[0]} of it does not update its marker"
         )

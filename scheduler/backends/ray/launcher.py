@@ -21,9 +21,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from ....cluster.files.durable import is_there, open_folder, read_whole
 from ....cluster.model.placement import Share
 from ..local.ranks import SPEC_FILE, read_spec
+from ..local.ring_files import RING, Piece, is_ring_over, pieces_of
 from ..local.supervision import python_command
 from ..local.supervisor import run_and_exit
-from ..shared_folder.node import Grant, claim_attempt, gpus_on, nodes_of, run_part, write_stop
+from ..shared_folder.node import (
+    Grant,
+    claim_attempt,
+    gpus_on,
+    nodes_of,
+    prove_never_started,
+    run_part,
+    run_piece,
+    write_stop,
+)
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -118,10 +128,10 @@ class RayCluster:
             self._read_s = time.monotonic()
         return self._nodes
 
-    def reserve(self, attempt: str, shares: Sequence[Share]) -> "PlacementGroup":
-        """Request GPUs of several nodes, all or none."""
+    def reserve(self, name: str, shares: Sequence[Share]) -> "PlacementGroup":
+        """Request GPUs of several nodes, all or none; of a name there is one request at a time."""
         return self._ray.util.placement_group(
-            [_gpu_resources(share) for share in shares], strategy="STRICT_SPREAD", name=attempt,
+            [_gpu_resources(share) for share in shares], strategy="STRICT_SPREAD", name=name,
             bundle_label_selector=[{LABEL: share.node} for share in shares],
         )  # fmt: skip
 
@@ -175,7 +185,7 @@ class RayCluster:
 
 
 class RayAttempt:
-    """An attempt, with its request to Ray.
+    """An attempt without a ring, with its request to Ray.
 
     Raises:
         OSError: If its spec cannot be read.
@@ -189,7 +199,7 @@ class RayAttempt:
             spec = read_spec(self._folder)
             self._shares = [Share(node, gpus_on(spec, node)) for node in nodes_of(spec)]
             # One that may not start any more gets none, and one that runs has them held for it.
-            self._group = None if self._is_revoked() else cluster.reserve(spec.attempt, self._shares)
+            self._group = None if is_claim_revoked(self._folder) else cluster.reserve(spec.attempt, self._shares)
         except BaseException:
             os.close(self._folder)
             raise
@@ -216,7 +226,7 @@ class RayAttempt:
                 self._claim_and_start(self._group)
             return False
         self._tend_at_s, self._done = time.monotonic() + _TEND_S, done
-        if self._is_revoked():
+        if is_claim_revoked(self._folder):
             return True
         # Check all: one that is over may be the reason why others have to stop.
         over = [self._is_part_over(part) for part in range(len(self._shares))]
@@ -228,11 +238,6 @@ class RayAttempt:
             return False
         os.close(self._folder)
         return True
-
-    def _is_revoked(self) -> bool:
-        if not is_there(self._folder, "claim.json"):
-            return False
-        return bool(json.loads(read_whole(self._folder, "claim.json", _MAX_CLAIM_BYTES))["revoked"])
 
     def _claim_and_start(self, group: "PlacementGroup") -> None:
         nodes = self._cluster.nodes()
@@ -261,19 +266,13 @@ class RayAttempt:
             self._stop_others(part)
             return True
         has_ended = is_done and task is not None and self._cluster.has_certainly_ended(task)
-        if not has_ended and self._is_marker_fresh(f"{where}started.json"):
+        if not has_ended and is_marker_fresh(self._folder, f"{where}started.json"):
             return False
         if self._shares[part].node not in self._cluster.nodes():
             self._stop_others(part)
         elif is_done or task is None:
             self._sweep(part)
         return False
-
-    def _is_marker_fresh(self, marker: str) -> bool:
-        try:
-            return time.time() - os.stat(marker, dir_fd=self._folder, follow_symlinks=False).st_mtime < _SILENT_S
-        except FileNotFoundError:
-            return False
 
     def _sweep(self, part: int) -> None:
         """End what is left of a part on its node, if the node lives and no supervisor does."""
@@ -297,6 +296,125 @@ class RayAttempt:
         return f"{self._path}/ray.log"
 
 
+class RayRing:
+    """An attempt with a ring: each of its pieces has a request to Ray of its own, and gives back its GPUs by itself.
+
+    Raises:
+        OSError: If its spec cannot be read.
+        ValueError: If its spec makes no sense.
+    """
+
+    def __init__(self, cluster: RayCluster, path: str) -> None:
+        self._cluster, self._path = cluster, path
+        self._folder = open_folder(path)
+        try:
+            self._spec = read_spec(self._folder)
+        except BaseException:
+            os.close(self._folder)
+            raise
+        self._pieces: list[RayPiece] = []
+        self._tend_at_s = 0.0
+
+    def tend(self) -> bool:
+        """Advance the attempt as far as possible, and return whether nothing is left of it.
+
+        Raises:
+            OSError: If its folder cannot be used.
+            ValueError: If a marker makes no sense.
+        """
+        if time.monotonic() < self._tend_at_s:
+            return False
+        self._tend_at_s = time.monotonic() + _CLAIMS_EVERY_S
+        ring = Path(self._path, RING)
+        for piece in pieces_of(self._spec, ring)[len(self._pieces) :]:
+            self._pieces.append(RayPiece(self._cluster, self._path, self._spec.attempt, piece))
+        may_start = not is_claim_revoked(self._folder) and not is_ring_over(ring)
+        # All are tended: one that is over has GPUs to give back.
+        over = [piece.tend(self._folder, may_start=may_start) for piece in self._pieces]
+        return all(over) and (is_there(self._folder, "claim.json") or not may_start)
+
+    def free_gpus(self) -> bool:
+        """Close the folder: each piece has freed its GPUs before; return True."""
+        os.close(self._folder)
+        return True
+
+
+class RayPiece:
+    """A piece of a ring, with its request to Ray."""
+
+    def __init__(self, cluster: RayCluster, path: str, attempt: str, piece: Piece) -> None:
+        self._cluster, self._path, self._attempt, self._piece = cluster, path, attempt, piece
+        self._share = Share(piece.node, tuple(piece.gpus.values()))
+        self._request = f"{attempt}/{piece.number}"
+        self._group: PlacementGroup | None = None
+        self._task: ObjectRef[None] | None = None
+        self._sweep: ObjectRef[None] | None = None
+        self._sweep_at_s = 0.0
+        self._is_over = False
+
+    def tend(self, folder: int, *, may_start: bool) -> bool:
+        """Advance the piece as far as possible, and return whether nothing is left of it and its GPUs are free."""
+        if not self._is_over:
+            self._is_over = self._has_ended(folder, may_start=may_start)
+        if self._is_over and self._group is not None and self._cluster.free(self._group):
+            self._group = None
+        return self._is_over and self._group is None
+
+    def _has_ended(self, folder: int, *, may_start: bool) -> bool:
+        where = f"part-{self._piece.number}/"
+        is_done = self._task is not None and self._cluster.is_done(self._task)  # before its marker is checked
+        if any(is_there(folder, f"{where}{marker}") for marker in ("exit.json", "gone.json")):
+            return True
+        started = f"{where}started.json"
+        if not is_there(folder, started) and self._task is None:
+            if not may_start:
+                return prove_never_started(folder, self._attempt, self._piece.number)
+            self._start_once_granted()
+            return False
+        if self._group is None:  # an earlier launcher started it: its GPUs are held for it
+            self._group = self._cluster.reserve(self._request, [self._share])
+        has_ended = is_done and self._task is not None and self._cluster.has_certainly_ended(self._task)
+        if (has_ended or not is_marker_fresh(folder, started)) and (is_done or self._task is None):
+            self._sweep_node()
+        return False
+
+    def _start_once_granted(self) -> None:
+        node = self._cluster.nodes().get(self._piece.node)
+        if self._group is None:
+            self._group = self._cluster.reserve(self._request, [self._share])
+        elif node is not None and self._cluster.is_placed(self._group):
+            job, number = str(self._cluster.job_number), str(self._piece.number)
+            line = python_command(
+                "ray.launcher", "start_piece", self._path, number, job, node.address, self._piece.node
+            )
+            self._task = self._cluster.run_on_gpus(self._group, 0, self._share, line, f"{self._path}/ray.log")
+
+    def _sweep_node(self) -> None:
+        """End what is left of the piece on its node, if the node lives and no supervisor does."""
+        node = self._cluster.nodes().get(self._piece.node)
+        is_busy = self._sweep is not None and not self._cluster.is_done(self._sweep)
+        if node is None or is_busy or time.monotonic() < self._sweep_at_s:
+            return
+        self._sweep_at_s = time.monotonic() + _SWEEP_AGAIN_S
+        line = python_command("shared_folder.node", "sweep_unless_alive", self._path, str(self._piece.number))
+        self._sweep = self._cluster.run_on_node(node, line, f"{self._path}/ray.log")
+
+
+def is_claim_revoked(folder: int) -> bool:
+    """Return whether nothing may run an attempt."""
+    if not is_there(folder, "claim.json"):
+        return False
+    return bool(json.loads(read_whole(folder, "claim.json", _MAX_CLAIM_BYTES))["revoked"])
+
+
+def is_marker_fresh(folder: int, marker: str) -> bool:
+    """Return whether a supervisor has updated its marker lately."""
+    try:
+        return time.time() - os.stat(marker, dir_fd=folder, follow_symlinks=False).st_mtime < _SILENT_S
+    except FileNotFoundError:
+        return False
+
+
 def launch_all(folder: str) -> int:
     """Start the attempts in a scheduler's queue, for as long as Ray lives.
 
@@ -304,7 +422,7 @@ def launch_all(folder: str) -> int:
         OSError: If it cannot be used.
     """
     cluster = RayCluster()
-    held: dict[str, RayAttempt] = {}
+    held: dict[str, RayAttempt | RayRing] = {}
     rest_until_s: dict[str, float] = {}
     while True:
         os.utime(f"{folder}/{ALIVE}")
@@ -321,13 +439,18 @@ def launch_all(folder: str) -> int:
         time.sleep(_CLAIMS_EVERY_S)
 
 
-def _tend_attempt(cluster: RayCluster, folder: str, name: str, held: dict[str, RayAttempt]) -> None:
+def _tend_attempt(cluster: RayCluster, folder: str, name: str, held: dict[str, RayAttempt | RayRing]) -> None:
     entry, path = Path(folder, QUEUE, name), Path(folder, "attempts", name)
     if name not in held:
         if not (path / SPEC_FILE).exists():  # It is over and was forgotten.
             entry.unlink(missing_ok=True)
             return
-        held[name] = RayAttempt(cluster, str(path))
+        own = open_folder(str(path))
+        try:
+            has_ring = read_spec(own).seats > 0
+        finally:
+            os.close(own)
+        held[name] = (RayRing if has_ring else RayAttempt)(cluster, str(path))
     # It is removed only once Ray's resources are free: after an error all is tried again.
     if held[name].tend() and held[name].free_gpus():
         del held[name]
@@ -350,11 +473,30 @@ def start_part(path: str, token: str, node: str) -> int:
     return 0
 
 
+def start_piece(path: str, number: str, job: str, address: str, node: str) -> int:
+    """Start the supervisor of a piece of a ring as a daemon, and return at once, as `start_part` does.
+
+    Returns:
+        0.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    if os.fork() == 0:
+        run_and_exit(lambda: run_piece(path, int(number), int(job), address, _read_grant(node)))
+    return 0
+
+
 def _run_daemon(path: str, token: str, node: str) -> int:
+    return run_part(path, token, _read_grant(node))
+
+
+def _read_grant(node: str) -> Grant:
+    """Return what this process was given, which it then uses as any other program would, not as a worker of Ray."""
     _undo_worker_settings()
     # As JSON, from the worker that has started this.
     gpus = gpu_indices_in(json.loads(os.environ["LONGSHORE_GRANTED"]), node)
-    return run_part(path, token, Grant("Ray", node, gpus, [str(gpu) for gpu in gpus]))
+    return Grant("Ray", node, gpus, [str(gpu) for gpu in gpus])
 
 
 def _undo_worker_settings() -> None:

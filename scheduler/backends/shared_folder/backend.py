@@ -15,8 +15,9 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from ....cluster.files.durable import is_there, write_first
-from ....cluster.files.errors import BackendError
+from ....cluster.files.errors import BackendError, error_line
 from ....cluster.model.placement import Placement
+from ....ring.ring_client import read_written_ring_report
 from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import (
     AttemptFolders,
@@ -35,10 +36,12 @@ from ..local.folders import (
     read_step_lines,
     write_spec,
 )
-from ..local.ranks import SPEC_FILE, Spec
+from ..local.ranks import SPEC_FILE, Spec, read_spec
+from ..local.ring_files import RING, pieces_of, read_added_places, read_lost_members, read_places
+from ..local.rings import FolderRings
 from ..local.supervision import CANCELLED
-from ..protocol import Attempt, Backend, StepLines
-from .node import MISPLACED, STOPPED_BY_PREFIX, SWITCHED_OFF, read_stop, revoke_unclaimed
+from ..protocol import Attempt, MemberPlace, StepLines
+from .node import MISPLACED, STOPPED_BY_PREFIX, SWITCHED_OFF, nodes_of, read_stop, revoke_unclaimed
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
 
@@ -87,11 +90,17 @@ class AttemptRecords(NamedTuple):
 
     is_launched: bool
     claim: ClaimMarker | None
-    parts: tuple[PartRecord, ...]  # by node, once it is claimed
+    parts: tuple[PartRecord, ...]  # by node, once it is claimed; of a ring, by piece
     stop: str = ""  # why all its ranks are stopped
+    ring_phase: str = ""  # of an attempt with a ring that has begun
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether its parts are pieces, which start and end by themselves."""
+        return bool(self.ring_phase)
 
 
-class SharedFolderBackend(Backend):
+class SharedFolderBackend(FolderRings):
     """Writes what is to be run, and reads what supervisors on the nodes write.
 
     Args:
@@ -127,13 +136,49 @@ class SharedFolderBackend(Backend):
         with as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 return found
-            for part, share in enumerate(placement):
-                if not is_there(folder, f"part-{part}"):
+            sizes, is_ring = [len(share.gpus) for share in placement], is_there(folder, RING)
+            for part, size in enumerate([*sizes, *[1] * (len(before) - sum(sizes))]):
+                first = len(found)
+                own = before[first : first + size]
+                if is_there(folder, f"part-{part}"):
+                    with opened_folder(f"part-{part}", folder) as part_folder:
+                        found += read_step_lines(part_folder, first, own)
+                elif is_ring:
+                    found += [StepLines(steps_end=last.steps_end, saved_end=last.saved_end) for last in own]
+                else:
                     return []
-                with opened_folder(f"part-{part}", folder) as part_folder:
-                    first = len(found)
-                    found += read_step_lines(part_folder, first, before[first : first + len(share.gpus)])
         return found
+
+    def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Add a GPU to a ring as a piece of its own; again, this does nothing."""
+        super().add_to_ring(name, rank, node, gpu)
+        with as_backend_error(name), opened_folder(str(self._ring_folder(name))) as ring:
+            write_first(ring, _given_file(rank), b"")
+
+    def _read_ring_places(self, name: str) -> list[MemberPlace]:
+        """Return the GPUs that a ring was given, by rank; one is left once nothing is left of its piece.
+
+        A GPU counts once the piece that runs it has been handed over, so that a failure is tried again.
+        """
+        ring, places = self._ring_folder(name), list[MemberPlace]()
+        with as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None or not is_there(folder, SPEC_FILE):
+                return []
+            try:
+                spec = read_spec(folder)
+            except ValueError as error:
+                raise BackendError(f"{name}: its {SPEC_FILE} cannot be read: {error_line(error)}") from error
+            nodes, lost = nodes_of(spec), read_lost_members(ring)
+            for piece in pieces_of(spec, ring):
+                if piece.number >= len(nodes) and not (ring / _given_file(min(piece.gpus))).exists():
+                    break
+                is_over = any(is_there(folder, f"part-{piece.number}/{file}") for file in ("exit.json", "gone.json"))
+                reported = read_places(ring, piece.number)
+                for rank, gpu in piece.gpus.items():
+                    place = MemberPlace(*reported.get(rank, (piece.node, gpu)))
+                    used = place.is_used and not is_over and place.member not in lost
+                    places.append(place._replace(node=piece.node, gpu=gpu, is_used=used, is_left=is_over))
+        return places
 
     def launched(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name."""
@@ -193,24 +238,34 @@ class SharedFolderBackend(Backend):
 
     def _read_records(self, name: str) -> AttemptRecords | None:
         with self._folders.open(name) as folder:
-            return None if folder is None else read_records(folder, name)
+            return None if folder is None else read_records(folder, name, self._ring_folder(name))
+
+
+def _given_file(rank: int) -> str:
+    """Return the name of the file in a ring's folder that shows that what runs a further GPU was handed over."""
+    return f"given-{rank}"
 
 
 def _part_names(folder: int) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
 
 
-def read_records(folder: int, attempt: str) -> AttemptRecords:
-    """Return what is known of an attempt from its folder alone.
+def read_records(folder: int, attempt: str, ring: Path) -> AttemptRecords:
+    """Return what is known of an attempt from its folder alone, in which `ring` is that of its ring, if it has one.
 
     Raises:
         OSError: If a marker cannot be read.
         ValueError: If a marker makes no sense.
     """
     claim = read_marker(folder, attempt, ClaimMarker)
-    parts = () if claim is None else tuple(_read_part(folder, attempt, number) for number in range(claim.parts))
+    number, phase = 0 if claim is None else claim.parts, ""
+    if claim is not None and is_there(folder, RING):
+        number += len(read_added_places(ring, claim.ranks))
+        report = read_written_ring_report(ring)
+        phase = "starting" if report is None else report.phase
+    parts = tuple(_read_part(folder, attempt, each) for each in range(number))
     stop = read_stop(folder) if is_there(folder, "stop.json") else ""
-    return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop)
+    return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop, phase)
 
 
 def proven_status(records: AttemptRecords) -> Status | None:
@@ -224,8 +279,13 @@ def proven_status(records: AttemptRecords) -> Status | None:
     return _ended_status(records, claim.ranks) if all(part.is_over for part in parts) else None
 
 
-def status_of_running(parts: tuple[PartRecord, ...]) -> Status:
-    """Return the status of an attempt whose supervisors run or are about to."""
+def status_of_running(records: AttemptRecords) -> Status:
+    """Return the status of an attempt whose supervisors run or are about to; a ring runs once a piece does."""
+    parts = records.parts
+    if records.is_ring:
+        began_s = min((part.started_s for part in parts if part.started_s), default=0.0)
+        run = Run.RUNNING if began_s else Run.PENDING
+        return Status(run, started_s=began_s, progress=_merged_progress(parts))
     run = Run.RUNNING if all(part.started_s > 0.0 for part in parts) else Run.PENDING
     return Status(run, _rank_ends(parts), started_s=_started_s(parts), progress=_merged_progress(parts))
 
@@ -239,6 +299,9 @@ def is_proven_gone(records: AttemptRecords) -> bool:
 
 def _ended_status(records: AttemptRecords, ranks: int) -> Status:
     parts = records.parts
+    if records.ring_phase == "done":  # whatever became of pieces that it went on without
+        kept = tuple(part for part in parts if part.exited and not part.reason.startswith(STOPPED_BY_PREFIX))
+        return Status(Run.EXITED, _rank_ends(kept), started_s=_started_s(kept), progress=_merged_progress(parts))
     ends, started_s, progress = _rank_ends(parts), _started_s(parts), _merged_progress(parts)
     reasons = [part.reason for part in parts if part.reason]
     reason = next(iter(reasons), "")
@@ -251,7 +314,7 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
         by, words = EndedBy.NODE_FAULT, "a node of it is switched off"
     elif any(part.nothing_left for part in parts):
         by, words = EndedBy.NONE, "a supervisor was lost" + (f"; {reason}" if reason else "")
-    elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
+    elif 0 < len(ends) < ranks and not records.is_ring and not any(end.code or end.signal for end in ends):
         # These ended well, but they are not the whole job.
         by, words = EndedBy.NONE, f"only {len(ends)} of {ranks} ranks ran; {reason}"
     elif words.startswith(MISPLACED):

@@ -1,5 +1,7 @@
 """The part of an attempt on one of its nodes: it runs under a supervisor, or is swept. Standard library only.
 
+The parts of a ring are its *pieces*: each starts and ends by itself, and a GPU that the ring gets later is a piece too.
+
 Everything is in the attempt's folder, which all nodes and the scheduler share:
 
     spec.json        what is to be run
@@ -24,7 +26,16 @@ from typing import Any, NamedTuple
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ....cluster.files.processes import Identity, Process, boot_id, find, free_port, is_alive, kill
 from ..local.ranks import AttemptTraces, RankGroup, Spec, adopt_orphans, kill_all, read_spec
-from ..local.supervision import StopRequests, run_guarded, run_ranks, started_marker, write_exit_marker_patiently
+from ..local.ring_files import RING, RingPart, encode_part, pieces_of, with_added_ranks
+from ..local.supervision import (
+    TIME_LIMIT,
+    StopRequests,
+    ring_host_spec,
+    run_guarded,
+    run_ranks,
+    started_marker,
+    write_exit_marker_patiently,
+)
 from ..local.supervisor import STARTED_BEFORE
 
 STOPPED_BY_PREFIX = "stopped by "
@@ -124,6 +135,55 @@ def _supervise_part(path: str, token: str, grant: Grant, guard: Process | None) 
     return 0 if claimed["parts"] > 1 else int(not ended_well)
 
 
+def run_piece(path: str, number: int, job: int, address: str, grant: Grant) -> int:
+    """Run a piece of a ring on this node.
+
+    Args:
+        path: The attempt's folder.
+        number: Of the piece.
+        job: Number of what runs it, above 0.
+        address: Of this node, for members on others.
+        grant: What it was given here.
+
+    Returns:
+        0 if its members ended well, or all were given up while the ring goes on.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    return run_guarded(partial(_supervise_piece, path, number, job, address, grant))
+
+
+def _supervise_piece(path: str, number: int, job: int, address: str, grant: Grant, guard: Process | None) -> int:
+    folder, ring = open_folder(path), Path(path) / RING
+    spec = read_spec(folder)
+    pieces = pieces_of(spec, ring)
+    piece, parts = pieces[number], len(nodes_of(spec))
+    # The first piece that begins claims the attempt for all.
+    claim_attempt(folder, spec.attempt, job=job, parts=parts, ranks=len(spec.ranks), address=address)
+    if json.loads(read_whole(folder, "claim.json", _MAX_MARKER_BYTES))["revoked"]:
+        return STARTED_BEFORE
+    make_folder(folder, f"part-{number}")
+    part_path = f"{path}/part-{number}"
+    part_folder = open_folder(part_path)
+    adopt_orphans()
+    if not write_first(part_folder, "started.json", started_marker(spec.attempt, guard)):
+        return STARTED_BEFORE
+    requests = PieceStopRequests(folder, part_folder, spec, STOPPED_BY_PREFIX + grant.by)
+    reason = requests.reason()
+    if not reason and (grant.gpus != [*piece.gpus.values()] or len(grant.visible) != len(grant.gpus)):
+        reason = f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {[*piece.gpus.values()]}"
+    if reason:
+        write_exit_marker_patiently(part_folder, spec.attempt, reason, 0.0, [])
+        return 0
+    part = RingPart(number, dict(zip(piece.gpus, grant.visible, strict=True)), part_path, address)
+    extended = with_added_ranks(spec, ring, max(piece.gpus) + 1)
+    host = ring_host_spec(extended, path, encode_part(part))._replace(limit_s=None)  # the requests have the limit
+    first = min(piece.gpus)
+    ends = run_ranks(host, RankGroup({first: ",".join(grant.visible)}, address, 0), part_folder, part_path, requests)
+    return int(any(code or signal_number for _, code, signal_number, _ in ends))
+
+
 class SharedStopRequests(StopRequests):
     """Stop requests of the scheduler and of the supervisors of other nodes, in the attempt's folder.
 
@@ -159,6 +219,27 @@ class SharedStopRequests(StopRequests):
             write_stop(self.folder, self._attempt, reason)
             return read_stop(self.folder)
         return None
+
+
+class PieceStopRequests(SharedStopRequests):
+    """Stop requests of a piece of a ring: the ring goes on without a piece that is stopped by itself.
+
+    The time limit is of the whole ring: the first piece that reaches it stops all.
+    """
+
+    def __init__(self, folder: int, part_folder: int, spec: Spec, term_reason: str) -> None:
+        super().__init__(folder, part_folder, spec.attempt, term_reason)
+        self._until_s = float("inf") if spec.limit_s is None else time.monotonic() + spec.limit_s
+
+    def reason(self) -> str:
+        """Return why the piece is to be stopped, "" if it is not."""
+        if time.monotonic() >= self._until_s:
+            return super().record_stop(TIME_LIMIT) or ""
+        return super().reason()
+
+    def record_stop(self, reason: str) -> str:
+        """Return the reason to report: other pieces go on."""
+        return reason
 
 
 def write_stop(folder: int, attempt: str, reason: str) -> None:
@@ -264,6 +345,24 @@ def write_proof(part_folder: int, attempt: str, proof: str) -> None:
         OSError: If it cannot be written.
     """
     write_first(part_folder, "gone.json", json.dumps({"attempt": attempt, "proof": proof}).encode())
+
+
+def prove_never_started(folder: int, attempt: str, part: int) -> bool:
+    """Return whether an attempt's part has never started, and keep it from starting; if so, write the proof.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    make_folder(folder, f"part-{part}")
+    part_folder = open_folder(f"part-{part}", inside=folder)
+    try:
+        no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
+        if not write_first(part_folder, "started.json", json.dumps(no_process).encode()):
+            return False
+        write_proof(part_folder, attempt, "it was never started there")  # a late supervisor finds the marker and ends
+        return True
+    finally:
+        os.close(part_folder)
 
 
 def _read_started(part_folder: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.durable import is_there
 from ....cluster.files.errors import BackendError, InputError
-from ....cluster.model.placement import Placement
+from ....cluster.model.placement import Placement, Share
 from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status
 from ..local.folders import as_backend_error, delete_all_but, read_marker
+from ..local.ranks import Spec, read_spec
+from ..local.ring_files import RING, pieces_of
 from ..local.supervision import CANCELLED
-from ..protocol import Attempt, Capabilities, ExternalJob, GpuView, NodeView, refuse_bad_placement
+from ..protocol import Attempt, CannotHonourError, Capabilities, ExternalJob, GpuView, NodeView, refuse_bad_placement
 from ..shared_folder.backend import AttemptRecords, SharedFolderBackend, status_of_running
-from ..shared_folder.node import revoke_unclaimed
-from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
+from ..shared_folder.node import nodes_of, prove_never_started, revoke_unclaimed, write_stop
+from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmJob, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
 from .held import AttemptJob, EndedMarker, HeldAttempts, why_unplaceable
-from .submission import Cleanup, comment_of, is_late_to_stop, submit
+from .submission import Cleanup, comment_of, gres_request, is_late_to_stop, submit, submit_piece
 
 SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
 # One of Slurm's names, or several of them.
@@ -77,8 +79,9 @@ class SlurmBackend(SharedFolderBackend):
     """
 
     capabilities = Capabilities(
-        exact_gpus=True, atomic_gang=True, enforced=True, lists_attempts=True, reads_steps=True, has_external_jobs=True
-    )
+        exact_gpus=True, atomic_gang=True, enforced=True, lists_attempts=True, reads_steps=True, runs_rings=True,
+        has_external_jobs=True,
+    )  # fmt: skip
 
     Settings = SlurmSettings
 
@@ -113,6 +116,7 @@ class SlurmBackend(SharedFolderBackend):
         self._commands = Commands(conf, times)
         self._view = SlurmView(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
+        self._addresses: frozenset[str] = frozenset()  # of all nodes
         self._cleanup = Cleanup(self._commands, self._options)
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes, times)
         self._submit_socket = None if sbatch_socket is None else SubmitSocket(sbatch_socket, self._nodes)
@@ -131,6 +135,7 @@ class SlurmBackend(SharedFolderBackend):
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty."""
         snapshot = self._view.read_complete()
+        self._addresses = frozenset(node.address for node in snapshot.nodes.values())
         return tuple(self._node_view(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
     def _node_view(self, name: str, gpus: int, node: SlurmNode | None) -> NodeView:
@@ -151,11 +156,59 @@ class SlurmBackend(SharedFolderBackend):
         if wanted is None:
             return
         spec, is_first = wanted
-        if is_first or not self._is_submitted(attempt.name):
+        if spec.seats:
+            self._submit_pieces(spec)
+        elif is_first or not self._is_submitted(comment_of(attempt.name)):
             nodes = self._view.read().nodes
             self._view.invalidate()
             path = str(self._folders.path(attempt.name))
             submit(self._commands, spec, placement, nodes, path, self._options)
+
+    def _submit_pieces(self, spec: Spec) -> None:
+        """Submit the pieces of a ring that Slurm does not know."""
+        self._view.invalidate()
+        snapshot, name = self._view.read_complete(), spec.attempt
+        pieces = pieces_of(spec, self._ring_folder(name))
+        left = [piece for piece in pieces if comment_of(name, piece.number) not in snapshot.jobs]
+        for piece in left:  # before any of them is submitted
+            gres_request(Share(piece.node, tuple(piece.gpus.values())), snapshot.nodes)
+        self._view.invalidate()
+        path = str(self._folders.path(name))
+        for piece in left:
+            try:
+                submit_piece(self._commands, spec, piece, snapshot.nodes, path, self._options)
+            except CannotHonourError as error:
+                if len(pieces) == 1:
+                    raise
+                # Others may run by now: they end, and what became of the attempt is found as that of any other.
+                with as_backend_error(name), self._folders.open_or_create(name) as folder:
+                    revoke_unclaimed(folder, name, f"not started: {error}")
+                    write_stop(folder, name, f"not started: {error}")
+                raise BackendError(str(error)) from error
+
+    def _start_added(self, name: str, rank: int) -> None:
+        """Submit the piece of a GPU that was added to a ring, unless it begins or is known to Slurm."""
+        with as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                raise BackendError(f"{name} does not exist")
+            try:
+                spec = read_spec(folder)
+            except ValueError as error:
+                raise BackendError(f"{name}: {error}") from error
+            pieces = pieces_of(spec, self._ring_folder(name))
+            piece = next(piece for piece in pieces if rank in piece.gpus)
+            if is_there(folder, f"part-{piece.number}"):
+                return
+        if not self._is_submitted(comment_of(name, piece.number)):
+            nodes = self._view.read().nodes
+            self._view.invalidate()
+            submit_piece(self._commands, spec, piece, nodes, str(self._folders.path(name)), self._options)
+
+    def _ring_hosts(self) -> Collection[str]:
+        """Return the addresses of all nodes."""
+        if not self._addresses:
+            self._addresses = frozenset(node.address for node in self._view.read().nodes.values())
+        return self._addresses
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
         """Return what is known of many attempts, by at most one poll of Slurm."""
@@ -184,6 +237,8 @@ class SlurmBackend(SharedFolderBackend):
         with self._store_stop_request(name, reason) as folder:
             if folder is not None and (revoke_unclaimed(folder, name, CANCELLED) or is_late_to_stop(folder)):
                 self._cleanup.kill(name)
+            elif folder is not None and is_there(folder, RING):
+                self._cleanup.kill_pending(name)
 
     def is_proven_gone(self, name: str) -> bool:
         """Return whether all processes of an attempt are proven gone, by their supervisors or by a sweep."""
@@ -244,11 +299,13 @@ class SlurmBackend(SharedFolderBackend):
         return status
 
     def _status_by_slurm(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> Status:
-        claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())
+        if records.is_ring:
+            return self._status_of_ring(name, records, snapshot)
+        claim, jobs = records.claim, _jobs_of(name, snapshot)
         if claim is not None:
             jobs = tuple(job for job in jobs if job.number == claim.job)
         if not all(job.is_over for job in jobs):
-            return Status(Run.PENDING) if claim is None else status_of_running(records.parts)
+            return Status(Run.PENDING) if claim is None else status_of_running(records)
         if not self._view.is_complete(snapshot):
             return _status_without_slurm(records, "Slurm does not know all its nodes yet")
         if claim is None and not jobs:
@@ -258,6 +315,36 @@ class SlurmBackend(SharedFolderBackend):
             return self._prove_end(name, records, snapshot, report)
         except OSError as error:
             return Status(Run.UNREACHABLE, words=str(error))
+
+    def _status_of_ring(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> Status:
+        """Return the status of a ring that has begun, and get the proof that nothing is left of each lost piece.
+
+        A piece is lost once its Slurm job is over without an exit marker, also while the ring goes on without it.
+        """
+        if not self._view.is_complete(snapshot):
+            return _status_without_slurm(records, "Slurm does not know all its nodes yet")
+        is_over, has_living_job = records.ring_phase in ("done", "lost"), False
+        try:
+            with self._folders.open(name) as folder:
+                if folder is None:
+                    return Status(Run.ABSENT)
+                lost = []
+                for piece in pieces_of(read_spec(folder), self._ring_folder(name)):
+                    jobs = snapshot.jobs.get(comment_of(name, piece.number), ())
+                    lives = not all(job.is_over for job in jobs)
+                    has_living_job = has_living_job or lives
+                    if piece.number >= len(records.parts) or records.parts[piece.number].is_over:
+                        continue
+                    if is_over and prove_never_started(folder, name, piece.number):
+                        self._cleanup.kill_pending(name)
+                    elif not lives:
+                        lost.append((piece.number, piece.node))
+                self._cleanup.sweep(folder, str(self._folders.path(name)), lost, snapshot)
+        except (OSError, ValueError) as error:
+            return Status(Run.UNREACHABLE, words=str(error))
+        if has_living_job or any(part.is_alive and not part.is_over for part in records.parts):
+            return status_of_running(records)
+        return Status(Run.UNREACHABLE, words="it is not proven yet that all processes of its ring are gone")
 
     def _prove_end(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot, report: str) -> Status:
         """Prove the end of an attempt whose Slurm job is over though its supervisors have not reported it."""
@@ -269,23 +356,32 @@ class SlurmBackend(SharedFolderBackend):
                 if revoke_unclaimed(folder, name, reason):
                     return Status(Run.LOST, words=reason)
             else:
-                self._cleanup.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
+                nodes = enumerate(nodes_of(read_spec(folder)))
+                left = [(part, node) for part, node in nodes if not records.parts[part].is_over]
+                self._cleanup.sweep(folder, str(self._folders.path(name)), left, snapshot)
         return _status_without_slurm(records, f"{report}, and it is not proven yet that all its processes are gone")
 
-    def _is_submitted(self, name: str) -> bool:
-        """Return whether Slurm knows a job of an attempt, running or ended."""
-        if comment_of(name) in self._view.read().jobs:
+    def _is_submitted(self, comment: str) -> bool:
+        """Return whether Slurm knows a job, running or ended."""
+        if comment in self._view.read().jobs:
             return True
         self._view.invalidate()
-        return comment_of(name) in self._view.read_complete().jobs
+        return comment in self._view.read_complete().jobs
 
 
 def _status_without_slurm(records: AttemptRecords, reason: str) -> Status:
     """Return what the supervisors alone report: they continue when Slurm, or its daemon on their node, does not."""
     parts = records.parts
     if parts and all(part.is_over or part.is_alive for part in parts):
-        return status_of_running(parts)
+        return status_of_running(records)
     return Status(Run.UNREACHABLE, words=reason)
+
+
+def _jobs_of(name: str, snapshot: SlurmSnapshot) -> tuple[SlurmJob, ...]:
+    """Return the jobs of an attempt, or those of all pieces of its ring."""
+    own = comment_of(name)
+    found = (jobs for comment, jobs in snapshot.jobs.items() if comment == own or comment.startswith(f"{own}:"))
+    return tuple(job for jobs in found for job in jobs)
 
 
 class SubmitSocket:

@@ -16,6 +16,7 @@ from ..local.supervision import python_command
 from ..local.supervisor import STARTED_BEFORE
 from ..shared_folder.node import Grant, claim_attempt, nodes_of
 from ..shared_folder.node import run_part as run_granted
+from ..shared_folder.node import run_piece as run_granted_piece
 
 
 def lead(path: str, address: str, srun: str) -> int:
@@ -64,11 +65,33 @@ def run_part(path: str, token: str) -> int:
         OSError: If the folder cannot be used.
         ValueError: If the attempt has nothing to run on this node.
     """
+    return run_granted(path, token, _read_grant())
+
+
+def run_piece(path: str, number: str, address: str) -> int:
+    """Run a piece of a ring on this node, on what Slurm gives it.
+
+    Args:
+        path: The attempt's folder.
+        number: Of the piece.
+        address: Of this node, for members on others.
+
+    Returns:
+        0 if its members ended well.
+
+    Raises:
+        OSError: If the folder cannot be used.
+        ValueError: If there is no such piece.
+    """
+    return run_granted_piece(path, int(number), int(os.environ["SLURM_JOB_ID"]), address, _read_grant())
+
+
+def _read_grant() -> Grant:
     indices = os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""
     gpus = [int(index) for index in indices.split(",") if index]
     # Where Slurm shuts off all other GPUs, by cgroups, the numbers of these begin at 0.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return run_granted(path, token, Grant("Slurm", os.environ["SLURMD_NODENAME"], gpus, visible))
+    return Grant("Slurm", os.environ["SLURMD_NODENAME"], gpus, visible)
 
 
 def _ended_well(path: str, part: int) -> bool:

@@ -1,23 +1,21 @@
 """From an attempt to the Slurm job that runs it, and the end of one that does not end by itself."""
 
-import json
 import logging
 import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from ....cluster.files.durable import make_folder, write_first
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement, Share
 from ..local.folders import NO_FILE_OF_OURS, opened_folder
 from ..local.ranks import Spec, read_spec
+from ..local.ring_files import Piece
 from ..local.supervision import python_command
 from ..protocol import CannotHonourError
-from ..shared_folder.backend import AttemptRecords
-from ..shared_folder.node import SWITCHED_OFF, nodes_of, write_proof
+from ..shared_folder.node import SWITCHED_OFF, prove_never_started, write_proof
 from .commands import Commands, SlurmNode, SlurmSnapshot
 
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
@@ -29,9 +27,12 @@ _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not
 log = logging.getLogger(__name__)
 
 
-def comment_of(attempt: str) -> str:
-    """Return the comment that identifies an attempt's Slurm job: numbers are reused after a crash of Slurm."""
-    return f"longshore:{attempt}"
+def comment_of(attempt: str, piece: int | None = None) -> str:
+    """Return the comment that identifies the Slurm job of an attempt, or of a piece of its ring.
+
+    Numbers of jobs are reused after a crash of Slurm.
+    """
+    return f"longshore:{attempt}" if piece is None else f"longshore:{attempt}:{piece}"
 
 
 def _sweep_comment_of(attempt: str, part: int) -> str:
@@ -66,6 +67,22 @@ def submit(
         arguments += [":"] * (number > 0) + common + component
     line = python_command("slurm.node", "lead", path, nodes[placement[0].node].address, commands.srun_path)
     _sbatch(commands, arguments, line)
+
+
+def submit_piece(
+    commands: Commands, spec: Spec, piece: Piece, nodes: Mapping[str, SlurmNode], path: str, options: Sequence[str]
+) -> None:
+    """Submit a piece of a ring, with its node and GPUs.
+
+    Raises:
+        CannotHonourError: If Slurm cannot give these GPUs.
+        BackendError: If it is not known whether it took the job.
+    """
+    gres = gres_request(Share(piece.node, tuple(piece.gpus.values())), nodes)
+    where = ["--nodes=1", "--ntasks=1", f"--nodelist={piece.node}", f"--gres={gres}"]
+    common = [*_name_options(spec.attempt, comment_of(spec.attempt, piece.number), path), *_time_option(spec), *options]
+    line = python_command("slurm.node", "run_piece", path, str(piece.number), nodes[piece.node].address)
+    _sbatch(commands, ["--parsable", *common, *where], line)
 
 
 def _submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
@@ -135,7 +152,7 @@ class Cleanup:
     def __init__(self, commands: Commands, options: Sequence[str]) -> None:
         self._commands, self._options = commands, options
         self._again_s: dict[str, float] = {}  # before which nothing is tried again, by what
-        self._over_s: dict[str, float] = {}  # when an attempt's Slurm job was first found to be over
+        self._over_s: dict[str, float] = {}  # when the Slurm job of an attempt's part was first found to be over
 
     def kill(self, attempt: str) -> None:
         """Let Slurm kill an attempt's jobs, by its name: a number could be another job's by now."""
@@ -143,26 +160,37 @@ class Cleanup:
             f"scancel {attempt}", partial(self._commands.call, "scancel", ("--me", f"--name={attempt}"))
         )
 
-    def sweep(self, folder: int, attempt: str, path: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> None:
-        """Get the proof that nothing is left of an attempt whose Slurm job is over.
+    def kill_pending(self, attempt: str) -> None:
+        """Let Slurm forget those of an attempt's jobs that wait to be started."""
+        arguments = ("--me", f"--name={attempt}", "--state=PENDING")
+        self._try_unless_recent(f"scancel-pending {attempt}", partial(self._commands.call, "scancel", arguments))
+
+    def sweep(self, folder: int, path: str, parts: Collection[tuple[int, str]], snapshot: SlurmSnapshot) -> None:
+        """Get the proof that nothing is left of parts of an attempt whose Slurm jobs are over.
+
+        Args:
+            folder: Descriptor of the attempt's folder.
+            path: The same folder.
+            parts: Number and node of each.
+            snapshot: In which their jobs are over.
 
         Raises:
-            OSError: If its folder cannot be used.
+            OSError: If the folder cannot be used.
         """
-        if snapshot.read_s <= self._over_s.setdefault(attempt, time.monotonic()):
-            return  # The snapshot may be older than the job: the next one is not.
         spec = read_spec(folder)
-        for part, node in enumerate(nodes_of(spec)):
-            if records.parts[part].is_over or _prove_empty(folder, attempt, part, snapshot.nodes.get(node)):
+        for part, node in parts:
+            if snapshot.read_s <= self._over_s.setdefault(f"{spec.attempt} {part}", time.monotonic()):
+                continue  # The snapshot may be older than the job: the next one is not.
+            if _prove_empty(folder, spec.attempt, part, snapshot.nodes.get(node)):
                 continue
-            jobs = snapshot.jobs.get(_sweep_comment_of(attempt, part), ())
+            jobs = snapshot.jobs.get(_sweep_comment_of(spec.attempt, part), ())
             if all(job.is_over for job in jobs):
                 do = partial(_submit_sweep, self._commands, spec, part, node, path, self._options)
-                self._try_unless_recent(f"sweep {attempt} {part}", do)
+                self._try_unless_recent(f"sweep {spec.attempt} {part}", do)
 
     def forget(self, attempt: str) -> None:
         """Forget the retries for an attempt."""
-        self._over_s.pop(attempt, None)
+        self._over_s = {key: over_s for key, over_s in self._over_s.items() if key.split()[0] != attempt}
         self._again_s = {key: at_s for key, at_s in self._again_s.items() if attempt not in key.split()}
 
     def _try_unless_recent(self, key: str, action: Callable[[], object]) -> None:
@@ -178,13 +206,10 @@ class Cleanup:
 
 def _prove_empty(folder: int, attempt: str, part: int, node: SlurmNode | None) -> bool:
     """Return whether nothing can be left on a node, without a sweep there; if so, write the proof."""
-    make_folder(folder, f"part-{part}")
-    with opened_folder(f"part-{part}", folder) as own:
-        no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
-        if write_first(own, "started.json", json.dumps(no_process).encode()):
-            write_proof(own, attempt, "it was never started there")  # A late supervisor finds the marker and ends.
-        elif node is not None and node.is_fenced:
-            write_proof(own, attempt, SWITCHED_OFF)
-        else:
-            return False
+    if prove_never_started(folder, attempt, part):
         return True
+    if node is None or not node.is_fenced:
+        return False
+    with opened_folder(f"part-{part}", folder) as own:
+        write_proof(own, attempt, SWITCHED_OFF)
+    return True

@@ -12,14 +12,8 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.ring_host import (
-    PLACES,
-    RING,
-    MemberTraces,
-    SparedProcesses,
-    kill_members,
-    read_added_place,
-)
+from longshore.scheduler.backends.local.ring_files import RING, places_file, read_added_place
+from longshore.scheduler.backends.local.ring_host import MemberTraces, SparedProcesses, kill_members
 from longshore.scheduler.backends.protocol import MemberPlace
 from tests.scheduler.backends.attempts import until
 from tests.support import processes
@@ -64,26 +58,30 @@ def test_nothing_is_added_to_what_is_no_attempt(backend: LocalBackend, tmp_path:
         "null",
         "[1]",
         '[["a"]]',
-        '[["a", "x", true, false, 0, 1]]',
-        '[["a", 0, true, false, "x", 1]]',
-        '[["a", 0, true, false]]',
+        '[[0, "a", "x", true, false, 0, 1]]',
+        '[[0, "a", 0, true, false, "x", 1]]',
+        '[[0, "a", 0, true, false]]',
+        '[["a", 0, true, false, 0, 1]]',
+        '[[1, "a", 0, true, false, 0, 1]]',
+        '[[true, "a", 0, true, false, 0, 1]]',
+        '[[0, "a", 0, 1, false, 0, 1]]',
         '{"a": 1}',
         "[" * 9999,
     ],
 )
 def test_places_that_make_no_sense_are_not_known(backend: LocalBackend, tmp_path: Path, content: str) -> None:
-    (tmp_path / "attempts" / NAME / RING / PLACES).write_text(content)
+    (tmp_path / "attempts" / NAME / RING / places_file(0)).write_text(content)
     assert backend.ring_places(NAME) is None
 
 
 def test_a_pipe_in_the_place_of_a_file_blocks_no_reader(backend: LocalBackend, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "attempts" / NAME / RING / PLACES)
+    os.mkfifo(tmp_path / "attempts" / NAME / RING / places_file(0))
     assert backend.ring_places(NAME) is None
 
 
 def test_places_are_read_by_rank(backend: LocalBackend, tmp_path: Path) -> None:
-    places = [["a", 0, True, False, 2, 77], ["a", 1, False, True, 1, 0]]
-    (tmp_path / "attempts" / NAME / RING / PLACES).write_text(json.dumps(places))
+    places = [[0, "a", 0, True, False, 2, 77], [1, "a", 1, False, True, 1, 0]]
+    (tmp_path / "attempts" / NAME / RING / places_file(0)).write_text(json.dumps(places))
     assert backend.ring_places(NAME) == [
         MemberPlace("a", 0, member=2, pid=77),
         MemberPlace("a", 1, is_used=False, is_left=True, member=1),

@@ -17,7 +17,8 @@ from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
-from longshore.scheduler.backends.local.ring_host import RING, RingHost, read_places
+from longshore.scheduler.backends.local.ring_files import RING, read_places
+from longshore.scheduler.backends.local.ring_host import RingHost
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -73,7 +74,7 @@ def test_a_write_that_fails_ends_nothing_for_good(
 
 
 def leaves_one(host: RingHost) -> Callable[[], bool]:
-    return lambda: (read_places(Path(host._path) / RING) or [("", 0, True, False, -1, 0)])[0][3]
+    return lambda: 0 in (places := read_places(Path(host._path) / RING)) and places[0][3]
 
 
 @pytest.mark.few(1)
@@ -86,7 +87,7 @@ def test_looks_that_fail_are_done_again(tmp_path: Path, monkeypatch: pytest.Monk
         while not leaves_one(host)():
             await asyncio.sleep(0.05)
         (tmp_path / RING / "add-2.json").write_text('[["n", 2]]')
-        while 2 not in host._ranks:
+        while 2 not in host._ranks.values():
             await asyncio.sleep(0.05)
         for rank in (1, 2):
             (tmp_path / f"end-{rank}").touch()
@@ -167,7 +168,7 @@ def test_the_rank_of_a_member_that_was_declared_gone_is_unused_before_its_proces
     async def declare(host: RingHost) -> None:
         await all_run(host)
         host._on_declared_gone(1, "its GPU is broken")
-        places = read_places(tmp_path / RING) or []
+        places = read_places(tmp_path / RING).values()
         assert [(used, left) for _, _, used, left, _, _ in places] == [(True, False), (False, False)]
         (tmp_path / "end").touch()
 

@@ -27,7 +27,7 @@ def reported(folder: Path, *reasons: str, stop: str) -> Status | None:
         part = open_folder(f"part-{number}", inside=attempt)
         write_exit_marker(part, NAME, reason, time.time(), [(number, 0, 0, time.time())])
         os.close(part)
-    status = proven_status(read_records(attempt, NAME))
+    status = proven_status(read_records(attempt, NAME, folder / "ring"))
     os.close(attempt)
     return status
 

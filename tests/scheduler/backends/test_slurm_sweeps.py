@@ -10,7 +10,6 @@ import pytest
 
 from longshore.cluster.files.durable import make_folder, open_folder
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec, encode_spec
-from longshore.scheduler.backends.shared_folder.backend import AttemptRecords, PartRecord
 from longshore.scheduler.backends.slurm.commands import SlurmNode, SlurmSnapshot
 from longshore.scheduler.backends.slurm.submission import Cleanup
 
@@ -39,10 +38,9 @@ def test_it_asks_for_a_small_part_of_a_node_whatever_slurm_gives_by_default(
 
     commands: Any = SimpleNamespace(call=call)
     cleanup = Cleanup(commands, ["--partition=main"])
-    records = AttemptRecords(True, None, (PartRecord(),) * len(nodes))  # noqa: FBT003 - launched
     known = {node: SlurmNode(node, {}, "IDLE", "") for node in nodes}
     for read_s in (0.0, float("inf")):  # the first snapshot may be older than the job
-        cleanup.sweep(folder, NAME, str(tmp_path), records, SlurmSnapshot(read_s, {}, known))
+        cleanup.sweep(folder, str(tmp_path), list(enumerate(nodes)), SlurmSnapshot(read_s, {}, known))
     os.close(folder)
 
     assert len(asked) == len(nodes)

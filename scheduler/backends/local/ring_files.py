@@ -1,0 +1,145 @@
+"""The files of a ring in its attempt's folder, beside those of its coordinator, and the pieces that they name.
+
+places-P.json    the ranks of piece P: number, node, GPU, whether it is used, whether it was left (its processes are
+                 proven gone), the last member there, and its pid, 0 if it does not run
+add-RANK.json    written by the scheduler: a GPU more
+
+A rank's GPU never changes. A rank that was left is never used again. Source: SPEC F8 to F10; docs/decisions/0015.
+Standard library only: supervisors import it.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ....cluster.files.durable import open_folder, read_whole
+from .ranks import RankPlace, Spec
+
+RING, STATE = "ring", "state.json"  # the folder, and the file of its coordinator there
+_MAX_FILE_BYTES = 4 << 20
+
+
+class Piece(NamedTuple):
+    """A part of a ring: it starts and ends by itself."""
+
+    number: int
+    node: str
+    gpus: dict[int, int]  # index on the node, by rank
+
+
+class RingPart(NamedTuple):
+    """The ranks of a ring that one host runs."""
+
+    piece: int  # its number; the coordinator starts with piece 0
+    visible: Mapping[int, str]  # what CUDA_VISIBLE_DEVICES calls the GPU of each rank
+    folder: str  # for logs and reports of its ranks
+    address: str = "127.0.0.1"  # of the machine, for members on others
+    is_whole: bool = False  # the ring has no other part: the GPUs that it gets later are this one's too
+
+
+def encode_part(part: RingPart) -> str:
+    """Return a part that is not the whole ring as an argument of a host's `main`."""
+    return json.dumps([part.piece, list(part.visible.items()), part.folder, part.address])
+
+
+def decode_part(text: str) -> RingPart:
+    """Return the part that `encode_part` has made an argument of."""
+    piece, visible, folder, address = json.loads(text)
+    return RingPart(piece, dict(visible), folder, address)
+
+
+def is_ring_over(ring: Path) -> bool:
+    """Return whether the coordinator of a ring has written its end."""
+    state = _read_json(ring, STATE)
+    return isinstance(state, dict) and state.get("phase") in ("done", "lost")
+
+
+def read_lost_members(ring: Path) -> set[int]:
+    """Return the members of a ring that are gone with the host that started them: it will start no others."""
+    state = _read_json(ring, STATE)
+    lost = state.get("lost") if isinstance(state, dict) else ()
+    return {member for member in lost if type(member) is int} if isinstance(lost, list) else set()
+
+
+def places_file(piece: int) -> str:
+    """Return the name of the file in a ring's folder that has the ranks of a piece."""
+    return f"places-{piece}.json"
+
+
+def read_places(ring: Path, piece: int = 0) -> dict[int, tuple[str, int, bool, bool, int, int]]:
+    """Return what a piece of a ring reports of each of its ranks: `MemberPlace`s; none if that is not known."""
+    rows = _read_rows(ring, places_file(piece), (int, str, int, bool, bool, int, int))
+    return {rank: tuple(place) for rank, *place in rows or ()}
+
+
+def added_gpu_file(rank: int) -> str:
+    """Return the name of the file in a ring's folder that adds a GPU."""
+    return f"add-{rank}.json"
+
+
+def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:
+    """Return node and GPU of a rank that the scheduler adds, None if it does not."""
+    rows = _read_rows(ring, added_gpu_file(rank), (str, int))
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+def read_added_places(ring: Path, first: int) -> list[tuple[str, int]]:
+    """Return node and GPU of all ranks that the scheduler has added to a ring, from the first one on."""
+    found: list[tuple[str, int]] = []
+    while (place := read_added_place(ring, first + len(found))) is not None:
+        found.append(place)
+    return found
+
+
+def _read_rows(ring: Path, name: str, kinds: Sequence[type]) -> list[Any] | None:
+    """Return rows of values of these kinds, from a file that any job may have written; None if it has none."""
+    rows = _read_json(ring, name)
+    are_sound = isinstance(rows, list) and all(
+        isinstance(row, list) and [type(value) for value in row] == list(kinds) for row in rows
+    )
+    return rows if are_sound else None
+
+
+def _read_json(ring: Path, name: str) -> Any:
+    """Return what is in a file that any job may have written, None if that makes no sense.
+
+    Another kind of file, such as a pipe, is not read.
+    """
+    try:
+        folder = open_folder(str(ring))
+        try:
+            return json.loads(read_whole(folder, name, _MAX_FILE_BYTES))
+        finally:
+            os.close(folder)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def pieces_of(spec: Spec, ring: Path) -> list[Piece]:
+    """Return the pieces of a ring: one for each node that it began with, one for each GPU that it got later.
+
+    Args:
+        spec: The attempt.
+        ring: Folder of its ring; it need not exist.
+    """
+    nodes = list(dict.fromkeys(place.node for place in spec.ranks))
+    pieces = [Piece(number, node, {}) for number, node in enumerate(nodes)]
+    for rank, place in enumerate(spec.ranks):
+        pieces[nodes.index(place.node)].gpus[rank] = place.gpu
+    for rank, (node, gpu) in enumerate(read_added_places(ring, len(spec.ranks)), len(spec.ranks)):
+        pieces.append(Piece(len(pieces), node, {rank: gpu}))
+    return pieces
+
+
+def with_added_ranks(spec: Spec, ring: Path, ranks: int) -> Spec:
+    """Return an attempt with the GPUs that its ring got later, up to a number of ranks.
+
+    Raises:
+        ValueError: If one of them is not known.
+    """
+    added = [read_added_place(ring, rank) for rank in range(len(spec.ranks), ranks)]
+    if None in added:
+        raise ValueError(f"{spec.attempt}: it is not known where rank {len(spec.ranks) + added.index(None)} is")
+    return spec._replace(ranks=(*spec.ranks, *(RankPlace(*place) for place in added if place)))

@@ -1,0 +1,112 @@
+"""Rings whose pieces run on nodes of Slurm and Ray: a node that is lost with all it runs stops nobody else."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks.slurm_cluster import SlurmCluster
+from longshore.cluster.files.processes import environment, living
+from longshore.ring.wire import RingReport
+from longshore.scheduler.model.states import Desired, JobState
+from tests.scheduler.backends import ray_cluster as ray
+from tests.scheduler.backends.slurm_backends import NODES, backend_of
+from tests.scheduler.ring_trials import RingTrial
+from tests.scheduler.trials import processes_of
+
+
+class Nodes(NamedTuple):
+    """A trial on the nodes of a cluster, of which each may be lost and come back."""
+
+    trial: RingTrial
+    lose_daemon: Callable[[str], object]
+    bring_back: Callable[[str], object]
+
+    def lose(self, node: str) -> None:
+        """Lose a node with all that runs there."""
+        for process in living():
+            found = environment(process, b"SLURMD_NODENAME", b"LONGSHORE_NODE")
+            is_supervisor = f"\0{node}\0".encode() in _line_of(process.pid)
+            if node.encode() in found.values() or is_supervisor:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        self.lose_daemon(node)
+
+    def report(self, job: str) -> RingReport:
+        report = self.trial.report(job)
+        assert report is not None
+        return report
+
+
+def _line_of(pid: int) -> bytes:
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return line if b"start_piece" in line else b""
+    return b""
+
+
+@pytest.fixture(params=["slurm", pytest.param("ray", marks=pytest.mark.full)])
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
+    if request.param == "slurm":
+        slurm: SlurmCluster = request.getfixturevalue("slurm_cluster")
+        trial = RingTrial(tmp_path, NODES, lambda: backend_of(slurm, tmp_path), "slurm")
+        yield Nodes(trial, slurm.lose_node, slurm.start_node)
+        trial.close()
+        slurm.heal()
+    else:
+        cluster: ray.RayCluster = request.getfixturevalue("ray_cluster")
+        trial = RingTrial(tmp_path, NODES, lambda: ray.backend_of(cluster), "ray")
+        yield Nodes(trial, cluster.kill_node, cluster.start_node)
+        trial.close()
+        cluster.heal()
+        ray.end_attempts(cluster)
+
+
+@pytest.mark.full
+def test_a_ring_of_three_nodes_comes_to_its_end(nodes: Nodes) -> None:
+    trial = nodes.trial
+    job = trial.submit_ring(9, steps=30)
+    assert trial.ends(job).state is JobState.SUCCEEDED
+    assert [attempt.outcome for attempt in trial.attempts(job)] == ["success"]
+    assert trial.held() == []
+
+
+def test_a_ring_goes_on_elsewhere_when_a_node_is_lost_and_gives_its_gpus_back_once_that_is_back(nodes: Nodes) -> None:
+    trial = nodes.trial
+    job = trial.submit_ring(6)
+    trial.runs(job)
+    trial.until(lambda: trial.is_whole(job))
+    began, lost = nodes.report(job), {place for place in trial.holds(job) if place[0] == "b"}
+    assert {node for node, _ in trial.holds(job)} == {"a", "b"}
+    assert len(lost) == 2
+    nodes.lose("b")
+    trial.until(lambda: nodes.report(job).generation > began.generation and trial.is_whole(job))
+    assert nodes.report(job).step >= began.step
+    assert {node for node, _ in trial.used(job)} == {"a", "c"}
+    assert lost < trial.holds(job)  # nobody has proven that nothing runs there
+    nodes.bring_back("b")
+    trial.until(lambda: not lost & trial.holds(job))
+    assert trial.is_whole(job)
+    trial.wish(job, Desired.CANCEL)
+    assert trial.ends(job).state is JobState.CANCELLED
+    assert len(trial.attempts(job)) == 1
+    assert trial.held() == []
+    assert processes_of(job) == []
+
+
+@pytest.mark.full
+def test_a_ring_without_the_node_of_its_coordinator_is_tried_again_as_a_whole(nodes: Nodes) -> None:
+    trial = nodes.trial
+    job = trial.submit_ring(5)
+    trial.runs(job)
+    trial.until(lambda: trial.is_whole(job))
+    nodes.lose("a")
+    nodes.bring_back("a")
+    trial.until(lambda: len(trial.attempts(job)) == 2 and trial.is_whole(job))
+    trial.wish(job, Desired.CANCEL)
+    assert trial.ends(job).state is JobState.CANCELLED
+    assert processes_of(job) == []
