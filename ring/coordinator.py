@@ -97,6 +97,7 @@ class Coordinator:
 
     def _await_returning_members(self) -> None:
         """Wait for the members of an earlier coordinator; those that do not return were lost meanwhile."""
+        self._orphans.update(map(int, self.state.tokens))  # until their launchers are back too
         last_message_s = self.now_s + self.limits.meet_s - self.limits.silence_s
         self.members.update(returning_members(self.state, last_message_s))
         if self.state.phase in (Phase.STOPPING, Phase.FORMING):

@@ -86,7 +86,7 @@ class CoordinatorState:
         if is_lost != (member in self.lost):
             self.changes += 1
             others = [each for each in self.lost if each != member]
-            self.lost = [*others, *[member] * is_lost][-MAX_GONE_REASONS:]
+            self.lost = [*others, *[member] * is_lost]
 
     def relieve(self, member: int) -> int:
         """Take the seat from a slow member until it is fast again; return the seat."""

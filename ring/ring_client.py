@@ -146,6 +146,8 @@ class RingClient:
                 self._listen()
             except MADE_UP_ERRORS as error:
                 log.debug("connection to %s: %s", self._folder, error)
+            except Exception:  # this thread is the ring's only way to further GPUs
+                log.exception("connection to %s", self._folder)
             self._connection, self.seat_request = None, None
             self._closed.wait(RING_RETRY_S)
 

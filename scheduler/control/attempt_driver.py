@@ -47,7 +47,7 @@ from ..store.jobs import JobColumns
 from ..store.transitions import hold_unreadable
 from .job_errors import ERROR_EVENT, MAX_ERRORS_IN_A_ROW
 from .node_checks import NodeChecks
-from .seating import held_placement, retire_faulty_members, store_ring_end
+from .seating import held_placement, retire_faulty_members, store_ring_end, survives_without
 from .state_cache import StateCache, needs_of, used_tries_of
 from .steps import check_step_times, read_last_report
 
@@ -233,13 +233,15 @@ def _attempt_view(cache: StateCache, row: AttemptRow, status: Status) -> Attempt
 def status_by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
 
-    Nothing of the attempt lives on a node whose lease has run out. The backend has to stop the rest. The attempt is
-    over once the agents of all other nodes report nothing of it either.
+    Nothing of the attempt lives on a node whose lease has run out. The backend has to stop the rest, unless that is a
+    ring which goes on. The attempt is over once the agents of all other nodes report nothing of it either.
     """
     if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
         return None
     held = held_placement(cache, row)
     fenced = sorted({share.node for share in held} & cache.health.fenced)
+    if row.state is AttemptState.RUNNING and survives_without(cache, row, fenced):
+        return None
     if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
         return None
     reports, cancelled_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(row.name)

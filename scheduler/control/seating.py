@@ -443,16 +443,25 @@ def _is_ring_attempt(cache: StateCache, row: AttemptRow) -> bool:
     return job is not None and is_ring_job(job.spec) and cache.parts.backend.capabilities.runs_rings
 
 
-def nodes_of_joined_ranks(cache: StateCache, row: AttemptRow) -> tuple[str, ...]:
-    """Return the nodes of the ranks that joined the ring of an attempt while it ran; none if that is not known."""
+def survives_without(cache: StateCache, row: AttemptRow, nodes: Sequence[str]) -> bool:
+    """Return whether an attempt goes on without some nodes: a ring does, but for that of its coordinator."""
+    return _is_ring_attempt(cache, row) and row.placement[0].node not in nodes
+
+
+def ranks_of_ring(cache: StateCache, row: AttemptRow) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Return the nodes of the ranks that joined the ring of an attempt, and all its ranks without a process.
+
+    A process that was lost with its node reports no end. Nothing is returned where that is not known.
+    """
     if not _is_ring_attempt(cache, row):
-        return ()
+        return (), frozenset()
     try:
         places = call_backend(cache.parts.backend.ring_places, row.name) or ()
     except BackendError:
-        return ()
+        return (), frozenset()
     first = sum(len(share.gpus) for share in row.placement)
-    return tuple(place.node for place in places[first:])
+    empty = frozenset(rank for rank, place in enumerate(places) if not place.is_used)
+    return tuple(place.node for place in places[first:]), empty
 
 
 def store_ring_end(cache: StateCache, row: AttemptRow, now_s: float) -> None:

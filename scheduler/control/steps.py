@@ -22,7 +22,7 @@ from ..store.attempts import AttemptRow, CheckpointRow, checkpoints_of, store_ch
 from ..store.events import append_all, check_fence, last_change_s
 from ..store.nodes import compute_records_of, list_nodes, put_compute_records
 from .job_errors import OF_NO_JOB, SpoiledError
-from .seating import nodes_of_joined_ranks
+from .seating import ranks_of_ring
 from .state_cache import StateCache
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,8 @@ def _is_running(cache: StateCache, row: AttemptRow, status: Status | None) -> bo
 
 
 def _running_attempt(cache: StateCache, row: AttemptRow, ended: frozenset[int]) -> RunningAttempt:
-    return RunningAttempt(row.job_id, row.name, row.placement, ended, nodes_of_joined_ranks(cache, row))
+    joined, empty = ranks_of_ring(cache, row)
+    return RunningAttempt(row.job_id, row.name, row.placement, ended | empty, joined)
 
 
 def _watching_of(cache: StateCache, job: str) -> Watching:

@@ -8,6 +8,7 @@ A rank's GPU never changes. A rank that was left is never used again. Source: SP
 Standard library only: supervisors import it.
 """
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from ....cluster.files.durable import open_folder, read_whole
 from .ranks import RankPlace, Spec
 
 RING, STATE = "ring", "state.json"  # the folder, and the file of its coordinator there
+STOP_FILES = ("cancel.json", "stop.json")  # in an attempt's folder: all of it is to stop
+OVER_FILES = ("exit.json", "gone.json")  # in the folder of its part: nothing is left of it
 _MAX_FILE_BYTES = 4 << 20
 
 
@@ -50,10 +53,20 @@ def decode_part(text: str) -> RingPart:
     return RingPart(piece, dict(visible), folder, address)
 
 
-def is_ring_over(ring: Path) -> bool:
-    """Return whether the coordinator of a ring has written its end."""
+def ring_phase(ring: Path) -> str:
+    """Return the phase of a ring that its coordinator wrote last; "starting" before the first."""
     state = _read_json(ring, STATE)
-    return isinstance(state, dict) and state.get("phase") in ("done", "lost")
+    phase = state.get("phase") if isinstance(state, dict) else None
+    return phase if isinstance(phase, str) else "starting"
+
+
+def is_ring_over(attempt: Path) -> bool:
+    """Return whether the ring in an attempt's folder starts no further piece.
+
+    It has ended, or is to stop, or the host of its coordinator is gone.
+    """
+    stops = [attempt / name for name in STOP_FILES] + [attempt / "part-0" / name for name in OVER_FILES]
+    return ring_phase(attempt / RING) in ("done", "lost") or any(file.exists() for file in stops)
 
 
 def read_lost_members(ring: Path) -> set[int]:
@@ -79,6 +92,16 @@ def added_gpu_file(rank: int) -> str:
     return f"add-{rank}.json"
 
 
+def given_file(rank: int) -> str:
+    """Return the name of the file in a ring's folder that shows that what runs a further GPU was handed over."""
+    return f"given-{rank}"
+
+
+def done_file(piece: int) -> str:
+    """Return the name of the file in a ring's folder by which the host of a piece shows that it saw the ring done."""
+    return f"done-{piece}"
+
+
 def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:
     """Return node and GPU of a rank that the scheduler adds, None if it does not."""
     rows = _read_rows(ring, added_gpu_file(rank), (str, int))
@@ -86,10 +109,16 @@ def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:
 
 
 def read_added_places(ring: Path, first: int) -> list[tuple[str, int]]:
-    """Return node and GPU of all ranks that the scheduler has added to a ring, from the first one on."""
+    """Return node and GPU of all ranks that the scheduler has added to a ring, from the first one on.
+
+    Raises:
+        OSError: If that is not known: a file cannot be read, or makes no sense.
+    """
     found: list[tuple[str, int]] = []
     while (place := read_added_place(ring, first + len(found))) is not None:
         found.append(place)
+    if (ring / added_gpu_file(first + len(found))).exists() or (ring / given_file(first + len(found))).exists():
+        raise OSError(errno.EIO, f"{added_gpu_file(first + len(found))} cannot be read")
     return found
 
 

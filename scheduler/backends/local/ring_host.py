@@ -37,9 +37,18 @@ from .ranks import (
     steps_name,
     with_descendants,
 )
-from .ring_files import RING, RingPart, decode_part, places_file, read_added_place, with_added_ranks
+from .ring_files import (
+    OVER_FILES,
+    RING,
+    STOP_FILES,
+    RingPart,
+    decode_part,
+    done_file,
+    places_file,
+    read_added_place,
+    with_added_ranks,
+)
 
-STOP_FILES = ("cancel.json", "stop.json")  # in an attempt's folder: all of it is to stop
 RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
@@ -173,6 +182,7 @@ class RingHost:
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
             if part.piece == 0:
                 await self._launcher.start_coordinator(part.address)
+            orphaned = asyncio.create_task(self._repeat(TEND_S, self._end_without_coordinator))
             await self._launcher.connect()
             await self._launcher.start_warm(self._spec.command, Path(part.folder))
             self._try(self._write_places)
@@ -186,11 +196,29 @@ class RingHost:
             tasks = [asyncio.create_task(self._repeat(pause_s, do)) for do, pause_s in work.items()]
             over, left = asyncio.create_task(self._launcher.wait_for_end()), asyncio.create_task(self._all_left.wait())
             await asyncio.wait({over, left}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*tasks, left):
+            for task in (*tasks, left, orphaned):
                 task.cancel()
             end = await over if over.done() else None
             over.cancel()
+        if end is not None and end.outcome == "done":
+            self._try(self._note_done)
         return 0 if end is None else self._exit_status(end)
+
+    def _note_done(self) -> None:
+        """Show that this part was in the ring when it was done, so that its exit status counts."""
+        folder = open_folder(str(self._ring))
+        try:
+            write_first(folder, done_file(self._piece.piece), b"")
+        finally:
+            os.close(folder)
+
+    def _end_without_coordinator(self) -> None:
+        """End this part once the host of the coordinator is gone: nobody would start another one."""
+        first = self._ring.parent / "part-0"
+        if self._piece.piece > 0 and not self._is_ending and any((first / name).exists() for name in OVER_FILES):
+            self._log("the host of the ring's coordinator is gone")
+            self._is_ending = True
+            self._launcher.end_members(signal.SIGTERM, ends_ring=False)
 
     async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
         while True:
@@ -388,8 +416,9 @@ def main(path: str, part: str = "") -> int:
     folder = open_folder(path)
     spec = read_spec(folder)
     os.close(folder)
-    host = RingHost(spec, path)
-    if part:
+    if not part:
+        host = RingHost(spec, path)
+    else:
         own = decode_part(part)
         extended = with_added_ranks(spec, Path(path) / RING, max(own.visible) + 1)
         host = RingHost(extended, path, own, len(spec.ranks))

@@ -308,6 +308,7 @@ class RayBackend(SharedFolderBackend):
         self._queue.mkdir(parents=True, exist_ok=True)
         self._launcher = LauncherJob(self._api, folder.absolute(), packages=str(Path(found.origin).parents[1]))
         self._answered_s: dict[str, float] = {}  # last answer of each node
+        self._addresses: frozenset[str] = frozenset()  # of all nodes
 
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; one that Ray has lost takes no jobs, and a GPU that Ray does not have once is faulty."""
@@ -323,6 +324,7 @@ class RayBackend(SharedFolderBackend):
         now_s = time.monotonic()
         if now_s >= self._read_s + _NODES_POLL_S:
             self._ray_nodes, self._read_s = _read_nodes(self._api), now_s
+            self._addresses |= {address for node in self._ray_nodes.values() for address in node.addresses}
         return self._ray_nodes
 
     def _node_view(self, name: str, gpus: int, node: RayNode) -> NodeView:
@@ -348,8 +350,8 @@ class RayBackend(SharedFolderBackend):
         self._launcher.ensure_running()
 
     def _ring_hosts(self) -> Collection[str]:
-        """Return the addresses of all nodes."""
-        return {address for node in self._nodes_of_ray().values() for address in node.addresses}
+        """Return the addresses of all nodes that were ever seen: a ring goes on without its node's raylet."""
+        return self._addresses
 
     def _refuse_missing_gpus(self, placement: Placement) -> None:
         nodes = self._nodes_of_ray()

@@ -51,6 +51,7 @@ _SILENT_S = 30.0  # a supervisor updates its marker every 2 s; a file system may
 _MAX_CLAIM_BYTES = 1 << 16
 _NODE_FAULT = "node fault: "  # prefix of reasons that are the cluster's fault (model/states.py)
 _CLAIMS_EVERY_S = 0.1
+_BEGINS_WITHIN_S = 120.0  # for a piece of a ring to begin; then its GPUs are given up
 _ERROR_PAUSE_S = 5.0  # after an error of an attempt
 
 
@@ -325,12 +326,13 @@ class RayRing:
         if time.monotonic() < self._tend_at_s:
             return False
         self._tend_at_s = time.monotonic() + _CLAIMS_EVERY_S
-        ring = Path(self._path, RING)
-        for piece in pieces_of(self._spec, ring)[len(self._pieces) :]:
+        for piece in pieces_of(self._spec, Path(self._path, RING))[len(self._pieces) :]:
             self._pieces.append(RayPiece(self._cluster, self._path, self._spec.attempt, piece))
-        may_start = not is_claim_revoked(self._folder) and not is_ring_over(ring)
+        may_start = not is_claim_revoked(self._folder) and not is_ring_over(Path(self._path))
         # All are tended: one that is over has GPUs to give back.
         over = [piece.tend(self._folder, may_start=may_start) for piece in self._pieces]
+        if all(piece.is_submitted for piece in self._pieces):
+            self._tend_at_s = time.monotonic() + _TEND_S
         return all(over) and (is_there(self._folder, "claim.json") or not may_start)
 
     def free_gpus(self) -> bool:
@@ -350,7 +352,13 @@ class RayPiece:
         self._task: ObjectRef[None] | None = None
         self._sweep: ObjectRef[None] | None = None
         self._sweep_at_s = 0.0
+        self._until_s = time.monotonic() + _BEGINS_WITHIN_S
         self._is_over = False
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether it was given to Ray, or is over."""
+        return self._task is not None or self._is_over
 
     def tend(self, folder: int, *, may_start: bool) -> bool:
         """Advance the piece as far as possible, and return whether nothing is left of it and its GPUs are free."""
@@ -366,11 +374,12 @@ class RayPiece:
         if any(is_there(folder, f"{where}{marker}") for marker in ("exit.json", "gone.json")):
             return True
         started = f"{where}started.json"
-        if not is_there(folder, started) and self._task is None:
-            if not may_start:
+        if not is_there(folder, started):
+            if not may_start or time.monotonic() > self._until_s:
                 return prove_never_started(folder, self._attempt, self._piece.number)
-            self._start_once_granted()
-            return False
+            if self._task is None:
+                self._start_once_granted()
+                return False
         if self._group is None:  # an earlier launcher started it: its GPUs are held for it
             self._group = self._cluster.reserve(self._request, [self._share])
         has_ended = is_done and self._task is not None and self._cluster.has_certainly_ended(self._task)

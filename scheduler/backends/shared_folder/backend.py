@@ -17,7 +17,6 @@ from pydantic import Field
 from ....cluster.files.durable import is_there, write_first
 from ....cluster.files.errors import BackendError, error_line
 from ....cluster.model.placement import Placement
-from ....ring.ring_client import read_written_ring_report
 from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import (
     AttemptFolders,
@@ -37,7 +36,18 @@ from ..local.folders import (
     write_spec,
 )
 from ..local.ranks import SPEC_FILE, Spec, read_spec
-from ..local.ring_files import RING, pieces_of, read_added_places, read_lost_members, read_places
+from ..local.ring_files import (
+    OVER_FILES,
+    RING,
+    done_file,
+    given_file,
+    is_ring_over,
+    pieces_of,
+    read_added_places,
+    read_lost_members,
+    read_places,
+    ring_phase,
+)
 from ..local.rings import FolderRings
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, MemberPlace, StepLines
@@ -78,6 +88,8 @@ class PartRecord(NamedTuple):
     switched_off: bool = False  # with its node
     reason: str = ""
     progress: Mapping[str, float] = {}
+    is_begun: bool = False  # it has a supervisor, or had one, or never will
+    saw_done: bool = False  # it is a piece that was in its ring when that was done
 
     @property
     def is_over(self) -> bool:
@@ -153,7 +165,7 @@ class SharedFolderBackend(FolderRings):
         """Add a GPU to a ring as a piece of its own; again, this does nothing."""
         super().add_to_ring(name, rank, node, gpu)
         with as_backend_error(name), opened_folder(str(self._ring_folder(name))) as ring:
-            write_first(ring, _given_file(rank), b"")
+            write_first(ring, given_file(rank), b"")
 
     def _read_ring_places(self, name: str) -> list[MemberPlace]:
         """Return the GPUs that a ring was given, by rank; one is left once nothing is left of its piece.
@@ -170,13 +182,14 @@ class SharedFolderBackend(FolderRings):
                 raise BackendError(f"{name}: its {SPEC_FILE} cannot be read: {error_line(error)}") from error
             nodes, lost = nodes_of(spec), read_lost_members(ring)
             for piece in pieces_of(spec, ring):
-                if piece.number >= len(nodes) and not (ring / _given_file(min(piece.gpus))).exists():
+                if piece.number >= len(nodes) and not (ring / given_file(min(piece.gpus))).exists():
                     break
-                is_over = any(is_there(folder, f"part-{piece.number}/{file}") for file in ("exit.json", "gone.json"))
+                is_over = any(is_there(folder, f"part-{piece.number}/{file}") for file in OVER_FILES)
+                is_silent = _has_silent_supervisor(folder, piece.number)
                 reported = read_places(ring, piece.number)
                 for rank, gpu in piece.gpus.items():
                     place = MemberPlace(*reported.get(rank, (piece.node, gpu)))
-                    used = place.is_used and not is_over and place.member not in lost
+                    used = place.is_used and not (is_over or is_silent or place.member in lost)
                     places.append(place._replace(node=piece.node, gpu=gpu, is_used=used, is_left=is_over))
         return places
 
@@ -201,12 +214,27 @@ class SharedFolderBackend(FolderRings):
     def _write_spec(self, attempt: Attempt, placement: Placement) -> tuple[Spec, bool] | None:
         """Write what is to be run, as `write_spec` does, unless the attempt was cancelled before."""
         name = attempt.name
-        written = write_spec(self._folders, attempt, placement, self._nodes, ("claim.json",))
+        if attempt.seats and not self._may_start_pieces(name):
+            return None
+        # Pieces of a ring are handed over one by one: the claim of the first is no sign that the others were.
+        begun = () if attempt.seats else ("claim.json",)
+        written = write_spec(self._folders, attempt, placement, self._nodes, begun)
         with as_backend_error(name), self._folders.open(name) as folder:
             if written is None or folder is None or not is_there(folder, "cancel.json"):
                 return written
             revoke_unclaimed(folder, name, CANCELLED)
         return None
+
+    def _may_start_pieces(self, name: str) -> bool:
+        """Return whether pieces of a ring may start: not once it was forgotten, revoked, or is over."""
+        try:
+            with self._folders.open(name) as folder:
+                claim = None if folder is None else read_marker(folder, name, ClaimMarker)
+                if folder is None or claim is None:
+                    return True
+                return is_there(folder, SPEC_FILE) and not claim.revoked and not is_ring_over(self._folders.path(name))
+        except (OSError, ValueError) as error:
+            raise BackendError(f"{name}: {error}") from error
 
     @contextmanager
     def _store_stop_request(self, name: str, reason: str) -> Iterator[int | None]:
@@ -241,11 +269,6 @@ class SharedFolderBackend(FolderRings):
             return None if folder is None else read_records(folder, name, self._ring_folder(name))
 
 
-def _given_file(rank: int) -> str:
-    """Return the name of the file in a ring's folder that shows that what runs a further GPU was handed over."""
-    return f"given-{rank}"
-
-
 def _part_names(folder: int) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
 
@@ -260,9 +283,9 @@ def read_records(folder: int, attempt: str, ring: Path) -> AttemptRecords:
     claim = read_marker(folder, attempt, ClaimMarker)
     number, phase = 0 if claim is None else claim.parts, ""
     if claim is not None and is_there(folder, RING):
-        number += len(read_added_places(ring, claim.ranks))
-        report = read_written_ring_report(ring)
-        phase = "starting" if report is None else report.phase
+        known = [int(name.removeprefix("part-")) + 1 for name in _part_names(folder)]  # whatever became of other files
+        number = max(number + len(read_added_places(ring, claim.ranks)), *known, 0)
+        phase = ring_phase(ring)
     parts = tuple(_read_part(folder, attempt, each) for each in range(number))
     stop = read_stop(folder) if is_there(folder, "stop.json") else ""
     return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop, phase)
@@ -280,12 +303,11 @@ def proven_status(records: AttemptRecords) -> Status | None:
 
 
 def status_of_running(records: AttemptRecords) -> Status:
-    """Return the status of an attempt whose supervisors run or are about to; a ring runs once a piece does."""
+    """Return the status of an attempt whose supervisors run or are about to; a ring runs once its first piece does."""
     parts = records.parts
     if records.is_ring:
-        began_s = min((part.started_s for part in parts if part.started_s), default=0.0)
-        run = Run.RUNNING if began_s else Run.PENDING
-        return Status(run, started_s=began_s, progress=_merged_progress(parts))
+        run = Run.RUNNING if parts[0].started_s else Run.PENDING
+        return Status(run, started_s=parts[0].started_s, progress=_merged_progress(parts))
     run = Run.RUNNING if all(part.started_s > 0.0 for part in parts) else Run.PENDING
     return Status(run, _rank_ends(parts), started_s=_started_s(parts), progress=_merged_progress(parts))
 
@@ -300,8 +322,11 @@ def is_proven_gone(records: AttemptRecords) -> bool:
 def _ended_status(records: AttemptRecords, ranks: int) -> Status:
     parts = records.parts
     if records.ring_phase == "done":  # whatever became of pieces that it went on without
-        kept = tuple(part for part in parts if part.exited and not part.reason.startswith(STOPPED_BY_PREFIX))
+        kept = tuple(part for part in parts if part.saw_done) or parts[:1]
         return Status(Run.EXITED, _rank_ends(kept), started_s=_started_s(kept), progress=_merged_progress(parts))
+    if records.is_ring:
+        # The first piece has the coordinator: with it the ring is over, and as it ended the ring did.
+        parts, records = parts[:1], records._replace(parts=parts[:1])
     ends, started_s, progress = _rank_ends(parts), _started_s(parts), _merged_progress(parts)
     reasons = [part.reason for part in parts if part.reason]
     reason = next(iter(reasons), "")
@@ -328,6 +353,7 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
 def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
     if not is_there(folder, f"part-{number}"):
         return PartRecord()
+    saw_done = is_there(folder, f"{RING}/{done_file(number)}")
     with opened_folder(f"part-{number}", folder) as part_folder:
         is_alive = _is_marker_fresh(part_folder)
         proof = read_marker(part_folder, attempt, GoneMarker)
@@ -342,7 +368,16 @@ def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
             proof is not None and proof.proof == SWITCHED_OFF,
             "" if exited is None else exited.reason,
             read_progress(part_folder),
+            is_there(part_folder, "started.json"),
+            saw_done,
         )
+
+
+def _has_silent_supervisor(folder: int, part: int) -> bool:
+    if not is_there(folder, f"part-{part}/started.json"):
+        return False
+    with opened_folder(f"part-{part}", folder) as part_folder:
+        return not _is_marker_fresh(part_folder)
 
 
 def _is_marker_fresh(part_folder: int) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ....cluster.files.processes import Identity, Process, boot_id, find, free_port, is_alive, kill
 from ..local.ranks import AttemptTraces, RankGroup, Spec, adopt_orphans, kill_all, read_spec
-from ..local.ring_files import RING, RingPart, encode_part, pieces_of, with_added_ranks
+from ..local.ring_files import RING, RingPart, encode_part, is_ring_over, pieces_of, with_added_ranks
 from ..local.supervision import (
     TIME_LIMIT,
     StopRequests,
@@ -40,6 +40,7 @@ from ..local.supervisor import STARTED_BEFORE
 
 STOPPED_BY_PREFIX = "stopped by "
 MISPLACED = "misplaced: "
+RING_IS_OVER = STOPPED_BY_PREFIX + "the end of its ring"
 SWITCHED_OFF = "the node is switched off"  # a proof
 
 _BEAT_S = 2.0  # between two updates of its marker
@@ -170,7 +171,7 @@ def _supervise_piece(path: str, number: int, job: int, address: str, grant: Gran
     if not write_first(part_folder, "started.json", started_marker(spec.attempt, guard)):
         return STARTED_BEFORE
     requests = PieceStopRequests(folder, part_folder, spec, STOPPED_BY_PREFIX + grant.by)
-    reason = requests.reason()
+    reason = requests.reason() or (RING_IS_OVER if is_ring_over(Path(path)) else "")
     if not reason and (grant.gpus != [*piece.gpus.values()] or len(grant.visible) != len(grant.gpus)):
         reason = f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {[*piece.gpus.values()]}"
     if reason:
@@ -234,7 +235,7 @@ class PieceStopRequests(SharedStopRequests):
     def reason(self) -> str:
         """Return why the piece is to be stopped, "" if it is not."""
         if time.monotonic() >= self._until_s:
-            return super().record_stop(TIME_LIMIT) or ""
+            super().record_stop(TIME_LIMIT)
         return super().reason()
 
     def record_stop(self, reason: str) -> str:

@@ -1,6 +1,7 @@
 """The Slurm backend: each attempt is one Slurm job with the exact nodes and GPUs that were decided."""
 
 import logging
+import os
 import re
 import socket
 import threading
@@ -20,14 +21,22 @@ from ...model.gpu_index import Layout
 from ...model.states import EndedBy, Run, Status
 from ..local.folders import as_backend_error, delete_all_but, read_marker
 from ..local.ranks import Spec, read_spec
-from ..local.ring_files import RING, pieces_of
+from ..local.ring_files import RING, Piece, added_gpu_file, given_file, is_ring_over, pieces_of
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, CannotHonourError, Capabilities, ExternalJob, GpuView, NodeView, refuse_bad_placement
-from ..shared_folder.backend import AttemptRecords, SharedFolderBackend, status_of_running
+from ..shared_folder.backend import AttemptRecords, PartRecord, SharedFolderBackend, status_of_running
 from ..shared_folder.node import nodes_of, prove_never_started, revoke_unclaimed, write_stop
-from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmJob, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
+from .commands import SLURM_TIMES, TIMED_OUT, Commands, SlurmNode, SlurmSnapshot, SlurmTimes, SlurmView
 from .held import AttemptJob, EndedMarker, HeldAttempts, why_unplaceable
-from .submission import Cleanup, comment_of, gres_request, is_late_to_stop, submit, submit_piece
+from .submission import (
+    Cleanup,
+    comment_of,
+    gres_request,
+    is_late_to_stop,
+    resolved_address,
+    submit,
+    submit_piece,
+)
 
 SLURM_NAME_WORDS = "At most 253 letters, digits and characters of _.,+-"
 # One of Slurm's names, or several of them.
@@ -38,6 +47,8 @@ _MAX_QUESTION_BYTES = 256
 _BACKLOG = 64
 _ACCEPT_AGAIN_S = 0.5
 SOCKET_AGAIN_S = 5.0  # between two checks whether another scheduler still answers
+ADDED_WITHIN_S = 60.0  # for a GPU that a ring gets later to begin; then it gets another one
+BEGINS_WITHIN_S = 300.0  # for a piece of a ring's start, from the claim of the first
 _QUESTION = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
 
 log = logging.getLogger(__name__)
@@ -135,7 +146,7 @@ class SlurmBackend(SharedFolderBackend):
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty."""
         snapshot = self._view.read_complete()
-        self._addresses = frozenset(node.address for node in snapshot.nodes.values())
+        self._addresses |= {resolved_address(node.address) for node in snapshot.nodes.values()}
         return tuple(self._node_view(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
     def _node_view(self, name: str, gpus: int, node: SlurmNode | None) -> NodeView:
@@ -168,8 +179,12 @@ class SlurmBackend(SharedFolderBackend):
         """Submit the pieces of a ring that Slurm does not know."""
         self._view.invalidate()
         snapshot, name = self._view.read_complete(), spec.attempt
-        pieces = pieces_of(spec, self._ring_folder(name))
-        left = [piece for piece in pieces if comment_of(name, piece.number) not in snapshot.jobs]
+        with as_backend_error(name), self._folders.open_or_create(name) as folder:
+            pieces = pieces_of(spec, self._ring_folder(name))
+            left = [
+                piece for piece in pieces
+                if comment_of(name, piece.number) not in snapshot.jobs and not is_there(folder, f"part-{piece.number}")
+            ]  # fmt: skip
         for piece in left:  # before any of them is submitted
             gres_request(Share(piece.node, tuple(piece.gpus.values())), snapshot.nodes)
         self._view.invalidate()
@@ -205,9 +220,7 @@ class SlurmBackend(SharedFolderBackend):
             submit_piece(self._commands, spec, piece, nodes, str(self._folders.path(name)), self._options)
 
     def _ring_hosts(self) -> Collection[str]:
-        """Return the addresses of all nodes."""
-        if not self._addresses:
-            self._addresses = frozenset(node.address for node in self._view.read().nodes.values())
+        """Return the addresses of all nodes that were ever seen."""
         return self._addresses
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
@@ -301,7 +314,7 @@ class SlurmBackend(SharedFolderBackend):
     def _status_by_slurm(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot) -> Status:
         if records.is_ring:
             return self._status_of_ring(name, records, snapshot)
-        claim, jobs = records.claim, _jobs_of(name, snapshot)
+        claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())
         if claim is not None:
             jobs = tuple(job for job in jobs if job.number == claim.job)
         if not all(job.is_over for job in jobs):
@@ -323,7 +336,7 @@ class SlurmBackend(SharedFolderBackend):
         """
         if not self._view.is_complete(snapshot):
             return _status_without_slurm(records, "Slurm does not know all its nodes yet")
-        is_over, has_living_job = records.ring_phase in ("done", "lost"), False
+        is_over, has_living_job = is_ring_over(self._folders.path(name)), False
         try:
             with self._folders.open(name) as folder:
                 if folder is None:
@@ -333,18 +346,32 @@ class SlurmBackend(SharedFolderBackend):
                     jobs = snapshot.jobs.get(comment_of(name, piece.number), ())
                     lives = not all(job.is_over for job in jobs)
                     has_living_job = has_living_job or lives
-                    if piece.number >= len(records.parts) or records.parts[piece.number].is_over:
+                    part = (
+                        records.parts[piece.number] if piece.number < len(records.parts) else PartRecord(is_begun=True)
+                    )
+                    if part.is_over:
                         continue
-                    if is_over and prove_never_started(folder, name, piece.number):
-                        self._cleanup.kill_pending(name)
-                    elif not lives:
+                    if not part.is_begun and (is_over or self._is_overdue(folder, piece)):
+                        prove_never_started(folder, name, piece.number)  # its job ends at once when it starts
+                    elif not lives and (part.is_begun or jobs):
                         lost.append((piece.number, piece.node))
+                if is_over and has_living_job:
+                    self._cleanup.kill_pending(name)
                 self._cleanup.sweep(folder, str(self._folders.path(name)), lost, snapshot)
         except (OSError, ValueError) as error:
             return Status(Run.UNREACHABLE, words=str(error))
         if has_living_job or any(part.is_alive and not part.is_over for part in records.parts):
             return status_of_running(records)
         return Status(Run.UNREACHABLE, words="it is not proven yet that all processes of its ring are gone")
+
+    def _is_overdue(self, folder: int, piece: Piece) -> bool:
+        """Return whether a piece has not begun for so long after it was handed over that its GPUs are given up."""
+        first = min(piece.gpus)
+        added, limit_s = f"{RING}/{given_file(first)}", ADDED_WITHIN_S
+        handed_over, limit_s = (added, limit_s) if is_there(folder, added) else ("claim.json", BEGINS_WITHIN_S)
+        if handed_over == "claim.json" and is_there(folder, f"{RING}/{added_gpu_file(first)}"):
+            return False  # it is about to be handed over
+        return time.time() - os.stat(handed_over, dir_fd=folder, follow_symlinks=False).st_mtime > limit_s
 
     def _prove_end(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot, report: str) -> Status:
         """Prove the end of an attempt whose Slurm job is over though its supervisors have not reported it."""
@@ -372,16 +399,9 @@ class SlurmBackend(SharedFolderBackend):
 def _status_without_slurm(records: AttemptRecords, reason: str) -> Status:
     """Return what the supervisors alone report: they continue when Slurm, or its daemon on their node, does not."""
     parts = records.parts
-    if parts and all(part.is_over or part.is_alive for part in parts):
+    if parts and (any if records.is_ring else all)(part.is_over or part.is_alive for part in parts):
         return status_of_running(records)
     return Status(Run.UNREACHABLE, words=reason)
-
-
-def _jobs_of(name: str, snapshot: SlurmSnapshot) -> tuple[SlurmJob, ...]:
-    """Return the jobs of an attempt, or those of all pieces of its ring."""
-    own = comment_of(name)
-    found = (jobs for comment, jobs in snapshot.jobs.items() if comment == own or comment.startswith(f"{own}:"))
-    return tuple(job for jobs in found for job in jobs)
 
 
 class SubmitSocket:

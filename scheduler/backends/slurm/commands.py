@@ -49,6 +49,7 @@ OVER_STATES = frozenset(
 TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
 _INDEXED = re.compile(r"(?:.*\D)?([0-9]{1,5})")  # a type for each GPU, which ends in its index
 _NEVER_ERRORS = ("node configuration is not available", "Invalid node name", "Invalid generic resource")
+_PIECE = re.compile(r"(longshore:[^:]+):\d+")  # comment of a piece of a ring, in which that of its attempt
 _SNAPSHOT_S = 1.0  # minimum between two polls, except for a launch
 
 
@@ -233,7 +234,7 @@ class SlurmSnapshot(NamedTuple):
     """All of this user's jobs, by comment, and all nodes."""
 
     read_s: float  # time of the poll, by the monotonic clock
-    jobs: Mapping[str, tuple[SlurmJob, ...]]
+    jobs: Mapping[str, tuple[SlurmJob, ...]]  # those of the pieces of a ring also under that of its attempt
     nodes: Mapping[str, SlurmNode]
 
 
@@ -242,7 +243,10 @@ def _read_snapshot(commands: Commands) -> SlurmSnapshot:
     read_s = time.monotonic()
     jobs: dict[str, list[SlurmJob]] = {}
     for number, state, comment in _split_records(commands.call("squeue", _SQUEUE_ARGUMENTS), 3, _JOB_NUMBER):
-        jobs.setdefault(comment, []).append(SlurmJob(int(re.findall(r"\d+", number)[0]), state))
+        job = SlurmJob(int(re.findall(r"\d+", number)[0]), state)
+        jobs.setdefault(comment, []).append(job)
+        if piece := _PIECE.fullmatch(comment):
+            jobs.setdefault(piece[1], []).append(job)
     # After the jobs: a controller that was started since then has nodes that it does not know yet.
     nodes = {}
     for name, address, gres, state, reason in _split_records(commands.call("sinfo", _SINFO_ARGUMENTS), 5, _NODE_NAME):

@@ -4,9 +4,10 @@ import logging
 import math
 import os
 import shlex
+import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from ....cluster.files.errors import BackendError
 from ....cluster.model.placement import Placement, Share
@@ -69,6 +70,18 @@ def submit(
     _sbatch(commands, arguments, line)
 
 
+@lru_cache(4096)
+def resolved_address(name: str) -> str:
+    """Return the address that a node's name has on this machine, the name itself if it has none.
+
+    The node's own view of its name may be a loopback address, at which no other machine reaches its coordinator.
+    """
+    try:
+        return str(socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0])
+    except OSError:
+        return name
+
+
 def submit_piece(
     commands: Commands, spec: Spec, piece: Piece, nodes: Mapping[str, SlurmNode], path: str, options: Sequence[str]
 ) -> None:
@@ -81,7 +94,9 @@ def submit_piece(
     gres = gres_request(Share(piece.node, tuple(piece.gpus.values())), nodes)
     where = ["--nodes=1", "--ntasks=1", f"--nodelist={piece.node}", f"--gres={gres}"]
     common = [*_name_options(spec.attempt, comment_of(spec.attempt, piece.number), path), *_time_option(spec), *options]
-    line = python_command("slurm.node", "run_piece", path, str(piece.number), nodes[piece.node].address)
+    line = python_command(
+        "slurm.node", "run_piece", path, str(piece.number), resolved_address(nodes[piece.node].address)
+    )
     _sbatch(commands, ["--parsable", *common, *where], line)
 
 

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.files.processes import environment, living
 from longshore.ring.wire import RingReport
+from longshore.scheduler.control.seating import ranks_of_ring, survives_without
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.slurm_backends import NODES, backend_of
@@ -88,6 +89,11 @@ def test_a_ring_goes_on_elsewhere_when_a_node_is_lost_and_gives_its_gpus_back_on
     assert nodes.report(job).step >= began.step
     assert {node for node, _ in trial.used(job)} == {"a", "c"}
     assert lost < trial.holds(job)  # nobody has proven that nothing runs there
+    cache, row = trial.scheduler.cache, trial.attempts(job)[-1]
+    assert cache is not None
+    assert ranks_of_ring(cache, row) == (("c", "c"), {4, 5})  # what reports nothing any more does not hang
+    assert survives_without(cache, row, ["b"])
+    assert not survives_without(cache, row, ["a", "b"])
     nodes.bring_back("b")
     trial.until(lambda: not lost & trial.holds(job))
     assert trial.is_whole(job)

@@ -1,0 +1,197 @@
+"""What the folder of a ring whose pieces run on several nodes proves: its end, its GPUs, and what may start."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.durable import open_folder, write_first
+from longshore.cluster.files.errors import BackendError
+from longshore.cluster.model.placement import Share
+from longshore.scheduler.backends.local.ring_files import RING, added_gpu_file, done_file, given_file, places_file
+from longshore.scheduler.backends.local.supervision import started_marker, write_exit_marker
+from longshore.scheduler.backends.protocol import Attempt, MemberPlace
+from longshore.scheduler.backends.shared_folder.backend import SharedFolderBackend, is_proven_gone, proven_status
+from longshore.scheduler.backends.shared_folder.node import STOPPED_BY_PREFIX, claim_attempt, write_proof, write_stop
+from longshore.scheduler.model.states import EndedBy, Run
+
+NAME = "ls-job-1"
+PLACEMENT = (Share("a", (0, 1)), Share("b", (2,)))
+ATTEMPT = Attempt(NAME, "job", 1, ("true",), "", {"PATH": os.environ["PATH"]}, seats=3)
+
+
+class Records(SharedFolderBackend):
+    """A backend that starts nothing itself."""
+
+    def build(self) -> None: ...  # type: ignore[override]
+    def observe(self) -> tuple[()]:
+        return ()
+
+    def launch(self, attempt: Attempt, placement: object) -> None: ...
+    def cancel(self, name: str, reason: str) -> None: ...
+
+
+class Ring:
+    """The folder of a ring that began on two nodes, and whose files the test writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend = Records(folder, {"a": 4, "b": 4, "c": 4})
+        assert self.backend._write_spec(ATTEMPT, PLACEMENT) is not None
+        self.path = folder / "attempts" / NAME
+        self.folder = open_folder(str(self.path))
+        (self.path / RING).mkdir()
+        claim_attempt(self.folder, NAME, job=1, parts=2, ranks=3, address="a")
+
+    def part(self, number: int) -> int:
+        (self.path / f"part-{number}").mkdir(exist_ok=True)
+        part = open_folder(str(self.path / f"part-{number}"))
+        write_first(part, "started.json", started_marker(NAME))
+        return part
+
+    def ends(self, number: int, reason: str = "", code: int = 0, signal: int = 0, *, saw_done: bool = False) -> None:
+        write_exit_marker(self.part(number), NAME, reason, 5.0, [(number, code, signal, time.time())])
+        if saw_done:
+            (self.path / RING / done_file(number)).touch()
+
+    def is_lost(self, number: int) -> None:
+        write_proof(self.part(number), NAME, "no process of it is left on the node")
+
+    def phase(self, phase: str, lost: tuple[int, ...] = ()) -> None:
+        (self.path / RING / "state.json").write_text(json.dumps({"phase": phase, "lost": lost}))
+
+    def places(self, piece: int, rows: Mapping[int, tuple[str, int, bool, int]]) -> None:
+        found = [[rank, node, gpu, used, False, member, 7] for rank, (node, gpu, used, member) in rows.items()]
+        (self.path / RING / places_file(piece)).write_text(json.dumps(found))
+
+    def add(self, rank: int, node: str, gpu: int) -> None:
+        self.backend.add_to_ring(NAME, rank, node, gpu)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    it = Ring(tmp_path)
+    yield it
+    os.close(it.folder)
+
+
+def ended(ring: Ring) -> tuple[Run, EndedBy, list[tuple[int, int]]]:
+    records = ring.backend._read_records(NAME)
+    assert records is not None
+    assert is_proven_gone(records)
+    status = proven_status(records)
+    assert status is not None
+    return status.run, status.by, [(end.code, end.signal) for end in status.ends]
+
+
+def test_a_ring_that_is_done_is_done_whatever_became_of_pieces_on_the_way(ring: Ring) -> None:
+    ring.phase("done")
+    ring.ends(0, saw_done=True)
+    for reason, code, number in (("rank failed", 0, 9), ("out of memory", 0, 9), (STOPPED_BY_PREFIX + "Slurm", 1, 0)):
+        (ring.path / "part-1").mkdir(exist_ok=True)
+        (ring.path / "part-1" / "exit.json").unlink(missing_ok=True)
+        ring.ends(1, reason, code, number)
+        assert ended(ring) == (Run.EXITED, EndedBy.NONE, [(0, 0)])
+    (ring.path / "part-1" / "exit.json").unlink()
+    ring.is_lost(1)
+    assert ended(ring) == (Run.EXITED, EndedBy.NONE, [(0, 0)])
+
+
+def test_members_that_fail_once_their_ring_is_done_fail_the_attempt(ring: Ring) -> None:
+    ring.phase("done")
+    ring.ends(0, saw_done=True)
+    ring.ends(1, "rank failed", 3, saw_done=True)
+    assert ended(ring) == (Run.EXITED, EndedBy.NONE, [(0, 0), (3, 0)])
+
+
+@pytest.mark.parametrize(
+    ("reason", "by"), [("cancelled", EndedBy.CANCEL), ("time limit", EndedBy.TIME_LIMIT), ("rank failed", None)]
+)
+def test_a_ring_that_is_not_done_ends_as_its_first_piece_did(ring: Ring, reason: str, by: EndedBy | None) -> None:
+    ring.phase("running")
+    ring.ends(0, reason, 5)
+    ring.is_lost(1)
+    run, found, ends = ended(ring)
+    assert (run, ends) == (Run.EXITED, [(5, 0)])
+    assert found is (by or found)
+
+
+def test_a_ring_without_its_first_piece_is_lost(ring: Ring) -> None:
+    ring.phase("running")
+    ring.is_lost(0)
+    ring.ends(1, "rank failed", 76)
+    assert ended(ring)[0] is Run.LOST
+
+
+def test_a_ring_is_gone_only_with_all_that_it_was_given_later(ring: Ring) -> None:
+    ring.phase("done")
+    ring.add(3, "c", 1)
+    ring.ends(0, saw_done=True)
+    ring.ends(1, saw_done=True)
+    assert not ring.backend.is_proven_gone(NAME)
+    os.close(ring.part(2))
+    (ring.path / RING / added_gpu_file(3)).unlink()  # as the job can
+    (ring.path / RING / given_file(3)).unlink()
+    assert not ring.backend.is_proven_gone(NAME)
+    ring.ends(2, saw_done=True)
+    assert ring.backend.is_proven_gone(NAME)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[[1, 2]]"])
+def test_a_gpu_whose_file_cannot_be_read_is_not_taken_for_none(ring: Ring, content: str | None) -> None:
+    ring.phase("done")
+    ring.add(3, "c", 1)
+    for piece in (0, 1):
+        ring.ends(piece, saw_done=True)
+    file = ring.path / RING / added_gpu_file(3)
+    file.unlink() if content is None else file.write_text(content)
+    assert not ring.backend.is_proven_gone(NAME)
+    with pytest.raises(BackendError):
+        ring.backend.ring_places(NAME)
+
+
+def test_gpus_of_a_ring_are_used_until_nothing_will_run_there_and_left_once_that_is_proven(ring: Ring) -> None:
+    ring.phase("running")
+    a, b = MemberPlace("a", 0), MemberPlace("b", 2)
+    assert ring.backend.ring_places(NAME) == [a, MemberPlace("a", 1), b]  # none has begun
+    for piece in (0, 1):
+        os.close(ring.part(piece))
+    ring.places(0, {0: ("a", 0, True, 0), 1: ("a", 1, False, 1)})
+    ring.places(1, {2: ("b", 2, True, 2)})
+    ring.add(3, "c", 1)
+    found = ring.backend.ring_places(NAME) or []
+    assert [place.is_used for place in found] == [True, False, True, True]
+    assert not any(place.is_left for place in found)
+    ring.phase("running", lost=(2,))  # its launcher is gone, too
+    assert [place.is_used for place in ring.backend.ring_places(NAME) or []] == [True, False, False, True]
+    ring.phase("running")
+    os.utime(ring.path / "part-1" / "started.json", (0, 0))  # the supervisor has been silent for long
+    assert [place.is_used for place in ring.backend.ring_places(NAME) or []] == [True, False, False, True]
+    ring.is_lost(1)
+    assert [place.is_left for place in ring.backend.ring_places(NAME) or []] == [False, False, True, False]
+
+
+def test_a_gpu_counts_once_what_runs_it_was_handed_over(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BackendError("no answer")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(ring.backend, "_start_added", refuse)
+        with pytest.raises(BackendError):
+            ring.add(3, "c", 1)
+    assert len(ring.backend.ring_places(NAME) or []) == 3
+    ring.add(3, "c", 1)
+    assert len(ring.backend.ring_places(NAME) or []) == 4
+
+
+def test_pieces_that_are_missing_are_handed_over_again_until_the_ring_is_over(ring: Ring) -> None:
+    assert ring.backend._write_spec(ATTEMPT, PLACEMENT) is not None  # the first piece has claimed it
+    write_stop(ring.folder, NAME, "time limit")
+    assert ring.backend._write_spec(ATTEMPT, PLACEMENT) is None
+    for piece in (0, 1):
+        ring.ends(piece, "time limit")
+    ring.backend.forget(NAME)
+    assert ring.backend._write_spec(ATTEMPT, PLACEMENT) is None
+    assert not (ring.path / "spec.json").exists()
