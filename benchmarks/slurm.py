@@ -28,7 +28,8 @@ from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import FINAL, JobState, Run
 from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.service.service import default_cluster, layout_of, site_of
+from longshore.scheduler.service.own_cluster import default_cluster
+from longshore.scheduler.service.service import layout_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from longshore.scheduler.store.attempts import get_attempt
 from longshore.scheduler.store.database import Store, open_store

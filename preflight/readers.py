@@ -5,6 +5,7 @@ None stands for what a GPU or its driver does not support.
 Source: NVIDIA's catalogue of Xid errors, as of 2025-10; CUDA C++ Programming Guide, CUDA Environment Variables.
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from types import ModuleType
 from typing import TypeVar
 
 from ..cluster.files.errors import BackendError
+
+log = logging.getLogger(__name__)
 
 
 class GpuLostError(Exception):
@@ -90,6 +93,19 @@ class GpuProcess:
 
     pid: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU at one moment."""
+
+    index: int
+    healthy: bool  # it answers, and has no error that only a reset clears
+    utilisation: float = 0.0  # 0 to 1
+    free_bytes: int = 0  # of its memory
+    temperature_c: float | None = None
+    ecc_errors: int | None = None  # uncorrected ones since the driver was loaded
+    link_errors: int | None = None  # how often its links to other GPUs repeated what they sent, or were set up again
 
 
 KMSG = Path("/dev/kmsg")
@@ -284,6 +300,40 @@ class GpuReader:
         found = (self._read_gpu(index) for index in range(self.count()))
         return [gpu for gpu in found if gpu is not None]
 
+    def states(self) -> tuple[GpuState, ...]:
+        """Return all GPUs at this moment, in the order of their PCI addresses; one that is lost is not healthy.
+
+        A GPU with MIG never reports its utilisation, and its memory only to users with the right to read it.
+        """
+        return tuple(self._read_state(index) for index in range(self.count()))
+
+    def _read_state(self, index: int) -> GpuState:
+        nvml = self._nvml
+        try:
+            gpu = self._handle(index)
+            free_bytes = self._read_if_allowed(lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+            busy_percent = self._read_if_allowed(lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
+        except GpuLostError as error:
+            log.warning("GPU %d does not answer: %s", index, error)
+            return GpuState(index, healthy=False)
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        ecc_errors = self._read_or_none(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, *kinds)))
+        counters = (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
+        links = [(link, counter) for link in range(nvml.NVML_NVLINK_MAX_LINKS) for counter in counters]
+        counts = [self._read_or_none(partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, *link)) for link in links]
+        known = [int(count) for count in counts if count is not None]
+        temperature = partial(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
+        temperature_c = self._read_or_none(temperature)
+        return GpuState(
+            index,
+            healthy=not ecc_errors,
+            utilisation=min((busy_percent or 0) / 100.0, 1.0),
+            free_bytes=free_bytes or 0,
+            temperature_c=None if temperature_c is None else float(temperature_c),
+            ecc_errors=ecc_errors,
+            link_errors=sum(known) if known else None,
+        )
+
     def _read_gpu(self, index: int) -> GpuInfo | None:
         nvml = self._nvml
         try:
@@ -322,6 +372,11 @@ class GpuReader:
         values = [self._read_optional(partial(call, handle)) for call in calls]
         known = [int(value) for value in values if value is not None]
         return Pcie(*known) if len(known) == len(calls) else None
+
+    def max_pcie_generation(self, gpu: int) -> int | None:
+        """Return the generation of slot and card, the smaller; an idle link may run as an older one."""
+        found = self._read_or_none(partial(self._nvml.nvmlDeviceGetMaxPcieLinkGeneration, self._handle(gpu)))
+        return None if found is None else int(found)
 
     def nvlinks(self, gpu: int) -> Sequence[NvLink] | None:
         """Return the links to other GPUs; None if the GPU has none."""
@@ -399,6 +454,27 @@ class GpuReader:
             return read()
         except self._nvml.NVMLError as error:
             raise GpuLostError(str(error)) from error
+
+    def _read_if_allowed(self, read: Callable[[], Value]) -> Value | None:
+        """Return a value that a healthy GPU has, None where it is not supported or not permitted.
+
+        Raises:
+            GpuLostError: If the GPU does not answer.
+        """
+        nvml = self._nvml
+        try:
+            return read()
+        except nvml.NVMLError as error:
+            if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION):
+                raise GpuLostError(str(error)) from error
+            return None
+
+    def _read_or_none(self, read: Callable[[], Value]) -> Value | None:
+        """Return a value, None where there is none, whatever the reason."""
+        try:
+            return read()
+        except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError):
+            return None
 
     def _read_optional(self, read: Callable[[], Value]) -> Value | None:
         """Return a value, None if it is not supported.

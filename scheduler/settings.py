@@ -76,7 +76,7 @@ class PreflightChoice(_SettingsSection):
 class SchedulerSettings(_SettingsSection):
     """What can be chosen of a scheduler. Paths of a file start from its folder."""
 
-    cluster: Path | None = None  # by default four nodes of four slots
+    cluster: Path | None = None  # by default the GPUs of this machine, or four nodes of four slots
     folder: Path = Path(".longshore")  # of the store, the jobs' files and logs
     store: str | None = None  # URL; by default a SQLite file in the folder
     backend: BackendChoice = BackendChoice()

@@ -114,7 +114,8 @@ def _placement_on(nodes: str | None, cluster: Path | None, folder: Path, gpus: i
     from ...cluster.files.paths import exists
     from ...cluster.model.placement import Share
     from ...cluster.presets.cluster_file import read_cluster
-    from ..service.service import default_cluster, layout_of
+    from ..service.own_cluster import default_cluster
+    from ..service.service import layout_of
     from ..settings import default_cluster_file
 
     if cluster is None and gpus and not exists(default_cluster_file(folder)):

@@ -8,17 +8,17 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
 from ...cluster.files.processes import boot_id, shows_this_process
 from ...preflight.context import NodeSetup
+from ...preflight.readers import GpuLostError, open_nvml
 from ...preflight.rounds import check_node
 from ..client import Client
 from .evidence import AgentPort, GpuReport, NodeReport, PortProbe, PortState, ProbeRounds
@@ -53,36 +53,8 @@ def _make_ordered_probes(client: Client, node: str, rounds: ProbeRounds, orders:
         rounds.begin(tuple(probes.values()), report)
 
 
-Value = TypeVar("Value")
-
-
-def _load_nvml() -> ModuleType | None:
-    """Return the library once it works; None on a machine without it, or without a driver."""
-    try:
-        return _open_nvml()
-    except BackendError as error:
-        _warn_of_no_gpus(str(error))
-        return None
-
-
-@cache
-def _open_nvml() -> ModuleType:
-    """Return the library. A failure is not cached: the driver may start after the agent.
-
-    Raises:
-        BackendError: On a machine without it, or without a driver.
-    """
-    try:
-        import pynvml
-    except ImportError as error:
-        fix = "pip install '.[nvidia]' in a clone of Longshore"
-        raise BackendError(f"nvidia-ml-py is not installed ({fix})") from error
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise BackendError(str(error)) from error
-    library: ModuleType = pynvml
-    return library
+# A failure is not cached: the driver may start after the agent.
+_open_reader = cache(open_nvml)
 
 
 @cache
@@ -92,77 +64,20 @@ def _warn_of_no_gpus(cause: str) -> None:
 
 
 def gpu_reports() -> tuple[GpuReport, ...]:
-    """Return all GPUs of this machine in the order of their PCI addresses; one that is lost is faulty.
+    """Return all GPUs of this machine in the order of their PCI addresses; none on a machine without a driver.
 
     Raises:
         BackendError: If the driver does not answer any more.
     """
-    nvml = _load_nvml()
-    if nvml is None:
+    try:
+        reader = _open_reader()
+    except BackendError as error:
+        _warn_of_no_gpus(str(error))
         return ()
     try:
-        gpus = int(nvml.nvmlDeviceGetCount())
-    except nvml.NVMLError as error:
+        return tuple(GpuReport(**asdict(state)) for state in reader.states())
+    except GpuLostError as error:
         raise BackendError(f"the driver of the GPUs does not answer: {error}; restart the agent") from error
-    return tuple(_gpu_report(nvml, index) for index in range(gpus))
-
-
-def _gpu_report(nvml: ModuleType, index: int) -> GpuReport:
-    try:
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        free_bytes = _value_if_supported(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
-        busy_percent = _value_if_supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
-    except nvml.NVMLError as error:
-        log.warning("GPU %d does not answer: %s", index, error)
-        return GpuReport(index=index, healthy=False, utilisation=0.0, free_bytes=0)
-    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    ecc_errors = _value_or_none(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, *kinds)))
-    return GpuReport(
-        index=index,
-        healthy=not ecc_errors,
-        utilisation=min((busy_percent or 0) / 100.0, 1.0),
-        free_bytes=free_bytes or 0,
-        temperature_c=_value_or_none(
-            nvml, lambda: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
-        ),
-        ecc_errors=ecc_errors,
-        link_errors=_link_error_count(nvml, gpu),
-    )
-
-
-def _value_if_supported(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
-    """Return a value that a healthy GPU has, None where it is not supported or not permitted.
-
-    A GPU with MIG never reports its utilisation, and its memory only to users with the right to read it.
-
-    Raises:
-        NVMLError: If the GPU does not answer.
-    """
-    try:
-        return read()
-    except nvml.NVMLError as error:
-        if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION):
-            raise
-        return None
-
-
-def _link_error_count(nvml: ModuleType, gpu: object) -> int | None:
-    """Return how often the links of a GPU repeated what they sent, or had to be set up again."""
-    found = [
-        _value_or_none(nvml, partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
-        for counter in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
-    ]
-    counts = [int(errors) for errors in found if errors is not None]
-    return sum(counts) if counts else None
-
-
-def _value_or_none(nvml: ModuleType, read: Callable[[], Value]) -> Value | None:
-    """Return a value, None for a GPU without it."""
-    try:
-        return read()
-    except nvml.NVMLError:
-        return None
 
 
 MAX_EVIDENCE = 2000  # characters

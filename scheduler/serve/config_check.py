@@ -18,6 +18,7 @@ from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.token_file import is_loopback
 from ..backends.building import PLACE, backend_class
 from ..policy_host.worker import with_sampling
+from ..service.own_cluster import own_cluster
 from ..settings import SETTINGS_PAGE, SchedulerSettings, check_open_is_local, default_cluster_file, with_absolute_paths
 from ..store.database import check_folder_of, check_url, file_of
 
@@ -80,7 +81,7 @@ def summary(checked: ConfigReport) -> Iterator[str]:
     """Yield a configuration in words, a line for each part."""
     settings, cluster = checked.settings, checked.cluster
     if cluster is None:
-        yield "cluster: four nodes of four slots"
+        yield f"cluster: {own_cluster().splitlines()[0].removeprefix('# ')}"
     else:
         gpus, nodes = int(cluster.cluster.first_gpu[-1]), len(cluster.node_names)
         yield f"cluster: {settings.cluster or default_cluster_file(settings.folder)}, {gpus} GPUs on {nodes} nodes"

@@ -18,7 +18,6 @@ from ...agents.learned.schema import USERS, conditions_of_use, training_mismatch
 from ...agents.registry import check_policy_name, find_policy
 from ...cluster.files.disk_space import DiskSpace
 from ...cluster.files.errors import BackendError, InputError, LongshoreError, error_line
-from ...cluster.files.paths import exists
 from ...cluster.files.processes import this_process_name
 from ...cluster.model.problem import ORDERS, rules_stopping_at_faults
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
@@ -40,11 +39,12 @@ from ..mirror.cluster_mirror import ClusterSite
 from ..model.gpu_index import WHOLE_NODE, HardwarePlace, Layout, QuarantineEntry
 from ..placement.placer import Mode, Placer
 from ..rules.quarantine import BY_CHECKS, is_check_due
-from ..settings import SchedulerSettings, ServeOptions, check_open_is_local, default_cluster_file
+from ..settings import SchedulerSettings, ServeOptions, check_open_is_local
 from ..store.attempts import held_gpus
 from ..store.database import Store, StoreUnreachableError, file_of, open_store
 from ..store.jobs import delete_answers
 from ..store.nodes import boot_ids, last_clearances, open_quarantines
+from .own_cluster import default_cluster
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .running_scheduler import RunningScheduler
@@ -562,33 +562,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise InputError(f"folder {folder} cannot be used: {error.strerror}", "choose another --folder") from error
-
-
-QUICKSTART = """\
-# Four nodes of four slots on this machine; a slot behaves like a GPU, but no GPU is behind it.
-name: quickstart
-node_types:
-  slots: {gpus: 4, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}
-racks:
-  - nodes:
-      - {type: slots, count: 4}
-run_time: {model: simple, node_penalty: 0.05}
-"""
-
-
-def default_cluster(folder: Path) -> Path:
-    """Return the cluster file of a folder, which is written if there is none.
-
-    Raises:
-        InputError: If it cannot be written.
-    """
-    path = default_cluster_file(folder)
-    if not exists(path):
-        try:
-            path.write_text(QUICKSTART, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}", "choose another --folder") from error
-    return path
 
 
 def _disk_space_of(settings: SchedulerSettings) -> DiskSpace:

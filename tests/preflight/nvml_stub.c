@@ -62,6 +62,9 @@ int nvmlDeviceGetRemappedRows(Gpu *gpu, unsigned *corrected, unsigned *uncorrect
 }
 int nvmlDeviceGetCurrPcieLinkGeneration(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = 5; return SUCCESS; }
 int nvmlDeviceGetCurrPcieLinkWidth(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = getenv("NVML_STUB_LOG") ? 16 : 8; return SUCCESS; }
+int nvmlDeviceGetMaxPcieLinkGeneration(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = 5; return SUCCESS; }
+int nvmlDeviceGetUtilizationRates(Gpu *gpu, unsigned *rates) { OPTIONAL(gpu); rates[0] = 10 * gpu->index; rates[1] = 0; return SUCCESS; }
+int nvmlDeviceGetTemperature(Gpu *gpu, int sensor, unsigned *value) { (void)sensor; OPTIONAL(gpu); *value = 40; return SUCCESS; }
 int nvmlDeviceGetMaxPcieLinkWidth(Gpu *gpu, unsigned *value) { OPTIONAL(gpu); *value = 16; return SUCCESS; }
 int nvmlDeviceGetNvLinkState(Gpu *gpu, unsigned link, unsigned *active) {
     OPTIONAL(gpu);

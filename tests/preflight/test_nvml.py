@@ -2,17 +2,15 @@
 
 import json
 import os
-import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.preflight.nvml_library import build_nvml
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
 
-SOURCE = Path(__file__).parent / "nvml_stub.c"
 CLUSTER = """
 node_types: {boards: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9}}
 racks: [{nodes: [{type: boards, name: a}]}]
@@ -99,14 +97,7 @@ pcie.link | gpu 2 | skipped | the GPU does not report it
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler for the library in place of NVML")
-    if find_spec("pynvml") is None:
-        pytest.skip("nvidia-ml-py is not installed")
-    target = tmp_path / "libnvidia-ml.so.1"
-    processes.run([compiler, "-shared", "-fPIC", "-o", target, SOURCE], check=True)
-    return tmp_path
+    return build_nvml(tmp_path)
 
 
 def test_what_nvml_reports_is_read_and_what_it_does_not_support_is_none(library: Path) -> None:

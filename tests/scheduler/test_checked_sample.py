@@ -1,19 +1,16 @@
 """A job's own sample, its scratch folder, the bandwidth that is promised, and settings of GPUs: by a real scheduler."""
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.preflight.nvml_library import build_nvml
 from tests.scheduler.checked import Checked
 from tests.scheduler.served import until
-from tests.support import processes
 
-STUB = Path(__file__).parent.parent / "preflight" / "nvml_stub.c"
 SETTINGS = """\
 cluster: cluster.yaml
 folder: .longshore
@@ -85,9 +82,7 @@ def test_a_link_below_what_is_promised_keeps_a_job_of_several_nodes_from_startin
 
 @pytest.mark.full
 def test_gpus_are_set_before_the_command_of_a_job_and_as_before_after_it(served: Checked, tmp_path: Path) -> None:
-    if (compiler := shutil.which("cc")) is None or find_spec("pynvml") is None:
-        pytest.skip("there is no C compiler for the library in place of NVML, or nvidia-ml-py is not installed")
-    processes.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", STUB], check=True)
+    build_nvml(tmp_path)
     log = tmp_path / "log"
     environment = {
         "PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_LOG": str(log),

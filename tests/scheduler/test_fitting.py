@@ -15,7 +15,8 @@ from longshore.scheduler.control.reconciler import _behaviour_fields
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, ClusterSite, JobRequest, MirrorCall, MirrorOrigin
 from longshore.scheduler.mirror.vacant_seats import PlacementShape, _gpus_of_same_indices, fit_to_shape
 from longshore.scheduler.placement.placer import Decision, Placer, Proposal
-from longshore.scheduler.service.service import default_cluster, layout_of, site_of
+from longshore.scheduler.service.own_cluster import default_cluster
+from longshore.scheduler.service.service import layout_of, site_of
 from longshore.scheduler.settings import SchedulerSettings
 from tests.support.budgets import examples
 

@@ -14,7 +14,8 @@ from longshore.scheduler.control.state_cache import queue_key
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror, JobRecord, JobRequest, MirrorOrigin, QueueTurn
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.jobs import LastTurn, WaitingJob, in_queue_order, queue_places
-from longshore.scheduler.service.service import QUICKSTART, site_of
+from longshore.scheduler.service.own_cluster import QUICKSTART
+from longshore.scheduler.service.service import site_of
 from longshore.scheduler.settings import SchedulerSettings
 
 NOW_S, GPUS = 1000.0, 16

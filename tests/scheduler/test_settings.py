@@ -15,7 +15,8 @@ from longshore.scheduler.access.token_file import is_loopback
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Mode
-from longshore.scheduler.service.service import QUICKSTART, Service, site_of
+from longshore.scheduler.service.own_cluster import QUICKSTART
+from longshore.scheduler.service.service import Service, site_of
 from longshore.scheduler.settings import PolicyChoice, SchedulerSettings, ServeOptions, default_store_url, read_settings
 from longshore.scheduler.store.database import file_of, open_store
 

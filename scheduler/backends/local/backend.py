@@ -39,6 +39,7 @@ from .folders import (
     read_step_lines,
     write_spec,
 )
+from .own_gpus import OwnGpus, own_gpus_of
 from .ranks import SPEC_FILE, AttemptTraces, kill_all, log_name
 from .rings import FolderRings
 from .supervision import CANCELLED, python_command, write_exit_marker
@@ -64,6 +65,7 @@ class LocalBackend(FolderRings):
         folder: Parent of the attempts' folders; created if missing.
         nodes: GPUs of each node, in cluster-file order.
         machine: Id of the machine on which they run; by default this one.
+        own_gpus: Those of the node with this machine's name. Those of all other nodes are slots.
 
     Raises:
         BackendError: If the folder cannot be written.
@@ -81,9 +83,12 @@ class LocalBackend(FolderRings):
         if not shows_this_process():
             fix = "mount it (mount -t proc proc /proc) before the scheduler starts"
             raise InputError("/proc does not show the processes of this machine, and jobs are followed by it", fix)
-        return cls(folder, layout.nodes)
+        return cls(folder, layout.nodes, own_gpus=own_gpus_of(dict(layout.nodes)))
 
-    def __init__(self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None, own_gpus: OwnGpus | None = None
+    ) -> None:
+        self._own_gpus = own_gpus
         self._folders = AttemptFolders(folder)
         # On another machine its attempts would seem never launched, or ended by a restart.
         known_in = f"{machine or machine_id()}/{self._folders.identity()}"
@@ -95,11 +100,17 @@ class LocalBackend(FolderRings):
 
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; slots are always healthy."""
-        now_s = time.time()
-        return tuple(
-            NodeView(node, tuple(GpuView(gpu) for gpu in range(gpus)), now_s, slots=True)
-            for node, gpus in self._nodes.items()
-        )
+        return tuple(self._view_node(node, gpus) for node, gpus in self._nodes.items())
+
+    def _view_node(self, node: str, gpus: int) -> NodeView:
+        if self._own_gpus is not None and node == os.uname().nodename:
+            return NodeView(node, self._own_gpus.views(gpus), time.time())
+        return NodeView(node, tuple(GpuView(gpu) for gpu in range(gpus)), time.time(), slots=True)
+
+    def close(self) -> None:
+        """Read no more of this machine's GPUs; jobs continue."""
+        if self._own_gpus is not None:
+            self._own_gpus.close()
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Start an attempt on exactly these GPUs; again, or after its end, this does nothing."""

@@ -91,7 +91,7 @@ def test_a_ring_goes_on_elsewhere_when_a_node_is_lost_and_gives_its_gpus_back_on
     assert lost < trial.holds(job)  # nobody has proven that nothing runs there
     cache, row = trial.scheduler.cache, trial.attempts(job)[-1]
     assert cache is not None
-    assert ranks_of_ring(cache, row) == (("c", "c"), {4, 5})  # what reports nothing any more does not hang
+    assert ranks_of_ring(cache, row) == (("c", "c"), frozenset({4, 5}))  # what reports nothing any more does not hang
     assert survives_without(cache, row, ["b"])
     assert not survives_without(cache, row, ["a", "b"])
     nodes.bring_back("b")

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from longshore.preflight.context import NodeSetup
+from longshore.preflight.readers import GpuReader, GpuState
 from longshore.preflight.rounds import check_node
 from longshore.scheduler.client import Client
 from longshore.scheduler.health import agent
 from longshore.scheduler.health.agent import Checking, gpu_reports
-from longshore.scheduler.health.evidence import GpuReport
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, Served, until
 from tests.support import processes
 
@@ -97,7 +97,9 @@ def test_a_gpu_without_memory_or_utilisation_values_is_healthy_and_a_lost_one_is
 
     # As NVIDIA's documentation says of a GPU that is split up (MIG).
     nvml = SimpleNamespace(
-        NVMLError=NvmlError, NVML_ERROR_NOT_SUPPORTED=3, NVML_ERROR_NO_PERMISSION=4,
+        NVMLError=NvmlError, NVMLLibraryMismatchError=NvmlError, NVML_ERROR_NOT_SUPPORTED=3,
+        NVML_ERROR_NO_PERMISSION=4, NVML_ERROR_GPU_IS_LOST=15, NVML_ERROR_RESET_REQUIRED=16, NVML_ERROR_UNKNOWN=999,
+        NVML_NVLINK_ERROR_DL_REPLAY=0, NVML_NVLINK_ERROR_DL_RECOVERY=1,
         NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
         NVML_TEMPERATURE_GPU=0, NVML_NVLINK_MAX_LINKS=0, nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(free=1 << 30),
@@ -105,7 +107,7 @@ def test_a_gpu_without_memory_or_utilisation_values_is_healthy_and_a_lost_one_is
         nvmlDeviceGetTemperature=lambda *_: 30,
     )  # fmt: skip
     setattr(nvml, asked, fails)
-    monkeypatch.setattr(agent, "_load_nvml", lambda: nvml)
+    monkeypatch.setattr(agent, "_open_reader", lambda: GpuReader(nvml))  # type: ignore[arg-type]
     reported = {"nvmlDeviceGetMemoryInfo": (0.5, 0), "nvmlDeviceGetUtilizationRates": (0.0, 1 << 30)}[asked]
     (found,) = gpu_reports()
     assert (found.healthy, found.utilisation, found.free_bytes) == ((True, *reported) if healthy else (False, 0.0, 0))
@@ -119,16 +121,17 @@ def test_gpus_are_reported_once_their_driver_has_started(monkeypatch: pytest.Mon
         if not answers.pop(0):
             raise NvmlError(9)
 
-    nvml = SimpleNamespace(NVMLError=NvmlError, nvmlInit=start, nvmlDeviceGetCount=lambda: 2)
+    nvml = SimpleNamespace(
+        NVMLError=NvmlError, nvmlInit=start, nvmlDeviceGetCount=lambda: 2, NVML_ERROR_GPU_IS_LOST=15,
+        NVML_ERROR_RESET_REQUIRED=16, NVML_ERROR_UNKNOWN=999,
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(
-        agent, "_gpu_report", lambda _, index: GpuReport(index=index, healthy=True, utilisation=0.0, free_bytes=0)
-    )
-    agent._open_nvml.cache_clear()
+    monkeypatch.setattr(GpuReader, "_read_state", lambda _, index: GpuState(index, healthy=True))
+    agent._open_reader.cache_clear()
     try:
         assert [[each.index for each in gpu_reports()] for _ in range(4)] == [[], [], [0, 1], [0, 1]]
     finally:
-        agent._open_nvml.cache_clear()
+        agent._open_reader.cache_clear()
     assert answers == []
 
 
