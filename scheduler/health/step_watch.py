@@ -565,9 +565,14 @@ class StepWatch:
         self._complete_left_steps()
 
     def mark_ended(self, ended: Collection[int]) -> None:
-        """Expect nothing more from ranks that have ended: like those that are done, they never hang."""
-        for number in ended:
-            self._ranks[number].has_ended = True
+        """Expect nothing from ranks that have ended: like those that are done, they never hang.
+
+        One that was silent for a while, and is not among them any more, begins its step now.
+        """
+        for number, rank in enumerate(self._ranks):
+            if rank.has_ended and number not in ended:
+                rank.began_s = self._read_s
+            rank.has_ended = number in ended
 
     def restart_current_steps(self, now_s: float) -> None:
         """Let all steps begin now, after a while without reads."""

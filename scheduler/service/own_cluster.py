@@ -4,13 +4,15 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ...cluster.files.durable import open_folder, write_first
 from ...cluster.files.errors import BackendError, InputError
 from ...cluster.files.paths import exists
 from ...cluster.files.yaml_file import yaml_text
-from ...preflight.readers import GpuInfo, GpuLostError, GpuReader, open_nvml
+from ...preflight.readers import GpuInfo, GpuLostError, GpuReader
+from ..backends.local.own_gpus import open_own_gpus
 from ..settings import default_cluster_file
 
 log = logging.getLogger(__name__)
@@ -56,15 +58,22 @@ def default_cluster(folder: Path) -> Path:
                 os.close(opened)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}", "choose another --folder") from error
-    elif path.read_bytes() == QUICKSTART.encode() and own_cluster() != QUICKSTART:
+    elif _has_slots(path) and own_cluster() != QUICKSTART:
         log.warning("this machine has GPUs, but %s has slots: delete it to use the GPUs", path)
     return path
+
+
+def _has_slots(path: Path) -> bool:
+    """Return whether a file has the slots that are written where no GPUs are found; errors are for who reads it."""
+    with suppress(OSError):
+        return path.is_file() and path.stat().st_size == len(QUICKSTART) and path.read_text() == QUICKSTART
+    return False
 
 
 def own_cluster() -> str:
     """Return the content of a cluster file for this machine."""
     try:
-        reader = open_nvml()
+        reader = open_own_gpus()
         gpus, count = reader.gpus(), reader.count()
     except (BackendError, GpuLostError) as error:
         log.info("no GPUs of this machine are used: %s", error)

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_one_is_one_line(tmp_path: Path, name: str) -> N
 def test_a_cluster_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "nowhere" / "cluster.yaml")
 
-    with pytest.raises(InputError, match=r"cluster\.yaml cannot be written: No such file or directory; choose"):
+    with pytest.raises(InputError, match=r"cluster\.yaml: cannot be read: No such file or directory; check"):
         Service(ServeOptions(SchedulerSettings(folder=tmp_path)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.preflight.readers import GpuInfo, GpuLostError, GpuState, NvLink, Pcie
 from longshore.scheduler.backends.local import own_gpus
@@ -49,7 +50,7 @@ def reader_of(gpus: Sequence[GpuInfo], links: int = 0, pcie: Pcie | None = None)
 def test_a_cluster_file_is_written_of_what_the_driver_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Any, peak: float, memory: int, link: float
 ) -> None:
-    monkeypatch.setattr(own_cluster, "open_nvml", lambda: reader)
+    monkeypatch.setattr(own_cluster, "open_own_gpus", lambda: reader)
     setup = read_cluster(default_cluster(tmp_path))
     assert setup.node_names == (os.uname().nodename,)
     cluster = setup.cluster
@@ -62,10 +63,10 @@ def test_a_cluster_file_is_written_of_what_the_driver_reports(
 def test_without_gpus_there_are_slots_and_a_file_that_is_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(own_cluster, "open_nvml", lambda: reader_of([]))
+    monkeypatch.setattr(own_cluster, "open_own_gpus", lambda: reader_of([]))
     path = default_cluster(tmp_path)
     assert path.read_text() == QUICKSTART
-    monkeypatch.setattr(own_cluster, "open_nvml", lambda: reader_of([info(0)]))
+    monkeypatch.setattr(own_cluster, "open_own_gpus", lambda: reader_of([info(0)]))
     assert default_cluster(tmp_path).read_text() == QUICKSTART
     assert "delete it" in caplog.text
     path.write_text(QUICKSTART + "\n")
@@ -93,10 +94,12 @@ def test_gpus_that_fall_off_or_a_driver_that_hangs_are_not_healthy(monkeypatch: 
         assert [(view.healthy, view.free_bytes) for view in it.views(2)] == [(True, 9.0), (True, 0.0)]
         answers[0] = [GpuState(0, healthy=True)]
         until(lambda: [view.healthy for view in it.views(2)] == [True, False])
-        answers[0] = GpuLostError("the driver is gone")
-        until(lambda: [view.healthy for view in it.views(2)] == [False, False])
         answers[0] = [GpuState(0, healthy=True), GpuState(1, healthy=True)]
         until(lambda: [view.healthy for view in it.views(2)] == [True, True])
+        answers[0] = GpuLostError("the driver does not answer for once")
+        asked.clear()
+        asked.wait(60.0)
+        assert [view.healthy for view in it.views(2)] == [True, True]
         answers[0] = None
         asked.clear()
         asked.wait(60.0)
@@ -105,6 +108,38 @@ def test_gpus_that_fall_off_or_a_driver_that_hangs_are_not_healthy(monkeypatch: 
     finally:
         hangs.set()
         it.close()
+
+
+def test_one_reading_alone_calls_no_gpu_faulty() -> None:
+    readings = [[True, True], [False, True], [True, True], [False, True], [False, True], [False], [False], [True, True]]
+    left = [[GpuState(index, healthy=healthy) for index, healthy in enumerate(reading)] for reading in readings]
+    reader: Any = SimpleNamespace(states=lambda: left.pop(0))
+    it = OwnGpus(reader, every_s=1e9)
+    seen = [[view.healthy for view in it.views(2)]]
+    while left:
+        it.read()
+        seen.append([view.healthy for view in it.views(2)])
+    it.close()
+    yes, no = True, False
+    assert seen == [[yes, yes], [yes, yes], [yes, yes], [yes, yes], [no, yes], [no, yes], [no, no], [yes, yes]]
+
+
+def test_what_a_driver_does_not_say_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    reader: Any = SimpleNamespace(states=lambda: [][: hangs.wait(60.0)])
+    monkeypatch.setattr(own_gpus, "_FIRST_WITHIN_S", 0.1)
+    it = OwnGpus(reader)
+    with pytest.raises(BackendError):
+        it.views(1)
+    monkeypatch.setattr(own_gpus, "open_nvml", lambda: hangs.wait(60.0) and reader_of([]))
+    with pytest.raises(BackendError, match="does not answer"):
+        own_gpus.open_own_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with pytest.raises(BackendError, match="CUDA_VISIBLE_DEVICES"):
+        own_gpus.open_own_gpus()
+    assert own_gpus.own_gpus_of({os.uname().nodename: 4}) is None
+    it.close()
+    hangs.set()
 
 
 def test_jobs_run_on_the_gpus_of_this_machine_and_not_on_one_that_is_lost(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ A rank's GPU never changes. A rank that was left is never used again. Source: SP
 Standard library only: supervisors import it.
 """
 
-import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -109,17 +108,19 @@ def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:
 
 
 def read_added_places(ring: Path, first: int) -> list[tuple[str, int]]:
-    """Return node and GPU of all ranks that the scheduler has added to a ring, from the first one on.
-
-    Raises:
-        OSError: If that is not known: a file cannot be read, or makes no sense.
-    """
+    """Return node and GPU of all ranks that the scheduler has added to a ring, from the first one on."""
     found: list[tuple[str, int]] = []
     while (place := read_added_place(ring, first + len(found))) is not None:
         found.append(place)
-    if (ring / added_gpu_file(first + len(found))).exists() or (ring / given_file(first + len(found))).exists():
-        raise OSError(errno.EIO, f"{added_gpu_file(first + len(found))} cannot be read")
     return found
+
+
+def count_added_ranks(ring: Path, first: int) -> int:
+    """Return how many ranks were added to a ring, whether or not the files that say where can be read."""
+    count = 0
+    while any((ring / name(first + count)).exists() for name in (added_gpu_file, given_file)):
+        count += 1
+    return count
 
 
 def _read_rows(ring: Path, name: str, kinds: Sequence[type]) -> list[Any] | None:
@@ -160,6 +161,22 @@ def pieces_of(spec: Spec, ring: Path) -> list[Piece]:
     for rank, (node, gpu) in enumerate(read_added_places(ring, len(spec.ranks)), len(spec.ranks)):
         pieces.append(Piece(len(pieces), node, {rank: gpu}))
     return pieces
+
+
+def piece_of(spec: Spec, ring: Path, number: int) -> Piece:
+    """Return one of the pieces that `pieces_of` returns, for which no other one's file is read.
+
+    Raises:
+        ValueError: If it is not known.
+    """
+    nodes = list(dict.fromkeys(place.node for place in spec.ranks))
+    if number < len(nodes):
+        own = {rank: place.gpu for rank, place in enumerate(spec.ranks) if place.node == nodes[number]}
+        return Piece(number, nodes[number], own)
+    rank = len(spec.ranks) + number - len(nodes)
+    if (added := read_added_place(ring, rank)) is None:
+        raise ValueError(f"{spec.attempt}: it is not known where rank {rank} is")
+    return Piece(number, added[0], {rank: added[1]})
 
 
 def with_added_ranks(spec: Spec, ring: Path, ranks: int) -> Spec:

@@ -46,6 +46,7 @@ from .ring_files import (
     done_file,
     places_file,
     read_added_place,
+    ring_phase,
     with_added_ranks,
 )
 
@@ -214,8 +215,10 @@ class RingHost:
 
     def _end_without_coordinator(self) -> None:
         """End this part once the host of the coordinator is gone: nobody would start another one."""
-        first = self._ring.parent / "part-0"
-        if self._piece.piece > 0 and not self._is_ending and any((first / name).exists() for name in OVER_FILES):
+        # Once the ring is over, members may take their time for what their script does after it.
+        if self._piece.piece == 0 or self._is_ending or self._launcher.is_over or ring_phase(self._ring) == "done":
+            return
+        if any((self._ring.parent / "part-0" / name).exists() for name in OVER_FILES):
             self._log("the host of the ring's coordinator is gone")
             self._is_ending = True
             self._launcher.end_members(signal.SIGTERM, ends_ring=False)

@@ -330,7 +330,8 @@ class RayRing:
             self._pieces.append(RayPiece(self._cluster, self._path, self._spec.attempt, piece))
         may_start = not is_claim_revoked(self._folder) and not is_ring_over(Path(self._path))
         # All are tended: one that is over has GPUs to give back.
-        over = [piece.tend(self._folder, may_start=may_start) for piece in self._pieces]
+        is_claimed = is_there(self._folder, "claim.json")
+        over = [piece.tend(self._folder, may_start=may_start, is_claimed=is_claimed) for piece in self._pieces]
         if all(piece.is_submitted for piece in self._pieces):
             self._tend_at_s = time.monotonic() + _TEND_S
         return all(over) and (is_there(self._folder, "claim.json") or not may_start)
@@ -352,7 +353,7 @@ class RayPiece:
         self._task: ObjectRef[None] | None = None
         self._sweep: ObjectRef[None] | None = None
         self._sweep_at_s = 0.0
-        self._until_s = time.monotonic() + _BEGINS_WITHIN_S
+        self._until_s = float("inf")
         self._is_over = False
 
     @property
@@ -360,8 +361,16 @@ class RayPiece:
         """Whether it was given to Ray, or is over."""
         return self._task is not None or self._is_over
 
-    def tend(self, folder: int, *, may_start: bool) -> bool:
-        """Advance the piece as far as possible, and return whether nothing is left of it and its GPUs are free."""
+    def tend(self, folder: int, *, may_start: bool, is_claimed: bool) -> bool:
+        """Advance the piece as far as possible, and return whether nothing is left of it and its GPUs are free.
+
+        Args:
+            folder: Descriptor of the attempt's folder.
+            may_start: Whether the piece may still be started.
+            is_claimed: Whether a piece has begun: from then on the others must follow soon.
+        """
+        if is_claimed and self._until_s == float("inf"):
+            self._until_s = time.monotonic() + _BEGINS_WITHIN_S
         if not self._is_over:
             self._is_over = self._has_ended(folder, may_start=may_start)
         if self._is_over and self._group is not None and self._cluster.free(self._group):

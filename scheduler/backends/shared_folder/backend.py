@@ -39,11 +39,11 @@ from ..local.ranks import SPEC_FILE, Spec, read_spec
 from ..local.ring_files import (
     OVER_FILES,
     RING,
+    count_added_ranks,
     done_file,
     given_file,
     is_ring_over,
     pieces_of,
-    read_added_places,
     read_lost_members,
     read_places,
     ring_phase,
@@ -51,7 +51,7 @@ from ..local.ring_files import (
 from ..local.rings import FolderRings
 from ..local.supervision import CANCELLED
 from ..protocol import Attempt, MemberPlace, StepLines
-from .node import MISPLACED, STOPPED_BY_PREFIX, SWITCHED_OFF, nodes_of, read_stop, revoke_unclaimed
+from .node import MISPLACED, NEVER_STARTED, STOPPED_BY_PREFIX, SWITCHED_OFF, nodes_of, read_stop, revoke_unclaimed
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
 
@@ -67,6 +67,7 @@ class ClaimMarker(Marker):
     token: str
     address: str
     revoked: str  # why nothing may run it; "" of what does
+    has_pieces: bool = False  # it is a ring, whose parts start and end by themselves
 
 
 class GoneMarker(Marker):
@@ -86,6 +87,7 @@ class PartRecord(NamedTuple):
     exited: bool = False  # its supervisor has written how they ended
     nothing_left: bool = False  # it has not, and that nothing is left is proven
     switched_off: bool = False  # with its node
+    never_started: bool = False
     reason: str = ""
     progress: Mapping[str, float] = {}
     is_begun: bool = False  # it has a supervisor, or had one, or never will
@@ -180,8 +182,10 @@ class SharedFolderBackend(FolderRings):
                 spec = read_spec(folder)
             except ValueError as error:
                 raise BackendError(f"{name}: its {SPEC_FILE} cannot be read: {error_line(error)}") from error
-            nodes, lost = nodes_of(spec), read_lost_members(ring)
-            for piece in pieces_of(spec, ring):
+            nodes, lost, pieces = nodes_of(spec), read_lost_members(ring), pieces_of(spec, ring)
+            if count_added_ranks(ring, len(spec.ranks)) > len(pieces) - len(nodes):
+                raise BackendError(f"{name}: it is not known where GPUs are that its ring was given")
+            for piece in pieces:
                 if piece.number >= len(nodes) and not (ring / given_file(min(piece.gpus))).exists():
                     break
                 is_over = any(is_there(folder, f"part-{piece.number}/{file}") for file in OVER_FILES)
@@ -282,9 +286,9 @@ def read_records(folder: int, attempt: str, ring: Path) -> AttemptRecords:
     """
     claim = read_marker(folder, attempt, ClaimMarker)
     number, phase = 0 if claim is None else claim.parts, ""
-    if claim is not None and is_there(folder, RING):
+    if claim is not None and claim.has_pieces:
         known = [int(name.removeprefix("part-")) + 1 for name in _part_names(folder)]  # whatever became of other files
-        number = max(number + len(read_added_places(ring, claim.ranks)), *known, 0)
+        number = max(number + count_added_ranks(ring, claim.ranks), *known, 0)
         phase = ring_phase(ring)
     parts = tuple(_read_part(folder, attempt, each) for each in range(number))
     stop = read_stop(folder) if is_there(folder, "stop.json") else ""
@@ -337,6 +341,8 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
         by, words = fault  # also where the node is back, and has the exit marker of the ranks that were stopped for it
     elif any(part.nothing_left and part.switched_off for part in parts):
         by, words = EndedBy.NODE_FAULT, "a node of it is switched off"
+    elif records.is_ring and parts[0].never_started:
+        by, words = EndedBy.NODE_FAULT, "its first node did not start"
     elif any(part.nothing_left for part in parts):
         by, words = EndedBy.NONE, "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not records.is_ring and not any(end.code or end.signal for end in ends):
@@ -366,6 +372,7 @@ def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
             exited is not None,
             proof is not None and exited is None,
             proof is not None and proof.proof == SWITCHED_OFF,
+            proof is not None and proof.proof == NEVER_STARTED,
             "" if exited is None else exited.reason,
             read_progress(part_folder),
             is_there(part_folder, "started.json"),

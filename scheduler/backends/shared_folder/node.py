@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ....cluster.files.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ....cluster.files.processes import Identity, Process, boot_id, find, free_port, is_alive, kill
 from ..local.ranks import AttemptTraces, RankGroup, Spec, adopt_orphans, kill_all, read_spec
-from ..local.ring_files import RING, RingPart, encode_part, is_ring_over, pieces_of, with_added_ranks
+from ..local.ring_files import RING, RingPart, encode_part, is_ring_over, piece_of, with_added_ranks
 from ..local.supervision import (
     TIME_LIMIT,
     StopRequests,
@@ -41,7 +41,7 @@ from ..local.supervisor import STARTED_BEFORE
 STOPPED_BY_PREFIX = "stopped by "
 MISPLACED = "misplaced: "
 RING_IS_OVER = STOPPED_BY_PREFIX + "the end of its ring"
-SWITCHED_OFF = "the node is switched off"  # a proof
+SWITCHED_OFF, NEVER_STARTED = "the node is switched off", "it was never started there"  # proofs
 
 _BEAT_S = 2.0  # between two updates of its marker
 _MEET_WITHIN_S = 300.0  # the nodes of a job start together
@@ -60,7 +60,9 @@ class Grant(NamedTuple):
     visible: list[str]  # what each of these is called in CUDA_VISIBLE_DEVICES
 
 
-def claim_attempt(folder: int, attempt: str, *, job: int, parts: int, ranks: int, address: str) -> str:
+def claim_attempt(
+    folder: int, attempt: str, *, job: int, parts: int, ranks: int, address: str, has_pieces: bool = False
+) -> str:
     """Claim an attempt, to run it.
 
     Args:
@@ -70,6 +72,7 @@ def claim_attempt(folder: int, attempt: str, *, job: int, parts: int, ranks: int
         parts: Its nodes.
         ranks: Its GPUs.
         address: Of its first node, for its ranks on others.
+        has_pieces: Whether it is a ring, whose parts start and end by themselves.
 
     Returns:
         A token for its supervisors; "" if it was claimed before.
@@ -80,7 +83,7 @@ def claim_attempt(folder: int, attempt: str, *, job: int, parts: int, ranks: int
     token = os.urandom(8).hex()
     where = address if parts > 1 else "127.0.0.1"
     content = {"job": job, "parts": parts, "ranks": ranks, "token": token, "address": where, "revoked": ""}
-    return token if _write_claim(folder, attempt, content) else ""
+    return token if _write_claim(folder, attempt, {**content, "has_pieces": has_pieces}) else ""
 
 
 def revoke_unclaimed(folder: int, attempt: str, reason: str) -> bool:
@@ -158,10 +161,9 @@ def run_piece(path: str, number: int, job: int, address: str, grant: Grant) -> i
 def _supervise_piece(path: str, number: int, job: int, address: str, grant: Grant, guard: Process | None) -> int:
     folder, ring = open_folder(path), Path(path) / RING
     spec = read_spec(folder)
-    pieces = pieces_of(spec, ring)
-    piece, parts = pieces[number], len(nodes_of(spec))
+    piece, parts, ranks = piece_of(spec, ring, number), len(nodes_of(spec)), len(spec.ranks)
     # The first piece that begins claims the attempt for all.
-    claim_attempt(folder, spec.attempt, job=job, parts=parts, ranks=len(spec.ranks), address=address)
+    claim_attempt(folder, spec.attempt, job=job, parts=parts, ranks=ranks, address=address, has_pieces=True)
     if json.loads(read_whole(folder, "claim.json", _MAX_MARKER_BYTES))["revoked"]:
         return STARTED_BEFORE
     make_folder(folder, f"part-{number}")
@@ -360,7 +362,7 @@ def prove_never_started(folder: int, attempt: str, part: int) -> bool:
         no_process = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
         if not write_first(part_folder, "started.json", json.dumps(no_process).encode()):
             return False
-        write_proof(part_folder, attempt, "it was never started there")  # a late supervisor finds the marker and ends
+        write_proof(part_folder, attempt, NEVER_STARTED)  # a late supervisor finds the marker and ends
         return True
     finally:
         os.close(part_folder)

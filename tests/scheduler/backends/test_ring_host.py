@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
-from longshore.scheduler.backends.local.ring_files import RING, read_places
+from longshore.scheduler.backends.local.ring_files import RING, RingPart, read_places
 from longshore.scheduler.backends.local.ring_host import RingHost
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -194,3 +195,23 @@ def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int
         return host._exit_status(RingEnd("lost", "made up"))
 
     assert asyncio.run(ended()) == status
+
+
+@pytest.mark.parametrize("marker", ["exit.json", "gone.json"])
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_part_ends_without_the_host_of_its_coordinator_but_takes_its_time_once_the_ring_is_over(
+    *, tmp_path: Path, marker: str, is_over: bool
+) -> None:
+    ended: list[int] = []
+    spec = Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (RankPlace("n", 0), RankPlace("m", 0)), 2)
+    for part in (0, 1):
+        (tmp_path / f"part-{part}").mkdir()
+        host: Any = RingHost(spec, str(tmp_path), RingPart(part, {part: "0"}, str(tmp_path / f"part-{part}")))
+        host._launcher = SimpleNamespace(is_over=is_over, end_members=lambda number, ends_ring: ended.append(number))
+        host._end_without_coordinator()
+        assert ended == []
+        (tmp_path / "part-0" / marker).touch()
+        host._end_without_coordinator()
+        host._end_without_coordinator()
+        (tmp_path / "part-0" / marker).unlink()
+    assert ended == ([] if is_over else [signal.SIGTERM])

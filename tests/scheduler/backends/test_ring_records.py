@@ -15,7 +15,13 @@ from longshore.scheduler.backends.local.ring_files import RING, added_gpu_file, 
 from longshore.scheduler.backends.local.supervision import started_marker, write_exit_marker
 from longshore.scheduler.backends.protocol import Attempt, MemberPlace
 from longshore.scheduler.backends.shared_folder.backend import SharedFolderBackend, is_proven_gone, proven_status
-from longshore.scheduler.backends.shared_folder.node import STOPPED_BY_PREFIX, claim_attempt, write_proof, write_stop
+from longshore.scheduler.backends.shared_folder.node import (
+    STOPPED_BY_PREFIX,
+    claim_attempt,
+    prove_never_started,
+    write_proof,
+    write_stop,
+)
 from longshore.scheduler.model.states import EndedBy, Run
 
 NAME = "ls-job-1"
@@ -43,7 +49,7 @@ class Ring:
         self.path = folder / "attempts" / NAME
         self.folder = open_folder(str(self.path))
         (self.path / RING).mkdir()
-        claim_attempt(self.folder, NAME, job=1, parts=2, ranks=3, address="a")
+        claim_attempt(self.folder, NAME, job=1, parts=2, ranks=3, address="a", has_pieces=True)
 
     def part(self, number: int) -> int:
         (self.path / f"part-{number}").mkdir(exist_ok=True)
@@ -195,3 +201,16 @@ def test_pieces_that_are_missing_are_handed_over_again_until_the_ring_is_over(ri
     ring.backend.forget(NAME)
     assert ring.backend._write_spec(ATTEMPT, PLACEMENT) is None
     assert not (ring.path / "spec.json").exists()
+
+
+def test_a_ring_whose_first_node_did_not_start_is_no_fault_of_its_job(ring: Ring) -> None:
+    assert prove_never_started(ring.folder, NAME, 0)
+    ring.ends(1, "rank failed", 76)
+    assert ended(ring)[:2] == (Run.LOST, EndedBy.NODE_FAULT)
+
+
+def test_a_ring_is_one_before_any_host_has_made_its_folder(ring: Ring) -> None:
+    (ring.path / RING).rmdir()
+    records = ring.backend._read_records(NAME)
+    assert records is not None
+    assert records.is_ring
