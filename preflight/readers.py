@@ -96,7 +96,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuReading:
     """A GPU at one moment."""
 
     index: int
@@ -300,14 +300,14 @@ class GpuReader:
         found = (self._read_gpu(index) for index in range(self.count()))
         return [gpu for gpu in found if gpu is not None]
 
-    def states(self) -> tuple[GpuState, ...]:
+    def states(self) -> tuple[GpuReading, ...]:
         """Return all GPUs at this moment, in the order of their PCI addresses; one that is lost is not healthy.
 
         A GPU with MIG never reports its utilisation, and its memory only to users with the right to read it.
         """
         return tuple(self._read_state(index) for index in range(self.count()))
 
-    def _read_state(self, index: int) -> GpuState:
+    def _read_state(self, index: int) -> GpuReading:
         nvml = self._nvml
         try:
             gpu = self._handle(index)
@@ -315,7 +315,7 @@ class GpuReader:
             busy_percent = self._read_if_allowed(lambda: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
         except GpuLostError as error:
             log.warning("GPU %d does not answer: %s", index, error)
-            return GpuState(index, healthy=False)
+            return GpuReading(index, healthy=False)
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         ecc_errors = self._read_or_none(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(gpu, *kinds)))
         counters = (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
@@ -324,7 +324,7 @@ class GpuReader:
         known = [int(count) for count in counts if count is not None]
         temperature = partial(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
         temperature_c = self._read_or_none(temperature)
-        return GpuState(
+        return GpuReading(
             index,
             healthy=not ecc_errors,
             utilisation=min((busy_percent or 0) / 100.0, 1.0),

@@ -448,7 +448,7 @@ class Coordinator:
     # Events of launchers, of schedulers, and of time
 
     def launcher_disconnected(self, launcher: int, now_s: float) -> None:
-        """A launcher is not connected any more: until it is again, nobody replaces its members that are gone."""
+        """A launcher is not connected any more: until it is again, none of its members that are gone is replaced."""
         self.now_s = now_s
         members = self._started_by.pop(launcher, set())
         self._orphans |= members

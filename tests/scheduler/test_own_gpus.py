@@ -11,7 +11,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.preflight.readers import GpuInfo, GpuLostError, GpuState, NvLink, Pcie
+from longshore.preflight.readers import GpuInfo, GpuLostError, GpuReading, NvLink, Pcie
 from longshore.scheduler.backends.local import own_gpus
 from longshore.scheduler.backends.local.own_gpus import OwnGpus
 from longshore.scheduler.service import own_cluster
@@ -76,7 +76,7 @@ def test_without_gpus_there_are_slots_and_a_file_that_is_there_stays(
 
 
 def test_gpus_that_fall_off_or_a_driver_that_hangs_are_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Any] = [[GpuState(0, healthy=True, utilisation=0.5, free_bytes=9), GpuState(1, healthy=True)]]
+    answers: list[Any] = [[GpuReading(0, healthy=True, utilisation=0.5, free_bytes=9), GpuReading(1, healthy=True)]]
     hangs, asked = threading.Event(), threading.Event()
 
     def states() -> Any:
@@ -92,9 +92,9 @@ def test_gpus_that_fall_off_or_a_driver_that_hangs_are_not_healthy(monkeypatch: 
     it = OwnGpus(reader, every_s=0.01)
     try:
         assert [(view.healthy, view.free_bytes) for view in it.views(2)] == [(True, 9.0), (True, 0.0)]
-        answers[0] = [GpuState(0, healthy=True)]
+        answers[0] = [GpuReading(0, healthy=True)]
         until(lambda: [view.healthy for view in it.views(2)] == [True, False])
-        answers[0] = [GpuState(0, healthy=True), GpuState(1, healthy=True)]
+        answers[0] = [GpuReading(0, healthy=True), GpuReading(1, healthy=True)]
         until(lambda: [view.healthy for view in it.views(2)] == [True, True])
         answers[0] = GpuLostError("the driver does not answer for once")
         asked.clear()
@@ -112,7 +112,7 @@ def test_gpus_that_fall_off_or_a_driver_that_hangs_are_not_healthy(monkeypatch: 
 
 def test_one_reading_alone_calls_no_gpu_faulty() -> None:
     readings = [[True, True], [False, True], [True, True], [False, True], [False, True], [False], [False], [True, True]]
-    left = [[GpuState(index, healthy=healthy) for index, healthy in enumerate(reading)] for reading in readings]
+    left = [[GpuReading(index, healthy=healthy) for index, healthy in enumerate(reading)] for reading in readings]
     reader: Any = SimpleNamespace(states=lambda: left.pop(0))
     it = OwnGpus(reader, every_s=1e9)
     seen = [[view.healthy for view in it.views(2)]]

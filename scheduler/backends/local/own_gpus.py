@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ....cluster.files.errors import BackendError
-from ....preflight.readers import GpuLostError, GpuReader, GpuState, open_nvml
+from ....preflight.readers import GpuLostError, GpuReader, GpuReading, open_nvml
 from ..protocol import GpuView
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class OwnGpus:
 
     def __init__(self, reader: GpuReader, every_s: float = READ_EVERY_S) -> None:
         self._reader, self._every_s = reader, every_s
-        self._states: Sequence[GpuState] = ()
+        self._states: Sequence[GpuReading] = ()
         self._doubted: frozenset[int] = frozenset()  # GPUs that only the last reading called faulty
         self._read_s = time.monotonic()
         self._has_read, self._is_closed = threading.Event(), threading.Event()
@@ -44,7 +44,7 @@ class OwnGpus:
             raise BackendError("the driver of the GPUs has not answered yet")
         is_silent = time.monotonic() - self._read_s > _SILENT_S
         known = {} if is_silent else {state.index: state for state in self._states}
-        found = [known.get(gpu, GpuState(gpu, healthy=False)) for gpu in range(gpus)]
+        found = [known.get(gpu, GpuReading(gpu, healthy=False)) for gpu in range(gpus)]
         return tuple(_view_of(state, is_doubted=not is_silent and state.index in self._doubted) for state in found)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class OwnGpus:
         self._has_read.set()
 
 
-def _view_of(state: GpuState, *, is_doubted: bool) -> GpuView:
+def _view_of(state: GpuReading, *, is_doubted: bool) -> GpuView:
     is_healthy = state.healthy or is_doubted
     return GpuView(state.index, is_healthy, state.utilisation, float(state.free_bytes), state.temperature_c or 0.0)
 

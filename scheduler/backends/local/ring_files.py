@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from ....cluster.files.durable import open_folder, read_whole
 from .ranks import RankPlace, Spec
 
-RING, STATE = "ring", "state.json"  # the folder, and the file of its coordinator there
+RING = "ring"  # the folder
+_COORDINATORS_FILE = "state.json"  # as ring/coordinator_server.py names it
 STOP_FILES = ("cancel.json", "stop.json")  # in an attempt's folder: all of it is to stop
 OVER_FILES = ("exit.json", "gone.json")  # in the folder of its part: nothing is left of it
 _MAX_FILE_BYTES = 4 << 20
@@ -54,7 +55,7 @@ def decode_part(text: str) -> RingPart:
 
 def ring_phase(ring: Path) -> str:
     """Return the phase of a ring that its coordinator wrote last; "starting" before the first."""
-    state = _read_json(ring, STATE)
+    state = _read_json(ring, _COORDINATORS_FILE)
     phase = state.get("phase") if isinstance(state, dict) else None
     return phase if isinstance(phase, str) else "starting"
 
@@ -70,7 +71,7 @@ def is_ring_over(attempt: Path) -> bool:
 
 def read_lost_members(ring: Path) -> set[int]:
     """Return the members of a ring that are gone with the host that started them: it will start no others."""
-    state = _read_json(ring, STATE)
+    state = _read_json(ring, _COORDINATORS_FILE)
     lost = state.get("lost") if isinstance(state, dict) else ()
     return {member for member in lost if type(member) is int} if isinstance(lost, list) else set()
 

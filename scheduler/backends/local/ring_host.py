@@ -214,7 +214,7 @@ class RingHost:
             os.close(folder)
 
     def _end_without_coordinator(self) -> None:
-        """End this part once the host of the coordinator is gone: nobody would start another one."""
+        """End this part once the host of the coordinator is gone: there will be no other one."""
         # Once the ring is over, members may take their time for what their script does after it.
         if self._piece.piece == 0 or self._is_ending or self._launcher.is_over or ring_phase(self._ring) == "done":
             return

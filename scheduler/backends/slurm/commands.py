@@ -49,7 +49,7 @@ OVER_STATES = frozenset(
 TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
 _INDEXED = re.compile(r"(?:.*\D)?([0-9]{1,5})")  # a type for each GPU, which ends in its index
 _NEVER_ERRORS = ("node configuration is not available", "Invalid node name", "Invalid generic resource")
-_PIECE = re.compile(r"(longshore:[^:]+):\d+")  # comment of a piece of a ring, in which that of its attempt
+_PIECE_COMMENT = re.compile(r"(longshore:[^:]+):\d+")  # comment of a piece of a ring, in which that of its attempt
 _SNAPSHOT_S = 1.0  # minimum between two polls, except for a launch
 
 
@@ -245,7 +245,7 @@ def _read_snapshot(commands: Commands) -> SlurmSnapshot:
     for number, state, comment in _split_records(commands.call("squeue", _SQUEUE_ARGUMENTS), 3, _JOB_NUMBER):
         job = SlurmJob(int(re.findall(r"\d+", number)[0]), state)
         jobs.setdefault(comment, []).append(job)
-        if piece := _PIECE.fullmatch(comment):
+        if piece := _PIECE_COMMENT.fullmatch(comment):
             jobs.setdefault(piece[1], []).append(job)
     # After the jobs: a controller that was started since then has nodes that it does not know yet.
     nodes = {}

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from longshore.preflight.context import NodeSetup
-from longshore.preflight.readers import GpuReader, GpuState
+from longshore.preflight.readers import GpuReader, GpuReading
 from longshore.preflight.rounds import check_node
 from longshore.scheduler.client import Client
 from longshore.scheduler.health import agent
@@ -126,7 +126,7 @@ def test_gpus_are_reported_once_their_driver_has_started(monkeypatch: pytest.Mon
         NVML_ERROR_RESET_REQUIRED=16, NVML_ERROR_UNKNOWN=999,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(GpuReader, "_read_state", lambda _, index: GpuState(index, healthy=True))
+    monkeypatch.setattr(GpuReader, "_read_state", lambda _, index: GpuReading(index, healthy=True))
     agent._open_reader.cache_clear()
     try:
         assert [[each.index for each in gpu_reports()] for _ in range(4)] == [[], [], [0, 1], [0, 1]]
