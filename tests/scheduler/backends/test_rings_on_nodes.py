@@ -19,6 +19,8 @@ from tests.scheduler.backends.slurm_backends import NODES, backend_of
 from tests.scheduler.ring_trials import RingTrial
 from tests.scheduler.trials import processes_of
 
+pytestmark = pytest.mark.full
+
 
 class Nodes(NamedTuple):
     """A trial on the nodes of a cluster, of which each may be lost and come back."""
@@ -50,7 +52,7 @@ def _line_of(pid: int) -> bytes:
     return b""
 
 
-@pytest.fixture(params=["slurm", pytest.param("ray", marks=pytest.mark.full)])
+@pytest.fixture(params=["slurm", "ray"])
 def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
     if request.param == "slurm":
         slurm: SlurmCluster = request.getfixturevalue("slurm_cluster")
@@ -67,7 +69,6 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
         ray.end_attempts(cluster)
 
 
-@pytest.mark.full
 def test_a_ring_of_three_nodes_comes_to_its_end(nodes: Nodes) -> None:
     trial = nodes.trial
     job = trial.submit_ring(9, steps=30)
@@ -104,7 +105,6 @@ def test_a_ring_goes_on_elsewhere_when_a_node_is_lost_and_gives_its_gpus_back_on
     assert processes_of(job) == []
 
 
-@pytest.mark.full
 def test_a_ring_without_the_node_of_its_coordinator_is_tried_again_as_a_whole(nodes: Nodes) -> None:
     trial = nodes.trial
     job = trial.submit_ring(5)
