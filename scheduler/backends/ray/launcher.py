@@ -185,6 +185,25 @@ class RayCluster:
         return True
 
 
+class Sweep:
+    """Ends what is left of a part of an attempt on its node, if the node lives and no supervisor does."""
+
+    def __init__(self, cluster: RayCluster, path: str, part: int, node: str) -> None:
+        self._cluster, self._path, self._node = cluster, path, node
+        self._line = python_command("shared_folder.node", "sweep_unless_alive", path, str(part))
+        self._task: ObjectRef[None] | None = None
+        self._at_s = 0.0
+
+    def begin(self) -> None:
+        """Begin, unless one is under way or was a moment ago."""
+        node = self._cluster.nodes().get(self._node)
+        is_busy = self._task is not None and not self._cluster.is_done(self._task)
+        if node is None or is_busy or time.monotonic() < self._at_s:
+            return
+        self._at_s = time.monotonic() + _SWEEP_AGAIN_S
+        self._task = self._cluster.run_on_node(node, self._line, f"{self._path}/ray.log")
+
+
 class RayAttempt:
     """An attempt without a ring, with its request to Ray.
 
@@ -206,8 +225,7 @@ class RayAttempt:
             raise
         self._attempt, self._ranks = spec.attempt, len(spec.ranks)
         self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and is not known to have ended
-        self._sweeps: dict[int, ObjectRef[None]] = {}
-        self._sweep_at_s = dict.fromkeys(range(len(self._shares)), 0.0)
+        self._sweeps = [Sweep(cluster, path, part, share.node) for part, share in enumerate(self._shares)]
         self._numbers: dict[str, str] = {}  # of the lives of the nodes on which it was started
         self._tend_at_s, self._done = 0.0, 0
 
@@ -272,18 +290,8 @@ class RayAttempt:
         if self._shares[part].node not in self._cluster.nodes():
             self._stop_others(part)
         elif is_done or task is None:
-            self._sweep(part)
+            self._sweeps[part].begin()
         return False
-
-    def _sweep(self, part: int) -> None:
-        """End what is left of a part on its node, if the node lives and no supervisor does."""
-        sweep, node = self._sweeps.get(part), self._cluster.nodes().get(self._shares[part].node)
-        is_busy = sweep is not None and not self._cluster.is_done(sweep)
-        if node is None or is_busy or time.monotonic() < self._sweep_at_s[part]:
-            return
-        self._sweep_at_s[part] = time.monotonic() + _SWEEP_AGAIN_S
-        line = python_command("shared_folder.node", "sweep_unless_alive", self._path, str(part))
-        self._sweeps[part] = self._cluster.run_on_node(node, line, self._log_path)
 
     def _stop_others(self, part: int) -> None:
         name = self._shares[part].node
@@ -351,8 +359,7 @@ class RayPiece:
         self._request = f"{attempt}/{piece.number}"
         self._group: PlacementGroup | None = None
         self._task: ObjectRef[None] | None = None
-        self._sweep: ObjectRef[None] | None = None
-        self._sweep_at_s = 0.0
+        self._sweep = Sweep(cluster, path, piece.number, piece.node)
         self._until_s = float("inf")
         self._is_over = False
 
@@ -393,7 +400,7 @@ class RayPiece:
             self._group = self._cluster.reserve(self._request, [self._share])
         has_ended = is_done and self._task is not None and self._cluster.has_certainly_ended(self._task)
         if (has_ended or not is_marker_fresh(folder, started)) and (is_done or self._task is None):
-            self._sweep_node()
+            self._sweep.begin()
         return False
 
     def _start_once_granted(self) -> None:
@@ -406,16 +413,6 @@ class RayPiece:
                 "ray.launcher", "start_piece", self._path, number, job, node.address, self._piece.node
             )
             self._task = self._cluster.run_on_gpus(self._group, 0, self._share, line, f"{self._path}/ray.log")
-
-    def _sweep_node(self) -> None:
-        """End what is left of the piece on its node, if the node lives and no supervisor does."""
-        node = self._cluster.nodes().get(self._piece.node)
-        is_busy = self._sweep is not None and not self._cluster.is_done(self._sweep)
-        if node is None or is_busy or time.monotonic() < self._sweep_at_s:
-            return
-        self._sweep_at_s = time.monotonic() + _SWEEP_AGAIN_S
-        line = python_command("shared_folder.node", "sweep_unless_alive", self._path, str(self._piece.number))
-        self._sweep = self._cluster.run_on_node(node, line, f"{self._path}/ray.log")
 
 
 def is_claim_revoked(folder: int) -> bool:

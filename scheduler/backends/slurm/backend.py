@@ -177,14 +177,15 @@ class SlurmBackend(SharedFolderBackend):
 
     def _submit_pieces(self, spec: Spec) -> None:
         """Submit the pieces of a ring that Slurm does not know."""
-        self._view.invalidate()
-        snapshot, name = self._view.read_complete(), spec.attempt
+        name = spec.attempt
         with as_backend_error(name), self._folders.open_or_create(name) as folder:
             pieces = pieces_of(spec, self._ring_folder(name))
             left = [
                 piece for piece in pieces
-                if comment_of(name, piece.number) not in snapshot.jobs and not is_there(folder, f"part-{piece.number}")
+                if not is_there(folder, f"part-{piece.number}")
+                and not self._is_submitted(comment_of(name, piece.number))
             ]  # fmt: skip
+        snapshot = self._view.read()
         for piece in left:  # before any of them is submitted
             gres_request(Share(piece.node, tuple(piece.gpus.values())), snapshot.nodes)
         self._view.invalidate()
@@ -367,10 +368,11 @@ class SlurmBackend(SharedFolderBackend):
     def _is_overdue(self, folder: int, piece: Piece) -> bool:
         """Return whether a piece has not begun for so long after it was handed over that its GPUs are given up."""
         first = min(piece.gpus)
-        added, limit_s = f"{RING}/{given_file(first)}", ADDED_WITHIN_S
-        handed_over, limit_s = (added, limit_s) if is_there(folder, added) else ("claim.json", BEGINS_WITHIN_S)
-        if handed_over == "claim.json" and is_there(folder, f"{RING}/{added_gpu_file(first)}"):
-            return False  # it is about to be handed over
+        handed_over, limit_s = "claim.json", BEGINS_WITHIN_S
+        if is_there(folder, f"{RING}/{added_gpu_file(first)}"):
+            handed_over, limit_s = f"{RING}/{given_file(first)}", ADDED_WITHIN_S
+            if not is_there(folder, handed_over):
+                return False
         return time.time() - os.stat(handed_over, dir_fd=folder, follow_symlinks=False).st_mtime > limit_s
 
     def _prove_end(self, name: str, records: AttemptRecords, snapshot: SlurmSnapshot, report: str) -> Status:

@@ -1,4 +1,4 @@
-"""Rings whose pieces run on nodes of Slurm and Ray: a node that is lost with all it runs stops nobody else."""
+"""Rings whose pieces run on nodes of Slurm and Ray: a node that is lost with all it runs stops no other."""
 
 import os
 import signal
@@ -29,12 +29,15 @@ class Nodes(NamedTuple):
     lose_daemon: Callable[[str], object]
     bring_back: Callable[[str], object]
 
-    def lose(self, node: str) -> None:
-        """Lose a node with all that runs there."""
+    def lose(self, node: str, job: str) -> None:
+        """Lose a node with all of a job that runs there; what other tests run on this machine lives on."""
+        attempt = self.trial.name(job)
+        of_slurm, of_ranks = (b"SLURM_JOB_NAME", b"SLURMD_NODENAME"), (b"LONGSHORE_ATTEMPT", b"LONGSHORE_NODE")
+        wanted = (attempt.encode(), node.encode())
         for process in living():
-            found = environment(process, b"SLURMD_NODENAME", b"LONGSHORE_NODE")
-            is_supervisor = f"\0{node}\0".encode() in _line_of(process.pid)
-            if node.encode() in found.values() or is_supervisor:
+            found = environment(process, *of_slurm, *of_ranks)
+            own = [tuple(map(found.get, names)) for names in (of_slurm, of_ranks)]
+            if wanted in own or _supervises(process.pid, attempt, node):
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         self.lose_daemon(node)
@@ -45,11 +48,12 @@ class Nodes(NamedTuple):
         return report
 
 
-def _line_of(pid: int) -> bytes:
+def _supervises(pid: int, attempt: str, node: str) -> bool:
+    """Return whether a process supervises, under Ray, an attempt's piece on a node."""
     with suppress(OSError):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return line if b"start_piece" in line else b""
-    return b""
+        return b"start_piece" in line and f"/{attempt}\0".encode() in line and line.endswith(f"\0{node}\0".encode())
+    return False
 
 
 @pytest.fixture(params=["slurm", "ray"])
@@ -85,11 +89,11 @@ def test_a_ring_goes_on_elsewhere_when_a_node_is_lost_and_gives_its_gpus_back_on
     began, lost = nodes.report(job), {place for place in trial.holds(job) if place[0] == "b"}
     assert {node for node, _ in trial.holds(job)} == {"a", "b"}
     assert len(lost) == 2
-    nodes.lose("b")
+    nodes.lose("b", job)
     trial.until(lambda: nodes.report(job).generation > began.generation and trial.is_whole(job))
     assert nodes.report(job).step >= began.step
     assert {node for node, _ in trial.used(job)} == {"a", "c"}
-    assert lost < trial.holds(job)  # nobody has proven that nothing runs there
+    assert lost < trial.holds(job)  # it is not proven that nothing runs there
     cache, row = trial.scheduler.cache, trial.attempts(job)[-1]
     assert cache is not None
     assert ranks_of_ring(cache, row) == (("c", "c"), frozenset({4, 5}))  # what reports nothing any more does not hang
@@ -110,7 +114,7 @@ def test_a_ring_without_the_node_of_its_coordinator_is_tried_again_as_a_whole(no
     job = trial.submit_ring(5)
     trial.runs(job)
     trial.until(lambda: trial.is_whole(job))
-    nodes.lose("a")
+    nodes.lose("a", job)
     nodes.bring_back("a")
     trial.until(lambda: len(trial.attempts(job)) == 2 and trial.is_whole(job))
     trial.wish(job, Desired.CANCEL)
