@@ -33,8 +33,25 @@ _SETTINGS = {
 }  # fmt: skip
 _NODES = """
 import sys
+import time
+from ray._private import services
 from ray.cluster_utils import Cluster
 
+look, patience_s = services.get_node, float(sys.argv.pop())
+
+
+def patiently(*args):
+    last_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return look(*args)
+        except RuntimeError:
+            if time.monotonic() > last_s:
+                raise
+            time.sleep(0.1)
+
+
+services.get_node = patiently  # Ray itself gives a node half a minute to start, too little on a loaded machine.
 address, port, label = sys.argv[1:]
 own = {"node_ip_address": address, "object_store_memory": 80 << 20, "include_log_monitor": False, "num_gpus": 0}
 head = {"num_cpus": 0, "include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": int(port),
@@ -75,26 +92,18 @@ class RayCluster:
         environment = {
             **os.environ, **_SETTINGS, "RAY_TMPDIR": self._temporary, "RAY_AUTH_TOKEN_PATH": str(self.token),
         }  # fmt: skip
-        line = [sys.executable, "-u", "-c", _NODES, _ADDRESS, str(self._port), LABEL]
+        line = [sys.executable, "-u", "-c", _NODES, _ADDRESS, str(self._port), LABEL, str(_PATIENCE_S)]
         return processes.start(
             line, stdin=processes.PIPE, stdout=processes.PIPE, stderr=self._log, env=environment, text=True,
         )  # fmt: skip
 
     def start(self) -> None:
         """Start all nodes, and wait until they live and a launcher runs, which takes longer the first time."""
-        try:
-            self._start_nodes()
-        except (ValueError, OSError):  # Ray gives a node half a minute; if that is not enough, all ends.
-            self._process.communicate(timeout=_PATIENCE_S)
-            self._process = self._start_head()
-            self._start_nodes()
+        for node in self.nodes:
+            self.start_node(node)
         self.wait()
         backend_of(self).observe()
         until(lambda: any(job["status"] == "RUNNING" for job in self.ask("/api/jobs/")))
-
-    def _start_nodes(self) -> None:
-        for node in self.nodes:
-            self.start_node(node)
 
     def start_node(self, node: str) -> None:
         """Start a node, without waiting for it."""
