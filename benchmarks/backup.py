@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from longshore.ring.coordinator_server import make_ring_folder
+from longshore.ring.folder import make_ring_folder
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.ring_client import RingClient, request_ring_report
 from longshore.ring.wire import MemberOffer

@@ -20,7 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longshore.cluster.files.processes import environment, living
+from longshore.ring.folder import read_state
 from longshore.ring.ring_client import request_ring_report
+from longshore.scheduler.backends.local.ring_files import places_file
 from longshore.scheduler.client import Client
 from longshore.scheduler.model.states import FINAL
 from longshore.scheduler.store.attempts import held_gpus
@@ -118,6 +120,12 @@ class World:
         """Return what a file of a job's ring holds, None while it cannot be read."""
         with suppress(OSError, ValueError):
             return json.loads((self.ring(job) / name).read_bytes())
+        return None
+
+    def read_state(self, job: str) -> Any:
+        """Return what the coordinator of a job's ring wrote last, None while that cannot be read."""
+        with suppress(OSError, ValueError):
+            return read_state(self.ring(job))[1] or None
         return None
 
     def is_over(self, job: str) -> bool:
@@ -244,7 +252,7 @@ def _has_backup(world: World, job: str) -> bool:
 
 def _has_reached(world: World, job: str, sign: str) -> bool:
     """Return whether the return of a backup has reached a step."""
-    state, places = world.read(job, "state.json"), world.read(job, "places.json")
+    state, places = world.read_state(job), world.read(job, places_file(0))
     if state is None or places is None:
         return False
     if sign == "reinstated":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longshore.ring import wire
-from longshore.ring.coordinator_server import make_ring_folder
+from longshore.ring.folder import make_ring_folder
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.wire import from_json, greet
 

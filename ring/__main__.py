@@ -43,7 +43,8 @@ from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 
-from .coordinator_server import log_lines, make_ring_folder, remove_ring
+from .coordinator_server import log_lines
+from .folder import make_ring_folder, remove_ring
 from .launcher import MemberStart, RingLauncher
 from .wire import LOST_STATUS, UNKNOWN_STATUS
 

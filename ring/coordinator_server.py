@@ -1,23 +1,15 @@
-"""The process that owns a ring's generation, `python -m longshore.ring.coordinator_server FOLDER HOST`, and the folder.
+"""The process that owns a ring's generation: `python -m longshore.ring.coordinator_server FOLDER HOST EPOCH`.
 
-It connects `Coordinator` (coordinator.py) to sockets and to the state file. It needs only the ring's folder, and may be
-killed at any moment: after a restart it reads its file and listens on the same port, and members reconnect. It ends
-with status 0 once the ring is done, and with LOST_STATUS once no member is left.
-
-Files in the folder of a ring (`make_ring_folder`):
-
-ring.json        the secret and the limits, written by the process that makes the ring; only its user can read it
-state.json       written by the coordinator before it sends any message that depends on it; has its address
-recoveries.json  the last recoveries with the seconds of each phase, for people
-
-Source: SPEC F8 to F10.
+It connects `Coordinator` (coordinator.py) to sockets and to the ring's folder (folder.py). It needs only that folder,
+and may be killed at any moment: after a restart it reads its state and listens on the same port, and members reconnect.
+On another machine it has another address, and a later epoch. It ends with status 0 once the ring is done, with
+LOST_STATUS once no member is left, and with SUPERSEDED_STATUS once there is a later epoch. Source: SPEC F8 to F10.
 
 Standard library only, so that it starts in a tenth of a second.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import secrets
@@ -25,22 +17,33 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..cluster.files.durable import open_folder, write_first, write_whole
 from .coordinator import LAUNCHERS, SCHEDULERS, Coordinator
-from .membership import Backups, CoordinatorState, Phase, RingLimits
+from .folder import (
+    RECOVERIES,
+    RingSettings,
+    SupersededError,
+    read_appointment,
+    read_settings,
+    read_state,
+    write_file,
+    write_state,
+)
+from .membership import Backups, CoordinatorState, Phase
 from .wire import (
     LOST_STATUS,
+    SUPERSEDED_STATUS,
     Evicted,
     Hello,
     LeaseRenewal,
     MemberGone,
     Message,
     MessageBuffer,
+    Retire,
     RingEnd,
     RingReport,
     Terminating,
@@ -53,7 +56,6 @@ from .wire import (
     proves_secret,
 )
 
-RING, STATE, RECOVERIES = "ring.json", "state.json", "recoveries.json"
 TICK_S = 0.05
 HELLO_TIMEOUT_S = 5.0  # for a connection to send its hello
 MAX_HELLO_BYTES: Final = 4096
@@ -61,9 +63,11 @@ MAX_UNGREETED: Final = 64  # connections that have not sent it; the oldest is dr
 ACCEPTED_AT_ONCE: Final = 16  # connections: few, so that one that sends its hello at once is never the oldest
 LISTEN_BACKLOG: Final = 1024
 MAX_TEXT: Final = 500  # characters of any text in a received message
+LOST_WITH_COORDINATOR: Final = "its machine was lost with the coordinator"
 LINGER_S = 3.0  # after the end, for processes that have not received it
 WRITE_TIMEOUT_S = 60.0  # for the state to be written, on a disk that is full or fails
 REWRITE_S = 1.0  # between two attempts
+APPOINTMENT_S = 0.5  # between two checks whether there is a later epoch
 MAX_LOGGED_ERRORS = 100  # of connections, each once
 # Five seconds of silence: probes after two, each second; and the same for what was sent and is not acknowledged.
 KEEPALIVE = {
@@ -72,81 +76,6 @@ KEEPALIVE = {
 MAX_SEND_BYTES = 8 << 20  # that wait for a process that does not read
 Writer = asyncio.StreamWriter
 AnyMessage = TypeVar("AnyMessage", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class RingSettings:
-    """What a coordinator needs to know at its start."""
-
-    seats: int
-    secret: str
-    limits: RingLimits = field(default_factory=RingLimits)
-    spares: int = 0  # members beside the seats at the start
-    backups: int = 0  # slow members that may have backups at the same time
-
-
-def make_ring_folder(
-    folder: Path, seats: int, limits: RingLimits | None = None, *, spares: int = 0, backups: int = 0
-) -> RingSettings:  # fmt: skip
-    """Make the folder of a ring, unless it exists; return what is in it, with a secret that was drawn for this ring.
-
-    Several processes may do it at once, on any machine that has the folder: the settings of the first one count.
-
-    Args:
-        folder: Of this ring alone.
-        seats: As in `RingSettings`, like the rest.
-        limits: The usual ones by default.
-        spares: Members beside the seats at the start.
-        backups: Slow members that may have backups at the same time.
-
-    Raises:
-        OSError: If the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings = RingSettings(seats, secrets.token_hex(16), limits or RingLimits(), spares, backups)
-    opened = open_folder(str(folder))
-    try:
-        write_first(opened, RING, json.dumps(asdict(settings)).encode())
-    finally:
-        os.close(opened)
-    return read_settings(folder)
-
-
-def remove_ring(folder: Path) -> None:
-    """Remove the files of a ring that is over from its folder; logs of members stay.
-
-    Raises:
-        OSError: If one cannot be removed.
-    """
-    for name in (STATE, RECOVERIES, RING):
-        (folder / name).unlink(missing_ok=True)
-
-
-def read_settings(folder: Path) -> RingSettings:
-    """Return the settings of a ring's coordinator.
-
-    Raises:
-        OSError: If they cannot be read.
-        ValueError: If they are damaged.
-    """
-    content = json.loads((folder / RING).read_bytes())
-    try:
-        return RingSettings(**{**content, "limits": RingLimits(**content["limits"])})
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{folder / RING}: {error}") from error
-
-
-def write_file(folder: Path, name: str, content: object) -> None:
-    """Write a file of the ring's folder, whole or not at all.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
-    opened = open_folder(str(folder))
-    try:
-        write_whole(opened, name, json.dumps(content).encode())
-    finally:
-        os.close(opened)
 
 
 class CoordinatorServer:
@@ -159,15 +88,25 @@ class CoordinatorServer:
         folder: Of the ring.
         settings: In that folder.
         host: Address of this machine, at which members reach it.
+        epoch: Of this coordinator.
+
+    Raises:
+        OSError: If the folder cannot be read.
+        ValueError: If what it holds is damaged.
     """
 
-    def __init__(self, folder: Path, settings: RingSettings, host: str) -> None:
+    def __init__(self, folder: Path, settings: RingSettings, host: str, epoch: int = 0) -> None:
         self._folder, self._settings, self._host = folder, settings, host
-        self._content, state = _read_state(folder)  # what the file holds
+        self._number, self._content, state = _read_state(folder)  # of the last file, and what it holds
         self._written = -1 if state is None else state.changes  # the last change that it holds
+        self._writer = secrets.token_hex(8)  # of this process
         self._port = int(self._content["port"]) if self._content.get("host") == host else 0
+        if state is not None and state.epoch < epoch:
+            state.begin_epoch(epoch)
+        self.epoch = epoch if state is None else state.epoch
         backups = Backups(settings.limits, backups=settings.backups, spares=settings.spares)
         self._coordinator = Coordinator(settings.seats, settings.limits, time.monotonic(), state, backups)
+        self._coordinator.state.epoch = self.epoch
         self._queue: deque[tuple[int, int, Message]] = deque()  # change to be written first, receiver, message
         self._writing: asyncio.Task[None] | None = None
         self._writing_recoveries: asyncio.Task[None] | None = None
@@ -190,6 +129,11 @@ class CoordinatorServer:
         asyncio.get_running_loop().set_exception_handler(self._log_error)
         with contextlib.closing(await self._listen()) as server:
             return await self._serve_ring(server)
+
+    def retire_lost(self, members: Iterable[int]) -> None:
+        """Count members as gone that were lost with the machine of the coordinator before."""
+        for member in members:
+            self._coordinator.receive_scheduler_message(Retire(member, LOST_WITH_COORDINATOR), time.monotonic())
 
     async def _serve_ring(self, server: asyncio.Server) -> Phase:
         port = server.sockets[0].getsockname()[1]
@@ -281,9 +225,12 @@ class CoordinatorServer:
         failing_s = None
         while self._written < self._coordinator.state.changes:
             address = {"host": self._host, "port": self._port}
-            content = {**address, "report": as_json(self._report()), **asdict(self._coordinator.state)}
+            report, state = as_json(self._report()), asdict(self._coordinator.state)
+            content: dict[str, Any] = {**address, "writer": self._writer, "report": report, **state}
             try:
-                await asyncio.to_thread(write_file, self._folder, STATE, content)
+                await asyncio.to_thread(self._write_next, content)
+            except SupersededError:
+                raise
             except OSError as error:
                 if failing_s is None:
                     failing_s = time.monotonic()
@@ -295,6 +242,23 @@ class CoordinatorServer:
             failing_s, self._written, self._content = None, content["changes"], content
             self._send_written_messages()
         self._writing = None
+
+    def _write_next(self, content: dict[str, Any]) -> None:
+        """Write the next state.
+
+        Raises:
+            SupersededError: If another coordinator has written one since.
+            OSError: If it cannot be written.
+        """
+        try:
+            write_state(self._folder, self._number + 1, content)
+        except SupersededError:
+            self._number, written = read_state(self._folder)
+            if written["writer"] != self._writer:
+                raise
+            # The disk failed once it had the file.
+            write_state(self._folder, self._number + 1, content)
+        self._number += 1
 
     def _report(self) -> RingReport:
         """Return the ring at present. Once it ends, or a launcher ends its members, the report stays."""
@@ -349,7 +313,7 @@ class CoordinatorServer:
                     hello = decode(await reader.readline())
                 if isinstance(hello, Hello) and proves_secret(self._settings.secret, challenge, hello):
                     self._ungreeted.pop(writer, None)
-                    _send(writer, make_welcome(self._settings.secret, challenge, hello))
+                    _send(writer, make_welcome(self._settings.secret, challenge, hello, self.epoch))
                     try:
                         await self._serve_role(with_short_texts(hello), reader, writer)
                     except WireError as error:
@@ -486,34 +450,56 @@ def log_lines(*lines: str) -> None:
             sys.stderr.write(f"longshore.ring: {line}\n")
 
 
-def _read_state(folder: Path) -> tuple[dict[str, Any], CoordinatorState | None]:
-    """Return what an earlier coordinator wrote, as the content of the file and as its state, if there was one.
+def _read_state(folder: Path) -> tuple[int, dict[str, Any], CoordinatorState | None]:
+    """Return what an earlier coordinator wrote, with its number, and as its state, if there was one.
 
     Raises:
-        ValueError: If the file is damaged.
+        OSError: If it cannot be read.
+        ValueError: If it is damaged.
     """
-    try:
-        line = (folder / STATE).read_bytes()
-    except FileNotFoundError:
-        return {}, None
-    content, parts = json.loads(line), json.loads(line)
-    del parts["host"], parts["port"], parts["report"]
-    return content, CoordinatorState(**{**parts, "phase": Phase(parts["phase"])})
+    number, content = read_state(folder)
+    if not number:
+        return 0, {}, None
+    names = {part.name for part in fields(CoordinatorState)} - {"phase"}
+    state = CoordinatorState(**{name: content[name] for name in names}, phase=Phase(content["phase"]))
+    return number, content, state
+
+
+async def _run(server: CoordinatorServer, folder: Path) -> Phase | None:
+    """Run a coordinator to the end of its ring; return None once there is a later epoch."""
+    ring = asyncio.create_task(server.run())
+    until = asyncio.create_task(_wait_for_epoch(folder, server.epoch + 1))
+    await asyncio.wait({ring, until}, return_when=asyncio.FIRST_COMPLETED)
+    return await ring if ring.done() else None
+
+
+async def _wait_for_epoch(folder: Path, epoch: int) -> None:
+    """Wait for an epoch, or a later one; while the folder cannot be read, nothing is known of one."""
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            if (await asyncio.to_thread(read_appointment, folder)).epoch >= epoch:
+                return
+        await asyncio.sleep(APPOINTMENT_S)
 
 
 def main() -> None:
-    """Coordinate the ring of the folder that is the first argument, at the address that is the second."""
-    folder, host = Path(sys.argv[1]), sys.argv[2]
+    """Coordinate the ring of a folder at an address, both of which are arguments, in an epoch."""
+    folder, host, epoch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
     try:
-        phase = asyncio.run(CoordinatorServer(folder, read_settings(folder), host).run())
+        server, appointed = CoordinatorServer(folder, read_settings(folder), host, epoch), read_appointment(folder)
+        if epoch < max(server.epoch, appointed.epoch):
+            os._exit(SUPERSEDED_STATUS)
+        if epoch == appointed.epoch:
+            server.retire_lost(appointed.gone)
+        phase = asyncio.run(_run(server, folder))
     except OSError as error:
         log_lines(f"the coordinator ends: {error}")
         os._exit(1)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    os._exit(0 if phase is Phase.DONE else LOST_STATUS)
+    os._exit(SUPERSEDED_STATUS if phase is None else 0 if phase is Phase.DONE else LOST_STATUS)
 
 
 if __name__ == "__main__":

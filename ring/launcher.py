@@ -15,7 +15,6 @@ Standard library only.
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -23,16 +22,20 @@ import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from subprocess import SubprocessError
+from tempfile import mkdtemp
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
-from .coordinator_server import STATE, RingSettings, end_silent_connection, log_lines, read_settings
+from .coordinator_server import end_silent_connection, log_lines
+from .folder import RingSettings, read_settings, read_state, state_number
 from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
+    ADDRESS_FILE,
     GONE_STATUS,
     LOST_STATUS,
     MAX_LINE_BYTES,
@@ -40,6 +43,9 @@ from .wire import (
     NODE,
     RESTART_STATUS,
     SECRET,
+    SILENCE_S,
+    SUPERSEDED_STATUS,
+    WAIT_S,
     Hello,
     MemberExited,
     MemberGone,
@@ -96,9 +102,10 @@ KILL_TIMEOUT_S = 30.0  # for it to end then
 class CoordinatorProcess:
     """The coordinator of a ring. It is restarted when it is killed, and killed when it does not answer."""
 
-    def __init__(self, folder: Path, settings: RingSettings, host: str) -> None:
-        self._folder, self._settings, self._host = folder, settings, host
+    def __init__(self, folder: Path, settings: RingSettings, host: str, epoch: int) -> None:
+        self._folder, self._settings, self._host, self._epoch = folder, settings, host, epoch
         self._process: asyncio.subprocess.Process | None = None
+        self._closed = asyncio.Event()  # for good
 
     @property
     def pid(self) -> int | None:
@@ -109,15 +116,21 @@ class CoordinatorProcess:
         """Start it; raise OSError if it cannot be started, or does not begin its work."""
         self._process = await self._start_tool()
         until_s = _now_s() + MAX_UNANSWERED_S
-        while not (self._folder / STATE).exists():
+        while not self._has_begun():
             if self._process.returncode is not None or _now_s() > until_s:
                 raise OSError(f"the ring's coordinator does not begin; its status is {self._process.returncode}")
             await asyncio.sleep(0.01)
 
-    async def keep_running(self) -> RingEnd:
+    def _has_begun(self) -> bool:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return bool(read_state(self._folder)[1]["epoch"] >= self._epoch)
+        return False
+
+    async def keep_running(self) -> RingEnd | None:
         """Restart it whenever it ends before the ring does, and return how the ring ended.
 
-        The ring is lost if the coordinator ends at once each time, or cannot be started or killed.
+        The ring is lost if the coordinator ends at once each time, or cannot be started or killed. Nothing is returned
+        once there is a coordinator of a later epoch, or it was closed.
         """
         restarts = 0
         while self._process is not None:
@@ -125,10 +138,14 @@ class CoordinatorProcess:
             status = await self._wait_for_end(self._process)
             if status is None:
                 return RingEnd("lost", "the coordinator does not answer, and cannot be killed")
+            if status == SUPERSEDED_STATUS or self._closed.is_set():
+                return None
             restarts = 0 if _now_s() - began_s > LIVED_S else restarts + 1
             if status in (0, LOST_STATUS) or restarts > MAX_RESTARTS:
                 return RingEnd("done" if status == 0 else "lost", f"the coordinator ended with {status}")
             await asyncio.sleep(min(RESTART_S * 2 ** (restarts - 2), MAX_RESTART_S) if restarts > 1 else 0.0)
+            if self._closed.is_set():
+                return None
             try:
                 self._process = await self._start_tool()
             except (OSError, SubprocessError) as error:  # The next round tries again: the old one has ended.
@@ -136,12 +153,13 @@ class CoordinatorProcess:
         return RingEnd("lost", "the coordinator was never started")
 
     async def close(self) -> None:
-        """Kill it, if it lives."""
+        """Kill it, if it lives, for good."""
+        self._closed.set()
         if self._process is not None:
             await end_tool(self._process)
 
     async def _start_tool(self) -> asyncio.subprocess.Process:
-        return await start_tool(COORDINATOR, str(self._folder), self._host, flags=ISOLATED)
+        return await start_tool(COORDINATOR, str(self._folder), self._host, str(self._epoch), flags=ISOLATED)
 
     async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int | None:
         """Wait for its end, and kill it if it does not answer; return its status, None if it survives that."""
@@ -165,8 +183,10 @@ class CoordinatorProcess:
     async def _is_answering(self) -> bool:
         try:
             async with asyncio.timeout(COORDINATOR_PROBE_S):
-                port = int(json.loads((self._folder / STATE).read_bytes())["port"])
-                reader, writer = await asyncio.open_connection(self._host, port)
+                _, state = read_state(self._folder)
+                if state["epoch"] > self._epoch:  # it will know soon
+                    return True
+                reader, writer = await asyncio.open_connection(self._host, int(state["port"]))
                 try:
                     await greet(reader, writer, self._settings.secret, Hello("status"))
                     return await reader.read(1) != b""
@@ -194,6 +214,7 @@ def _now_s() -> float:
 MEMBER_POLL_S = 0.05  # between two checks of members, and two attempts to connect
 FAILED_STATUS = 127  # of a member that could not be started
 GREETING_S = 5.0  # for a coordinator to prove the secret
+FOLLOW_STATE_S = 0.2  # between two checks whether there is another coordinator
 EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
 LOST_GRACE_S = 5.0  # for members of a lost ring to end
 RESTART_PAUSE_S = 1.0  # before a process in place of one that requested it without a reason, or could not be started
@@ -230,6 +251,7 @@ class RingLauncher:
         restarts: How many processes are started in place of ones that failed, besides those that the ring requests.
         keeps_declared: Whether also the place of a member that was declared gone gets another process. A scheduler
             that has other GPUs takes the place back instead.
+        wait_s: How long a member waits for a coordinator before it ends. Another machine may run the next one.
         on_exit: Called with a member's start and exit status (minus the signal's number) when its process has exited.
         on_declared: Called with the number of a member that was declared gone, and the reason; perhaps more than once.
     """
@@ -237,9 +259,12 @@ class RingLauncher:
     def __init__(
         self, folder: Path, warm: Path | None = None, on_exit: Callable[[MemberStart, int], object] | None = None,
         on_declared: Callable[[int, str], object] | None = None, *, restarts: int = 0, keeps_declared: bool = False,
+        wait_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
         self.folder, self._warm, self.on_exit, self.on_declared = folder, warm, on_exit, on_declared
-        self._restarts, self._keeps_declared = restarts, keeps_declared
+        self._restarts, self._keeps_declared, self._wait_s = restarts, keeps_declared, wait_s
+        self._own = Path(mkdtemp(prefix="longshore-ring-")) if wait_s > SILENCE_S else None  # on this machine
+        self.epoch = 0  # of the coordinator that it was connected to last
         self._settings: RingSettings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
         self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
@@ -262,6 +287,11 @@ class RingLauncher:
         return dict(self._running)
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it is connected to the coordinator."""
+        return self._writer is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether the coordinator has reported the ring's end."""
         return self._end.done()
@@ -277,14 +307,29 @@ class RingLauncher:
         warm = None if self._warm_process is None else self._warm_process.pid
         return {pid for pid in (self.coordinator_pid, warm) if pid is not None}
 
-    async def start_coordinator(self, host: str = "127.0.0.1") -> None:
-        """Start the coordinator, and restart it whenever it is killed, until the ring is over.
+    async def start_coordinator(self, host: str = "127.0.0.1", epoch: int = 0) -> None:
+        """Start the coordinator, and restart it whenever it is killed, until the ring is over or a later one begins.
 
         `host` is the address of this machine at which members reach it.
+
+        Raises:
+            OSError: If it cannot be started.
         """
-        self._coordinator = CoordinatorProcess(self.folder, self._settings, host)
-        await self._coordinator.start()
-        self._run_in_background(self._watch_coordinator(self._coordinator))
+        coordinator = CoordinatorProcess(self.folder, self._settings, host, epoch)
+        try:
+            await coordinator.start()
+        except OSError:
+            await coordinator.close()
+            raise
+        await self.end_coordinator()
+        self._coordinator = coordinator
+        self._run_in_background(self._watch_coordinator(coordinator))
+
+    async def end_coordinator(self) -> None:
+        """End the coordinator, if this launcher has started it: another one is to run one of a later epoch."""
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            await coordinator.close()
 
     async def start_warm(self, command: tuple[str, ...], folder: Path | None = None) -> None:
         """Start a warm process, if a command runs Python; members that run it are forked from it once it is ready.
@@ -304,6 +349,7 @@ class RingLauncher:
         """Connect to the coordinator, and again whenever it was restarted."""
         ready = asyncio.Event()
         self._run_in_background(self._stay_connected(ready))
+        self._run_in_background(self._follow_state())
         await ready.wait()
 
     def start(self, start: MemberStart) -> None:
@@ -334,7 +380,7 @@ class RingLauncher:
         restart it, or the member had a seat when it requested a restart by its status.
         """
         try:
-            state = json.loads((self.folder / STATE).read_bytes())
+            _, state = read_state(self.folder)
             why, holders = state["gone"].get(str(member)), state["holders"]
         except (OSError, ValueError, KeyError):
             return False
@@ -361,11 +407,11 @@ class RingLauncher:
         if start.member in self.declared:
             raise OSError(f"it was declared gone: {self.declared[start.member]}")
         own = {
-            ADDRESS: self.coordinator_address(),
-            SECRET: self._settings.secret,
-            MEMBER: str(start.member),
+            ADDRESS: self.coordinator_address(), SECRET: self._settings.secret, MEMBER: str(start.member),
             NODE: start.node,
-        }
+        }  # fmt: skip
+        if self._own is not None:
+            own |= {ADDRESS_FILE: str(self._own / "address"), WAIT_S: str(self._wait_s)}
         environment, log = {**start.environment, **own}, start.log
         if log is not None:
             self._log_sizes[start.member] = log.stat().st_size if log.is_file() else 0
@@ -423,7 +469,9 @@ class RingLauncher:
         Raises:
             OSError: If it has not been started.
         """
-        state = json.loads((self.folder / STATE).read_bytes())
+        number, state = read_state(self.folder)
+        if not number:
+            raise FileNotFoundError(f"{self.folder} has no coordinator yet")
         return f"{state['host']}:{state['port']}"
 
     async def __aenter__(self) -> Self:
@@ -442,6 +490,8 @@ class RingLauncher:
             await end_tool(self._warm_process)
         if self._writer is not None:
             self._writer.close()
+        if self._own is not None:
+            rmtree(self._own, ignore_errors=True)
 
     # The coordinator
 
@@ -451,7 +501,7 @@ class RingLauncher:
         except Exception as error:  # Without this task, nothing would report the ring's end.
             end = RingEnd("lost", f"the coordinator cannot be kept running: {error}")
         await asyncio.sleep(RESTART_S)  # Its last messages may be on their way.
-        if not self._end.done():
+        if end is not None and not self._end.done():
             self._end.set_result(end)
 
     async def _stay_connected(self, ready: asyncio.Event) -> None:
@@ -462,12 +512,35 @@ class RingLauncher:
             await asyncio.sleep(MEMBER_POLL_S)
         ready.set()
 
+    async def _follow_state(self) -> None:
+        """Note where the coordinator is for members, connect to one of a later epoch, and see the end of the ring."""
+        known = 0
+        while not self._end.done():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                if state_number(self.folder) != known:
+                    known, state = read_state(self.folder)
+                    self._note_address(f"{state['host']}:{state['port']}")
+                    if state["epoch"] > self.epoch and self._writer is not None:
+                        self._writer.close()
+                    if state["phase"] in ("done", "lost"):  # the coordinator says so too, if it lives
+                        await asyncio.sleep(LOST_GRACE_S)
+                        if not self._end.done():
+                            self._end.set_result(RingEnd(state["phase"], state["outcome"]))
+            await asyncio.sleep(FOLLOW_STATE_S)
+
+    def _note_address(self, address: str) -> None:
+        if self._own is None:
+            return
+        draft = self._own / "draft"
+        draft.write_text(address)
+        draft.rename(self._own / "address")
+
     async def _listen(self, ready: asyncio.Event) -> None:
         host, _, port = self.coordinator_address().rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
         try:
             async with asyncio.timeout(GREETING_S):
-                await greet(reader, writer, self._settings.secret, Hello("launcher"))
+                self.epoch = await greet(reader, writer, self._settings.secret, Hello("launcher"), self.epoch)
             self._writer = writer
             end_silent_connection(writer)
             for number in self._starting:

@@ -4,6 +4,7 @@ Source: SPEC F8 to F10.
 """
 
 import contextlib
+import math
 import os
 import secrets
 import select
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from . import wire
@@ -29,11 +31,13 @@ class Connection:
     Args:
         address: HOST:PORT of the coordinator.
         secret: Of the ring.
+        file: That has the address of a later coordinator, once there is one.
     """
 
-    def __init__(self, address: str, secret: str) -> None:
+    def __init__(self, address: str, secret: str, file: str = "") -> None:
         host, _, port = address.rpartition(":")
-        self._address, self._secret = (host, int(port)), secret
+        self._address, self._secret, self._file = (host, int(port)), secret, file
+        self._epoch, self._read_ns = 0, 0  # the latest one of a coordinator; when the file was read changed last
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
         self._challenge: wire.Challenge | None = None  # of the other end
@@ -51,6 +55,15 @@ class Connection:
     def has_greeted(self) -> bool:
         """Whether the hello was sent, so that messages may follow it."""
         return self._hello is not None
+
+    def follow(self) -> bool:
+        """Take the address of another coordinator, if there is one now; return whether there is."""
+        before = self._address
+        with contextlib.suppress(OSError, ValueError):
+            if self._file and (changed_ns := Path(self._file).stat().st_mtime_ns) != self._read_ns:
+                host, _, port = Path(self._file).read_text().rpartition(":")
+                self._address, self._read_ns = (host, int(port)), changed_ns
+        return self._address != before
 
     def open(self) -> bool:
         """Connect; return whether that succeeded."""
@@ -113,10 +126,10 @@ class Connection:
         """Answer the challenge, and accept nothing else before the welcome.
 
         Raises:
-            WireError: If the other end is not the coordinator.
+            WireError: If the other end is not the coordinator, or one of an earlier epoch.
         """
         if self._challenge is not None and self._hello is not None:
-            check_welcome(self._secret, self._challenge, self._hello, message)
+            self._epoch = check_welcome(self._secret, self._challenge, self._hello, message, self._epoch)
             self._is_welcome = True
         elif isinstance(message, wire.Challenge):
             greet(message)
@@ -134,11 +147,12 @@ class Silence:
     processes receive nothing meanwhile, though the coordinator was not silent. Its messages arrive as they continue.
 
     Args:
-        first_s: How long the first silence may last, in place of SILENCE_S.
+        first_s: How long the first silence may last.
+        later_s: How long each later one may last.
     """
 
-    def __init__(self, first_s: float) -> None:
-        self._limit_s, self._silent_s, self._checked_s = first_s, 0.0, time.monotonic()
+    def __init__(self, first_s: float, later_s: float = SILENCE_S) -> None:
+        self._limit_s, self._later_s, self._silent_s, self._checked_s = first_s, later_s, 0.0, time.monotonic()
 
     @property
     def is_too_long(self) -> bool:
@@ -154,7 +168,7 @@ class Silence:
 
     def end(self) -> None:
         """Begin again, as a message was received."""
-        self._limit_s, self._silent_s = SILENCE_S, 0.0
+        self._limit_s, self._silent_s = self._later_s, 0.0
 
 
 CONNECT_TIMEOUT_S = 60.0  # to reach the coordinator at the start
@@ -194,10 +208,15 @@ class MemberClient:
         node: Name of its node.
         store: HOST:PORT of the store that it offers.
         step: Steps that its state has seen.
+        file: That has the address of a later coordinator.
+        wait_s: How long it waits for a coordinator that is silent.
     """
 
-    def __init__(self, address: str, secret: str, member: int, node: str, store: str, step: int) -> None:
-        self._connection = Connection(address, secret)
+    def __init__(
+        self, address: str, secret: str, member: int, node: str, store: str, step: int, file: str = "",
+        wait_s: float = SILENCE_S,
+    ) -> None:  # fmt: skip
+        self._connection = Connection(address, secret, file)
         self.member, self._node, self._store = member, node, store
         self.pulse = Pulse()
         self.step = step
@@ -213,8 +232,8 @@ class MemberClient:
         self._changed = threading.Condition()
         self._sent_s: dict[int, float] = {}  # by heartbeat
         self._number = 0
-        self._leased_s = time.monotonic() + CONNECT_TIMEOUT_S - SILENCE_S  # the lease runs from here
-        self._silence = Silence(CONNECT_TIMEOUT_S)
+        self._leased_s = -math.inf  # the lease runs from here
+        self._silence, self._is_waiting = Silence(max(CONNECT_TIMEOUT_S, wait_s), wait_s), False
         self._closed = False
         self._thread = threading.Thread(target=self._listen_or_end, name="longshore-ring", daemon=True)
 
@@ -391,6 +410,9 @@ class MemberClient:
     def close(self) -> None:
         """End the connection."""
         self._closed = True
+        self._close_connection()
+
+    def _close_connection(self) -> None:
         with self._changed:
             self._connection.close()
 
@@ -411,6 +433,8 @@ class MemberClient:
         beat_s = 0.0
         while not self._closed:
             self._check_silence()
+            if self._connection.follow():
+                self._close_connection()
             if not self._connection.is_open and not self._connection.open():
                 time.sleep(RECONNECT_S)
                 continue
@@ -442,8 +466,7 @@ class MemberClient:
     def _receive_messages(self, wait_s: float) -> None:
         messages = self._connection.receive(wait_s, self._send_greeting)
         if messages is None:
-            with self._changed:
-                self._connection.close()
+            self._close_connection()
             time.sleep(RECONNECT_S)
         for message in messages or ():
             self._receive(message)
@@ -488,16 +511,22 @@ class MemberClient:
             self._leased_s = max(self._leased_s, self._sent_s.pop(heartbeat, self._leased_s))
             self._sent_s = {later: sent_s for later, sent_s in self._sent_s.items() if later > heartbeat}
             self._silence.end()
+            self._is_waiting = False
             self._changed.notify_all()
 
     def _has_lease(self) -> bool:
         return time.monotonic() - self._leased_s <= SILENCE_S or self._finished or self._closed
 
     def _check_silence(self) -> None:
-        """End this process if its coordinator was silent for too long."""
+        """End this process if its coordinator was silent for too long; report that it waits before that."""
         silent_s = self._silence.check()
-        if self._silence.is_too_long and not self._finished and not self._closed:
+        if self._finished or self._closed:
+            return
+        if self._silence.is_too_long:
             end_process(wire.GONE_STATUS, f"the coordinator was silent for {silent_s:.0f} s")
+        if silent_s > SILENCE_S and self.generation and not self._is_waiting:
+            self._is_waiting = True
+            log_line("no coordinator answers: no step is taken until one does")
 
 
 def client_from_environment(store: str, step: int) -> MemberClient:
@@ -512,14 +541,20 @@ def client_from_environment(store: str, step: int) -> MemberClient:
     """
     variables = os.environ
     number, node = int(variables[wire.MEMBER]), variables.get(wire.NODE, "")
-    return MemberClient(variables[wire.ADDRESS], variables[wire.SECRET], number, node, store, step)
+    file, wait_s = variables.get(wire.ADDRESS_FILE, ""), float(variables.get(wire.WAIT_S, SILENCE_S))
+    return MemberClient(variables[wire.ADDRESS], variables[wire.SECRET], number, node, store, step, file, wait_s)
 
 
 def end_process(status: int, reason: str) -> NoReturn:
     """End this process at once, whatever its other threads do: none of them may change anything any more."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"longshore.ring: this process ends: {reason}\n".encode())
+    log_line(f"this process ends: {reason}")
     if status == wire.RESTART_STATUS:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
     os._exit(status)
+
+
+def log_line(words: str) -> None:
+    """Write a line to standard error, which may be closed, or on a disk that is full."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"longshore.ring: {words}\n".encode())

@@ -58,6 +58,7 @@ class CoordinatorState:
     slow: dict[str, float] = field(default_factory=dict)  # of slow seated members: times the others' computing time
     cost_s: float = 0.0  # the longest time to form the ring and copy its state; 0 before the first
     lost: list[int] = field(default_factory=list)  # members that are gone with the launcher that started them
+    epoch: int = 0  # of the coordinator: each that was appointed has a later one
 
     def has_seat(self, member: int) -> bool:
         """Return whether a member has a seat."""
@@ -105,6 +106,11 @@ class CoordinatorState:
         """Return a problem with the reason of the member that was declared gone last."""
         last = next(reversed(self.gone), None)
         return problem if last is None else f"{problem}; the last: member {last}: {self.gone[last]}"
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin the epoch of another coordinator."""
+        self.changes += 1
+        self.epoch = epoch
 
     def begin_generation(self) -> None:
         """Begin a generation."""

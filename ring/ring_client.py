@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..cluster.files.durable import open_folder, read_whole
-from .coordinator_server import RING, STATE
+from .folder import RING, read_state
 from .wire import (
     Hello,
     Message,
@@ -40,7 +39,7 @@ RING_RETRY_S = 0.2  # until a client connects again
 WATCH_S = 0.05  # between two checks of the watched file
 MAX_HINTS, MAX_HINT = 8, 500  # that wait to be read, and characters of each
 LOOPBACK = frozenset({"127.0.0.1"})
-MAX_SETTINGS_BYTES, MAX_STATE_BYTES = 1 << 16, 1 << 24  # of files
+MAX_SETTINGS_BYTES = 1 << 16
 # What files or answers that a job has made up may cause.
 MADE_UP_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
@@ -57,7 +56,7 @@ def request_ring_report(folder: Path, hosts: Collection[str] = LOOPBACK) -> Ring
 def read_written_ring_report(folder: Path) -> RingReport | None:
     """Return the report that the coordinator wrote last; None if there is none."""
     try:
-        report: RingReport = from_json(_read_json(folder, STATE, MAX_STATE_BYTES)["report"], RingReport)
+        report: RingReport = from_json(read_state(folder)[1]["report"], RingReport)
     except MADE_UP_ERRORS:
         return None
     return report
@@ -113,6 +112,11 @@ class RingClient:
             target=self._keep_listening, name=f"client of {folder.parent.name}", daemon=True
         )
         self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coordinator answers at present."""
+        return self._connection is not None
 
     def hints(self) -> list[str]:
         """Return the coordinator's hints on the script, each once."""
@@ -200,14 +204,6 @@ class RingClient:
             self._wake()
 
 
-def _read_json(folder: Path, name: str, max_bytes: int) -> Any:
-    opened = open_folder(str(folder))
-    try:
-        return json.loads(read_whole(opened, name, max_bytes))
-    finally:
-        os.close(opened)
-
-
 def _connect_and_greet(
     folder: Path, hosts: Collection[str], role: str, until_s: float
 ) -> tuple[socket.socket, MessageBuffer, list[Message]]:
@@ -218,13 +214,17 @@ def _connect_and_greet(
         ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError, if they
             name another host, or if the process that answers does not know the ring's secret.
     """
-    secret = str(_read_json(folder, RING, MAX_SETTINGS_BYTES)["secret"])
-    state = _read_json(folder, STATE, MAX_STATE_BYTES)
+    opened = open_folder(str(folder))
+    try:
+        secret = str(json.loads(read_whole(opened, RING, MAX_SETTINGS_BYTES))["secret"])
+    finally:
+        os.close(opened)
+    _, state = read_state(folder)
     if state["host"] not in hosts:
         raise ValueError(f"its coordinator cannot be at {state['host']!r}")
     connection = socket.create_connection((state["host"], int(state["port"])), ANSWER_TIMEOUT_S)
     try:
-        return connection, *greet_blocking(connection, secret, Hello(role), until_s)
+        return connection, *greet_blocking(connection, secret, Hello(role), until_s, state["epoch"])
     except (OSError, ValueError):
         connection.close()
         raise

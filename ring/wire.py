@@ -6,7 +6,9 @@ follows the greeting is not signed.
 
 coordinator  Challenge(nonce)
 the other    Hello(..., nonce, proof): the proof covers the challenge's nonce and all of the hello
-coordinator  Welcome(proof): the proof covers both nonces
+coordinator  Welcome(proof, epoch): the proof covers both nonces and the epoch
+
+Each coordinator that takes the place of a lost one has a later epoch. Who has seen an epoch refuses earlier ones.
 
 `Hello` has a role, which decides on what may follow.
 
@@ -37,7 +39,10 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{name}" for name in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
+ADDRESS_FILE = "LONGSHORE_RING_ADDRESS_FILE"  # has the address once the coordinator is on another machine
+WAIT_S = "LONGSHORE_RING_WAIT_S"  # for a coordinator, before a member ends itself; SILENCE_S by default
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
+SUPERSEDED_STATUS = 4  # of a coordinator, as there is one of a later epoch
 UNKNOWN_STATUS = -1000  # of a process whose parent died before it
 SILENCE_S = 10.0  # without a message: a member is declared gone; a member without its coordinator ends itself
 HEARTBEAT_S = 1.0
@@ -71,6 +76,7 @@ class Welcome:
     """The coordinator proves the secret, too."""
 
     proof: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,22 +495,25 @@ def proves_secret(secret: str, challenge: Challenge, hello: Hello) -> bool:
     return hmac.compare_digest(right.encode(), hello.proof.encode("utf-8", "replace"))
 
 
-def make_welcome(secret: str, challenge: Challenge, hello: Hello) -> Welcome:
+def make_welcome(secret: str, challenge: Challenge, hello: Hello, epoch: int = 0) -> Welcome:
     """Return the answer to a hello, which proves the secret."""
-    return Welcome(_proof(secret, "welcome", challenge.nonce, hello.nonce.encode("utf-8", "replace")))
+    nonce = hello.nonce.encode("utf-8", "replace")
+    return Welcome(_proof(secret, f"welcome {epoch}", challenge.nonce, nonce), epoch)
 
 
-def check_welcome(secret: str, challenge: Challenge, hello: Hello, reply: Message) -> None:
-    """Refuse a coordinator that does not know the secret.
+def check_welcome(secret: str, challenge: Challenge, hello: Hello, reply: Message, least_epoch: int = 0) -> int:
+    """Refuse a coordinator that does not know the secret, or whose epoch is over; return its epoch.
 
     Raises:
         WireError: If the reply is no welcome, or not the right one.
     """
-    right = make_welcome(secret, challenge, hello).proof
     if not isinstance(reply, Welcome) or not hmac.compare_digest(
-        right.encode(), reply.proof.encode("utf-8", "replace")
+        make_welcome(secret, challenge, hello, reply.epoch).proof.encode(), reply.proof.encode("utf-8", "replace")
     ):
         raise WireError("the process at the coordinator's port does not know the ring's secret")
+    if reply.epoch < least_epoch:
+        raise WireError(f"a coordinator of epoch {reply.epoch}, when there was one of epoch {least_epoch}")
+    return reply.epoch
 
 
 def _proof(secret: str, side: str, nonce: str, content: bytes) -> str:
@@ -514,24 +523,26 @@ def _proof(secret: str, side: str, nonce: str, content: bytes) -> str:
     return hmac.new(secret.encode(), message, "sha256").hexdigest()
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, hello: Hello) -> None:
-    """Begin a connection to a coordinator.
+async def greet(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, hello: Hello, least_epoch: int = 0
+) -> int:  # fmt: skip
+    """Begin a connection to a coordinator, and return its epoch.
 
     Raises:
         OSError: If it breaks.
         ValueError: If a line is too long.
-        WireError: If the other end does not know the secret.
+        WireError: If the other end does not know the secret, or its epoch is over.
     """
     challenge = decode(await reader.readline())
     if not isinstance(challenge, Challenge):
         raise WireError(f"no challenge: {type(challenge).__name__}")
     proven = answer_challenge(secret, challenge, hello)
     writer.write(encode(proven))
-    check_welcome(secret, challenge, proven, decode(await reader.readline()))
+    return check_welcome(secret, challenge, proven, decode(await reader.readline()), least_epoch)
 
 
 def greet_blocking(
-    connection: socket.socket, secret: str, hello: Hello, until_s: float
+    connection: socket.socket, secret: str, hello: Hello, until_s: float, least_epoch: int = 0
 ) -> tuple[MessageBuffer, list[Message]]:
     """Begin a connection to a coordinator, and return what was received after its welcome.
 
@@ -540,10 +551,11 @@ def greet_blocking(
         secret: Of the ring.
         hello: To send.
         until_s: Deadline of all of it by the monotonic clock, so that single bytes now and then do not prolong it.
+        least_epoch: Of the coordinator.
 
     Raises:
         OSError: If it breaks or takes too long.
-        WireError: If the other end does not know the secret.
+        WireError: If the other end does not know the secret, or its epoch is over.
     """
     buffer, received = MessageBuffer(), list[Message]()
     _receive_some(connection, buffer, received, until_s)
@@ -553,7 +565,7 @@ def greet_blocking(
     proven = answer_challenge(secret, challenge, hello)
     connection.sendall(encode(proven))
     _receive_some(connection, buffer, received, until_s)
-    check_welcome(secret, challenge, proven, received.pop(0))
+    check_welcome(secret, challenge, proven, received.pop(0), least_epoch)
     return buffer, received
 
 

@@ -91,6 +91,7 @@ class Capabilities:
     lists_attempts: bool = False  # it has `launched`
     reads_steps: bool = False  # it has `step_lines`
     runs_rings: bool = False  # it has `ring_report`, `retire_members`, `connect_to_ring`, `ring_places`, `add_to_ring`
+    moves_coordinators: bool = False  # it has `move_coordinator`, so that a ring survives the loss of each of its nodes
     has_external_jobs: bool = False  # it has `external_jobs` and `discard_external_job`
 
 
@@ -116,6 +117,11 @@ class MemberPlace(NamedTuple):
 
 class RingConnection(Protocol):
     """A connection to the coordinator of a ring: which members it lacks, and the replies to that."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coordinator answers at present."""
+        ...
 
     @property
     def seat_request(self) -> SeatRequest | None:
@@ -356,6 +362,23 @@ class Backend(ABC):
             BackendError: If it is not known whether that happens, or the rank is another GPU's.
         """
         raise BackendError(f"{name} has no ring")
+
+    def move_coordinator(self, name: str, silent_s: float) -> str:
+        """Let another node run the coordinator of a ring, if that of the present one is lost; again, this does nothing.
+
+        Needs `moves_coordinators`. Without it, a ring is over once the node of its coordinator is.
+
+        Args:
+            name: Of the attempt.
+            silent_s: For how long the scheduler has had no connection to the coordinator.
+
+        Returns:
+            The node; "" if the coordinator stays where it is, or there is no other node.
+
+        Raises:
+            BackendError: If that is not known.
+        """
+        return ""
 
     def external_jobs(self) -> Sequence[ExternalJob]:
         """Return all jobs that were submitted at the backend itself, also those that are over while it knows them.

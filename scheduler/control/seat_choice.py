@@ -71,6 +71,7 @@ class LiveRing:
         self.reported = -1  # last generation whose empty seats were reported
         self.refused = -1  # last generation that was to go on without
         self.reported_slow: tuple[int, ...] = ()  # slow members that were reported to have no backup
+        self.answered_s = time.monotonic()  # when its coordinator last answered, or was moved
         self.short = 0  # seats that stay empty, as there was no GPU; 0 after a change of the scheduler
 
 

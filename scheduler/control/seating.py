@@ -34,6 +34,7 @@ from ..store.rings import (
     FOUND,
     HINT,
     LEFT,
+    MOVED,
     REJECTED,
     RING_ENDED,
     RING_EVENT,
@@ -149,6 +150,7 @@ class Seating:
 
     def _refill_ring(self, cache: StateCache, ring: LiveRing, why_blocked: str, now_s: float) -> None:
         """Free the GPUs that a ring has left, assign those that passed their checks, and fill its empty seats."""
+        self._keep_coordinated(cache, ring, now_s)
         places = call_backend(self._backend.ring_places, ring.row.name)
         if places is None:
             return
@@ -169,6 +171,21 @@ class Seating:
         for gpu in list(ring.checked):
             self._assign_or_strike_off(cache, ring, places, gpu, now_s)
         self._fill_empty_seats(cache, ring, now_s, grows=False)
+
+    def _keep_coordinated(self, cache: StateCache, ring: LiveRing, now_s: float) -> None:
+        """Let another node run the coordinator of a ring, if that of the present one is lost."""
+        if ring.connection.is_open:
+            ring.answered_s = time.monotonic()
+        elif self._backend.capabilities.moves_coordinators:
+            silent_s = time.monotonic() - ring.answered_s
+            node = call_backend(self._backend.move_coordinator, ring.row.name, silent_s)
+            if not node:
+                return
+            ring.answered_s = time.monotonic()
+            words = f"the coordinator is lost with its node: {node} runs it from here on"
+            log.warning("ring of job %s: %s", ring.row.job_id, words)
+            event = self._seat_event(cache, ring, MOVED, words, now_s)._replace(kind=RING_EVENT, data={"node": node})
+            self._parts.store.write(partial(note_ring_event, event=event))
 
     def _resend_starting_members(self, ring: LiveRing, places: Sequence[MemberPlace]) -> None:
         """Repeat which members are starting: scheduler or coordinator may have been replaced since."""
@@ -444,8 +461,12 @@ def _is_ring_attempt(cache: StateCache, row: AttemptRow) -> bool:
 
 
 def survives_without(cache: StateCache, row: AttemptRow, nodes: Sequence[str]) -> bool:
-    """Return whether an attempt goes on without some nodes: a ring does, but for that of its coordinator."""
-    return _is_ring_attempt(cache, row) and row.placement[0].node not in nodes
+    """Return whether an attempt goes on without some nodes: a ring does on the others, if it is coordinated there."""
+    if not _is_ring_attempt(cache, row):
+        return False
+    if cache.parts.backend.capabilities.moves_coordinators:
+        return not {share.node for share in held_placement(cache, row)} <= {*nodes}
+    return row.placement[0].node not in nodes
 
 
 def ranks_of_ring(cache: StateCache, row: AttemptRow) -> tuple[tuple[str, ...], frozenset[int]]:

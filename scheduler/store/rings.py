@@ -117,7 +117,7 @@ def _check_runs(tx: Connection, job_id: str, number: int, event: NewEvent) -> No
 
 
 RING_EVENT = "ring"  # kind of events
-HINT, RING_ENDED = "hint", "ended"
+HINT, MOVED, RING_ENDED = "hint", "moved", "ended"
 
 
 def last_ring_states(tx: Connection, job_id: str) -> dict[int, Mapping[str, Any]]:

@@ -1,7 +1,6 @@
 """A coordinator in a process of its own, and peers that connect to it."""
 
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from longshore.ring import coordinator_server, wire
-from longshore.ring.coordinator_server import STATE, RingSettings, make_ring_folder
+from longshore.ring.folder import RingSettings, make_ring_folder, read_state
 from longshore.ring.wire import greet_blocking
 from tests.support import processes
 from tests.support.processes import PYTHON_PATH
@@ -24,7 +23,7 @@ class Peer:
 
     def __init__(self, ring: "Process", role: str, member: int = -1, generation: int = 0) -> None:
         self.member, self.beats = member, 0
-        self.socket = socket.create_connection(("127.0.0.1", ring.port), LIMIT_S)
+        self.socket = socket.create_connection((ring.host, ring.port), LIMIT_S)
         ring.peers.append(self)
         self.received: list[wire.Message] = []
         hello = wire.Hello(role, member, f"t{member}", generation, fresh=generation == 0)
@@ -83,12 +82,13 @@ class Process:
     folder: Path
     settings: RingSettings
     pid: int
+    host: str = "127.0.0.1"
     members: list[Peer] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
 
     @property
     def port(self) -> int:
-        return int(json.loads((self.folder / STATE).read_bytes())["port"])
+        return int(read_state(self.folder)[1]["port"])
 
     def close(self) -> None:
         for peer in self.peers:
@@ -135,17 +135,19 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *before: str, linger_s: float = coordinator_server.LINGER_S) -> Iterator[Process]:
+def started(
+    folder: Path, *before: str, linger_s: float = coordinator_server.LINGER_S, host: str = "127.0.0.1", epoch: int = 0
+) -> Iterator[Process]:  # fmt: skip
     """A coordinator of a ring of three; its command may have something before it."""
     settings = make_ring_folder(folder, 3)
     begin = f"import {coordinator_server.__name__} as it; it.LINGER_S = {linger_s}; it.main()"
-    command = [*before, sys.executable, "-c", begin, str(folder), "127.0.0.1"]
+    command = [*before, sys.executable, "-c", begin, str(folder), host, str(epoch)]
     with (folder / "log").open("ab") as log:
         environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
         process = processes.start(command, env=environment, stderr=log)
-    ring = Process(folder, settings, process.pid)
+    ring = Process(folder, settings, process.pid, host)
     try:
-        wait_for((folder / STATE).exists)
+        wait_for(lambda: read_state(folder)[1].get("epoch", -1) >= epoch)
         yield ring
     finally:
         process.kill()

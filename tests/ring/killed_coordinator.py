@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longshore.ring import coordinator_server, wire
+from longshore.ring import coordinator_server, folder, wire
 from longshore.ring.coordinator import Coordinator
 
 FOLDER = Path(sys.argv[1])
@@ -43,7 +43,7 @@ def watch(name: str) -> None:
     setattr(Coordinator, name, received)
 
 
-send, write = coordinator_server._send, coordinator_server.write_file
+send, write = coordinator_server._send, folder.write_state
 
 
 def sending(writer: Any, message: wire.Message, *line: bytes) -> None:
@@ -52,15 +52,14 @@ def sending(writer: Any, message: wire.Message, *line: bytes) -> None:
     passed(f"sent {type(message).__name__}", GENERATION[0])
 
 
-def writing(folder: Path, name: str, content: Any) -> None:
-    write(folder, name, content)
-    if name == coordinator_server.STATE:
-        GENERATION[0] = content["generation"]
-        passed(f"wrote {content['phase']}", content["generation"])
+def writing(ring: Path, number: int, content: Any) -> None:
+    write(ring, number, content)
+    GENERATION[0] = content["generation"]
+    passed(f"wrote {content['phase']}", content["generation"])
 
 
 for method in ("receive_member_message", "receive_launcher_message", "receive_scheduler_message"):
     watch(method)
-for name, replacement in (("_send", sending), ("write_file", writing)):
+for name, replacement in (("_send", sending), ("write_state", writing)):
     setattr(coordinator_server, name, replacement)
 coordinator_server.main()

@@ -10,7 +10,7 @@ import pytest
 
 from longshore.ring import launcher
 from longshore.ring.coordinator import NOT_NEEDED
-from longshore.ring.coordinator_server import RECOVERIES
+from longshore.ring.folder import RECOVERIES
 from tests.support.processes import ROOT
 
 from .member_pool import offer_members

@@ -22,12 +22,9 @@ from longshore.ring.coordinator_server import (
     ACCEPTED_AT_ONCE,
     MAX_TEXT,
     MAX_UNGREETED,
-    RECOVERIES,
-    STATE,
-    make_ring_folder,
     with_short_texts,
-    write_file,
 )
+from longshore.ring.folder import RECOVERIES, make_ring_folder, read_state, state_file, state_number, write_state
 from longshore.ring.ring_client import read_written_ring_report, request_ring_report
 
 from .coordinator_process import Peer, Process, can_connect, started, wait_for
@@ -54,18 +51,18 @@ def test_while_a_disk_fails_members_are_answered_and_no_message_depends_on_unwri
 ) -> None:
     launcher = Peer(ring, "launcher")
     assert request_ring_report(ring.folder) is not None  # All earlier changes are written.
-    before = (ring.folder / STATE).read_bytes()
+    before = read_state(ring.folder)
     kept = limit(ring, what, 0)
     launcher.send(wire.MemberExited(2, -9))
     for _ in range(30):
         for member in ring.members[:2]:
             assert member.beat() == []
         time.sleep(0.05)
-    assert (ring.folder / STATE).read_bytes() == before
+    assert read_state(ring.folder) == before
     limit(ring, what, kept)
     ring.all_receive(wire.Resume(2), without=[2])
     assert launcher.receive(wire.MemberGone) == wire.MemberGone(2, "its process ended with status -9")
-    assert json.loads((ring.folder / STATE).read_bytes())["generation"] == 2
+    assert read_state(ring.folder)[1]["generation"] == 2
     assert request_ring_report(ring.folder) is not None
 
 
@@ -95,12 +92,14 @@ def test_a_file_of_recoveries_that_cannot_be_written_stops_no_process(ring: Proc
 def test_a_state_that_cannot_be_written_for_long_ends_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("made up")
+
     settings = make_ring_folder(tmp_path, 1)
-    (tmp_path / STATE / "in the way").mkdir(parents=True)
-    monkeypatch.setattr(coordinator_server, "_read_state", lambda folder: ({}, None))
+    monkeypatch.setattr(coordinator_server, "write_state", fail)
     monkeypatch.setattr(coordinator_server, "WRITE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(coordinator_server, "REWRITE_S", 0.0)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(OSError, match="made up"):
         asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings, "127.0.0.1").run())
 
 
@@ -112,21 +111,21 @@ FIRST_MESSAGE = {"stopping": wire.Abort, "forming": wire.RingLayout, "running": 
 def test_during_a_long_write_members_are_answered_and_receive_nothing_that_depends_on_it(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached, proceed, write = threading.Event(), threading.Event(), write_file
+    reached, proceed = threading.Event(), threading.Event()
 
-    def slow(folder: Path, name: str, content: Any) -> None:
-        if name == STATE and content["phase"] == phase and content["generation"] == 2:
+    def slow(folder: Path, number: int, content: Any) -> None:
+        if content["phase"] == phase and content["generation"] == 2:
             reached.set()
             assert proceed.wait(LIMIT_S)
-        write(folder, name, content)
+        write_state(folder, number, content)
 
-    monkeypatch.setattr(coordinator_server, "write_file", slow)
+    monkeypatch.setattr(coordinator_server, "write_state", slow)
     settings = make_ring_folder(tmp_path, 3)
     thread = threading.Thread(
         target=lambda: asyncio.run(coordinator_server.CoordinatorServer(tmp_path, settings, "127.0.0.1").run())
     )
     thread.start()
-    wait_for((tmp_path / STATE).exists)
+    wait_for(lambda: state_number(tmp_path) > 0)
     ring = Process(tmp_path, settings, os.getpid())
     ring.run_ring()
     ring.lose(2)
@@ -148,7 +147,7 @@ def test_during_a_long_write_members_are_answered_and_receive_nothing_that_depen
                 members = [it for it in members if it is not member]
         time.sleep(0.01)
     ring.close()
-    assert json.loads((tmp_path / STATE).read_bytes())["phase"] == "done"
+    assert read_state(tmp_path)[1]["phase"] == "done"
 
 
 # Connections without a hello
@@ -218,7 +217,7 @@ def test_long_texts_of_peers_are_cut_where_they_arrive(text: str, ring: Process)
     report = request_ring_report(ring.folder)
     assert report is not None
     assert report.gone == {"1": text[:MAX_TEXT], "2": text[:MAX_TEXT]}
-    assert (ring.folder / STATE).stat().st_size < 64_000
+    assert (ring.folder / state_file(state_number(ring.folder))).stat().st_size < 64_000
 
 
 @given(st.one_of(*(st.from_type(kind) for kind in wire._MESSAGE_KINDS.values())), st.data())

@@ -13,7 +13,7 @@ import pytest
 
 from longshore.ring import warm as warm_process
 from longshore.ring import wire
-from longshore.ring.coordinator_server import STATE, make_ring_folder, read_settings
+from longshore.ring.folder import make_ring_folder, read_settings, state_file
 from longshore.ring.launcher import MemberStart, NextStart, RingLauncher
 from longshore.ring.wire import make_welcome, new_challenge
 from tests.support import processes
@@ -39,7 +39,9 @@ def test_a_launcher_receives_messages_after_a_line_that_is_no_message(tmp_path: 
     async def run() -> None:
         make_ring_folder(tmp_path, 1)
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        (tmp_path / STATE).write_text(json.dumps({"host": "127.0.0.1", "port": server.sockets[0].getsockname()[1]}))
+        (tmp_path / state_file(1)).write_text(
+            json.dumps({"host": "127.0.0.1", "port": server.sockets[0].getsockname()[1]})
+        )
         async with asyncio.timeout(60), RingLauncher(tmp_path) as launcher:
             await launcher.connect()
             assert (await launcher.wait_for_end()).reason == "made up"
@@ -54,7 +56,7 @@ def test_a_launcher_receives_messages_after_a_line_that_is_no_message(tmp_path: 
 def test_a_member_that_was_declared_gone_does_not_live(tmp_path: Path, moment: str) -> None:
     async def run() -> None:
         make_ring_folder(tmp_path, 1)
-        (tmp_path / STATE).write_text('{"host": "127.0.0.1", "port": 1}')
+        (tmp_path / state_file(1)).write_text('{"host": "127.0.0.1", "port": 1}')
         async with asyncio.timeout(60), RingLauncher(tmp_path) as launcher:
             if moment == "before it is started":
                 launcher.declared[0] = "made up"
@@ -74,7 +76,7 @@ def test_a_user_of_a_launcher_that_fails_does_not_stop_it(tmp_path: Path) -> Non
 
     async def run() -> None:
         make_ring_folder(tmp_path, 1)
-        (tmp_path / STATE).write_text('{"host": "127.0.0.1", "port": 1}')
+        (tmp_path / state_file(1)).write_text('{"host": "127.0.0.1", "port": 1}')
         async with asyncio.timeout(60), RingLauncher(tmp_path, on_exit=fail) as launcher:
             launcher._end.set_result(wire.RingEnd("done", ""))
             launcher.start(MemberStart(0, ("true",), os.environ, tmp_path))
@@ -100,7 +102,9 @@ def test_the_coordinator_decides_whether_a_member_restarts(
 ) -> None:
     async def run() -> bool:
         make_ring_folder(tmp_path, 1)
-        (tmp_path / STATE).write_text(json.dumps({"host": "127.0.0.1", "port": 1, "gone": gone, "holders": holders}))
+        (tmp_path / state_file(1)).write_text(
+            json.dumps({"host": "127.0.0.1", "port": 1, "gone": gone, "holders": holders})
+        )
         return RingLauncher(tmp_path).next_start(4, status) == NextStart(is_requested=True)
 
     assert asyncio.run(run()) is restarts

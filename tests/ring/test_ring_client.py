@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.ring.coordinator_server import RING, STATE, make_ring_folder
+from longshore.ring.folder import RING, make_ring_folder, state_file
 from longshore.ring.ring_client import RingClient, request_ring_report, retire_members
 from longshore.ring.wire import Hello, RingReport, Welcome, decode, encode, make_welcome, new_challenge, proves_secret
 from longshore.scheduler.backends.local.backend import LocalBackend
@@ -67,10 +67,14 @@ def listening() -> Iterator[socket.socket]:
         yield it
 
 
+STATE = state_file(1)
+
+
 def ring_at(folder: Path, listening: socket.socket) -> Path:
     ring = folder / "ring"
     make_ring_folder(ring, 2)
-    (ring / STATE).write_text(json.dumps({"host": "127.0.0.1", "port": listening.getsockname()[1]}))
+    state = {"host": "127.0.0.1", "port": listening.getsockname()[1], "epoch": 0}
+    (ring / STATE).write_text(json.dumps(state))
     return ring
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.namespaces import MANAGER, VARIABLE, Network
 from longshore.ring import wire
-from longshore.ring.coordinator_server import make_ring_folder
+from longshore.ring.folder import make_ring_folder, read_state
 from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.membership import RingLimits
 from longshore.ring.wire import greet
@@ -181,6 +181,7 @@ def run_ring(
     away: Iterable[int] = (),
     backups: int = 0,
     loses: Loses | None = None,
+    wait_s: float = wire.SILENCE_S,
     **environment: str,
 ) -> Outcome:
     """Run a ring to its end."""
@@ -192,8 +193,8 @@ def run_ring(
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
         async with (
             asyncio.timeout(3 * LIMIT_S),
-            RingLauncher(folder, warm) as launcher,
-            RingLauncher(folder, warm) as elsewhere,
+            RingLauncher(folder, warm, wait_s=wait_s) as launcher,
+            RingLauncher(folder, warm, wait_s=wait_s) as elsewhere,
         ):  # fmt: skip
             trial = Trial(folder, launcher, elsewhere, frozenset(away), command, variables, again, network)
             launcher.on_exit = trial.exited
@@ -210,7 +211,7 @@ def run_ring(
             await trial.until(lambda: not elsewhere.running_pids)
             if trial.proxy is not None:
                 await trial.proxy.close()
-            report = json.loads((folder / "state.json").read_text())
+            report = read_state(folder)[1]
             return Outcome(end, launcher.exits | elsewhere.exits, launcher.declared, trial.lines(), report)
 
     return asyncio.run(run())

@@ -36,7 +36,8 @@ class RingWay(Way):
 
     def __init__(self, backend: Backend, broken: Collection[Gpu] = ()) -> None:
         super().__init__(backend)
-        self.capabilities = replace(self.capabilities, reads_steps=True, runs_rings=True)
+        moves = backend.capabilities.moves_coordinators
+        self.capabilities = replace(self.capabilities, reads_steps=True, runs_rings=True, moves_coordinators=moves)
         self.broken = set(broken)
 
     def observe(self) -> tuple[NodeView, ...]:
@@ -65,6 +66,9 @@ class RingWay(Way):
 
     def add_to_ring(self, name: str, rank: int, node: str, gpu: int) -> None:
         self._call("add_to_ring", lambda: self.backend.add_to_ring(name, rank, node, gpu))
+
+    def move_coordinator(self, name: str, silent_s: float) -> str:
+        return self._call("move_coordinator", lambda: self.backend.move_coordinator(name, silent_s))
 
 
 class RingTrial(Trial):

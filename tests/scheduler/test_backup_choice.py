@@ -47,6 +47,10 @@ class Restless(Obedient):
         said = SeatRequest(1, [], [0, 2] if is_relieved else [0, 1], 0.9, compute_s, {"0": "a", "1": "a", "2": "b"})
         return replace(said, relieved=[1]) if is_relieved else replace(said, slow=[SlowSeat(1, 1, 0, 0)])
 
+    @property
+    def is_open(self) -> bool:
+        return True
+
     def send(self, message: MemberOffer | NoMemberOffer) -> bool:
         return True
 

@@ -11,14 +11,15 @@ Standard library only: supervisors import it.
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....cluster.files.durable import open_folder, read_whole
+from ....ring.folder import read_appointment, read_state
 from .ranks import RankPlace, Spec
 
 RING = "ring"  # the folder
-_COORDINATORS_FILE = "state.json"  # as ring/coordinator_server.py names it
 STOP_FILES = ("cancel.json", "stop.json")  # in an attempt's folder: all of it is to stop
 OVER_FILES = ("exit.json", "gone.json")  # in the folder of its part: nothing is left of it
 _MAX_FILE_BYTES = 4 << 20
@@ -55,25 +56,34 @@ def decode_part(text: str) -> RingPart:
 
 def ring_phase(ring: Path) -> str:
     """Return the phase of a ring that its coordinator wrote last; "starting" before the first."""
-    state = _read_json(ring, _COORDINATORS_FILE)
-    phase = state.get("phase") if isinstance(state, dict) else None
+    phase = _read_coordinators_state(ring).get("phase")
     return phase if isinstance(phase, str) else "starting"
 
 
 def is_ring_over(attempt: Path) -> bool:
-    """Return whether the ring in an attempt's folder starts no further piece.
-
-    It has ended, or is to stop, or the host of its coordinator is gone.
-    """
-    stops = [attempt / name for name in STOP_FILES] + [attempt / "part-0" / name for name in OVER_FILES]
-    return ring_phase(attempt / RING) in ("done", "lost") or any(file.exists() for file in stops)
+    """Return whether the ring in an attempt's folder starts no further piece: it has ended, or is to stop."""
+    is_to_stop = any((attempt / name).exists() for name in STOP_FILES)
+    return is_to_stop or ring_phase(attempt / RING) in ("done", "lost")
 
 
 def read_lost_members(ring: Path) -> set[int]:
     """Return the members of a ring that are gone with the host that started them: it will start no others."""
-    state = _read_json(ring, _COORDINATORS_FILE)
-    lost = state.get("lost") if isinstance(state, dict) else ()
+    lost = _read_coordinators_state(ring).get("lost")
     return {member for member in lost if type(member) is int} if isinstance(lost, list) else set()
+
+
+def coordinators_piece(ring: Path) -> int:
+    """Return the piece whose host is to run the coordinator: the first one until another is appointed."""
+    with suppress(OSError, ValueError):
+        return max(read_appointment(ring).piece, 0)
+    return 0
+
+
+def _read_coordinators_state(ring: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        _, state = read_state(ring)
+        return state if isinstance(state, dict) else {}
+    return {}
 
 
 def places_file(piece: int) -> str:
@@ -100,6 +110,11 @@ def given_file(rank: int) -> str:
 def done_file(piece: int) -> str:
     """Return the name of the file in a ring's folder by which the host of a piece shows that it saw the ring done."""
     return f"done-{piece}"
+
+
+def orphaned_file(piece: int) -> str:
+    """Return the name of the file in a ring's folder by which a host shows that no coordinator answers it."""
+    return f"orphaned-{piece}"
 
 
 def read_added_place(ring: Path, rank: int) -> tuple[str, int] | None:

@@ -1,8 +1,9 @@
 """The host of a ring's members on one node: it runs under a supervisor, and ends as the members did.
 
-A ring has one host a piece. The first piece's starts the coordinator too. All share `ring/` in the attempt's folder
-(ring/coordinator_server.py, ring_files.py). Before a host starts member N, it takes the number by the file `member-N`
-there, so that none is used twice. Source: SPEC F8 to F10; docs/decisions/0015. Standard library only.
+A ring has one host a piece. The first piece's starts the coordinator too; once that is lost with its machine, the host
+does that the scheduler appoints. All share `ring/` in the attempt's folder (ring/folder.py, ring_files.py). Before a
+host starts member N, it takes the number by the file `member-N` there, so that none is used twice. Source: SPEC F8 to
+F10; docs/decisions/0015. Standard library only.
 
 Processes that a member left while others live are found by their traces, and killed (`kill_members`): only once none
 is found may its GPU be another job's.
@@ -17,14 +18,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import NamedTuple
 
 from ....cluster.files.durable import open_folder, write_first
 from ....cluster.files.processes import Process, environment, kill, living
 from ....ring.coordinator import WORN_OUT
-from ....ring.coordinator_server import make_ring_folder, write_file
+from ....ring.folder import Appointment, make_ring_folder, read_appointment, write_file
 from ....ring.launcher import RESTART_PAUSE_S, MemberStart, RingLauncher
-from ....ring.wire import GONE_STATUS, UNKNOWN_STATUS, RingEnd
+from ....ring.wire import GONE_STATUS, SILENCE_S, UNKNOWN_STATUS, RingEnd
 from .ranks import (
     RankGroup,
     RankPlace,
@@ -38,21 +40,23 @@ from .ranks import (
     with_descendants,
 )
 from .ring_files import (
-    OVER_FILES,
     RING,
     STOP_FILES,
     RingPart,
     decode_part,
     done_file,
+    orphaned_file,
     places_file,
     read_added_place,
-    ring_phase,
     with_added_ranks,
 )
 
 RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
+APPOINTED_S = 0.2  # between two checks who is to run the coordinator
+ORPHANED_S = 2.0  # without a connection to the coordinator, which is restarted sooner if its machine lives
+COORDINATOR_WAIT_S = 3600.0  # that members wait for another coordinator: the scheduler may be away
 MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
 _ATTEMPT, _MEMBER = b"LONGSHORE_ATTEMPT", b"LONGSHORE_RING_MEMBER"
 
@@ -171,19 +175,23 @@ class RingHost:
         self._folder = open_folder(part.folder)
         self._logs = {rank: open_log(self._folder, rank) for rank in part.visible}
         self._all_left = asyncio.Event()
+        self._coordinates = -1  # the epoch of the coordinator that it runs; -1 if it runs none
 
     async def run(self) -> int:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
         seats, part = self._spec.seats, self._piece
         make_ring_folder(self._ring, seats, spares=self._first_ranks - seats, backups=self._spec.backups)
         async with RingLauncher(
-            self._ring, on_exit=self._on_exit, on_declared=self._on_declared_gone, restarts=RESTARTS
+            self._ring,
+            on_exit=self._on_exit,
+            on_declared=self._on_declared_gone,
+            restarts=RESTARTS,
+            wait_s=SILENCE_S if part.is_whole else COORDINATOR_WAIT_S,
         ) as self._launcher:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
-            if part.piece == 0:
-                await self._launcher.start_coordinator(part.address)
-            orphaned = asyncio.create_task(self._repeat(TEND_S, self._end_without_coordinator))
+            await self._follow_appointment()
+            following = asyncio.create_task(self._keep_following())
             await self._launcher.connect()
             await self._launcher.start_warm(self._spec.command, Path(part.folder))
             self._try(self._write_places)
@@ -197,7 +205,7 @@ class RingHost:
             tasks = [asyncio.create_task(self._repeat(pause_s, do)) for do, pause_s in work.items()]
             over, left = asyncio.create_task(self._launcher.wait_for_end()), asyncio.create_task(self._all_left.wait())
             await asyncio.wait({over, left}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*tasks, left, orphaned):
+            for task in (*tasks, left, following):
                 task.cancel()
             end = await over if over.done() else None
             over.cancel()
@@ -213,15 +221,31 @@ class RingHost:
         finally:
             os.close(folder)
 
-    def _end_without_coordinator(self) -> None:
-        """End this part once the host of the coordinator is gone: there will be no other one."""
-        # Once the ring is over, members may take their time for what their script does after it.
-        if self._piece.piece == 0 or self._is_ending or self._launcher.is_over or ring_phase(self._ring) == "done":
-            return
-        if any((self._ring.parent / "part-0" / name).exists() for name in OVER_FILES):
-            self._log("the host of the ring's coordinator is gone")
-            self._is_ending = True
-            self._launcher.end_members(signal.SIGTERM, ends_ring=False)
+    async def _keep_following(self) -> None:
+        """Run the coordinator while this host is to, and show whether one answers."""
+        orphaned, answered_s = self._ring / orphaned_file(self._piece.piece), time.monotonic()
+        while not (self._launcher.is_over or self._is_ending):
+            await asyncio.sleep(APPOINTED_S)
+            try:
+                await self._follow_appointment()
+                if self._launcher.is_connected:
+                    answered_s = time.monotonic()
+                    orphaned.unlink(missing_ok=True)
+                elif time.monotonic() - answered_s > ORPHANED_S:
+                    orphaned.touch()
+            except (OSError, ValueError, SubprocessError) as error:
+                self._log(f"the coordinator cannot be followed: {error}")
+                await asyncio.sleep(RESTART_PAUSE_S)
+
+    async def _follow_appointment(self) -> None:
+        """Run the coordinator if this host was appointed last, and else none."""
+        appointed = Appointment(0, 0) if self._piece.is_whole else read_appointment(self._ring)
+        if appointed.piece != self._piece.piece:
+            self._coordinates = -1
+            await self._launcher.end_coordinator()
+        elif appointed.epoch != self._coordinates:
+            await self._launcher.start_coordinator(self._piece.address, appointed.epoch)
+            self._coordinates = appointed.epoch
 
     async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
         while True:
@@ -360,8 +384,8 @@ class RingHost:
                 self._left.add(rank)
                 self._log(f"rank {rank} is left: no process of it lives")
         self._try(self._write_places)
-        # The coordinator's machine is needed until the ring ends, and so is that of GPUs to come.
-        if self._piece.piece > 0 and self._left >= self._part.visible.keys():
+        # A host of the whole ring has GPUs to come.
+        if self._coordinates < 0 and not self._piece.is_whole and self._left >= self._part.visible.keys():
             self._all_left.set()
 
     def _member_traces(self, rank: int) -> MemberTraces:

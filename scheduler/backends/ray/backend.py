@@ -278,7 +278,13 @@ class RayBackend(SharedFolderBackend):
     """
 
     capabilities = Capabilities(
-        exact_gpus=True, atomic_gang=True, enforced=False, lists_attempts=True, reads_steps=True, runs_rings=True
+        exact_gpus=True,
+        atomic_gang=True,
+        enforced=False,
+        lists_attempts=True,
+        reads_steps=True,
+        runs_rings=True,
+        moves_coordinators=True,
     )
 
     Settings = RaySettings

@@ -14,9 +14,10 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from ....cluster.files.durable import is_there, write_first
+from ....cluster.files.durable import is_there, open_file, write_first
 from ....cluster.files.errors import BackendError, error_line
 from ....cluster.model.placement import Placement
+from ....ring.folder import Appointment, appoint, read_appointment
 from ...model.states import EndedBy, RankEnd, Run, Status, parse_reason_line
 from ..local.folders import (
     AttemptFolders,
@@ -39,10 +40,13 @@ from ..local.ranks import SPEC_FILE, Spec, read_spec
 from ..local.ring_files import (
     OVER_FILES,
     RING,
+    Piece,
+    coordinators_piece,
     count_added_ranks,
     done_file,
     given_file,
     is_ring_over,
+    orphaned_file,
     pieces_of,
     read_lost_members,
     read_places,
@@ -54,6 +58,9 @@ from ..protocol import Attempt, MemberPlace, StepLines
 from .node import MISPLACED, NEVER_STARTED, STOPPED_BY_PREFIX, SWITCHED_OFF, nodes_of, read_stop, revoke_unclaimed
 
 ALIVE_S = 30.0  # a supervisor updates its marker every 2 s; a file system may delay that
+# Without an answer of its coordinator, and without a new marker of that one's supervisor, after which both are lost.
+UNANSWERED_S, NO_SIGN_S = 5.0, 6.0
+CUT_OFF_S = 30.0  # without an answer of a coordinator whose supervisor lives
 
 
 class ClaimMarker(Marker):
@@ -107,6 +114,7 @@ class AttemptRecords(NamedTuple):
     parts: tuple[PartRecord, ...]  # by node, once it is claimed; of a ring, by piece
     stop: str = ""  # why all its ranks are stopped
     ring_phase: str = ""  # of an attempt with a ring that has begun
+    coordinator: int = 0  # the piece that ran the coordinator last
 
     @property
     def is_ring(self) -> bool:
@@ -168,6 +176,25 @@ class SharedFolderBackend(FolderRings):
         super().add_to_ring(name, rank, node, gpu)
         with as_backend_error(name), opened_folder(str(self._ring_folder(name))) as ring:
             write_first(ring, given_file(rank), b"")
+
+    def move_coordinator(self, name: str, silent_s: float) -> str:
+        """Let another node run the coordinator of a ring, if that of the present one is lost."""
+        ring = self._ring_folder(name)
+        with as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None or not all(is_there(folder, each) for each in (SPEC_FILE, RING)):
+                return ""
+            if is_ring_over(self._folders.path(name)):
+                return ""
+            try:
+                appointed, pieces = read_appointment(ring), pieces_of(read_spec(folder), ring)
+            except ValueError as error:
+                raise BackendError(f"{name}: who runs its coordinator is not known: {error_line(error)}") from error
+            following = _next_coordinator(folder, ring, pieces, appointed.piece, silent_s)
+            if following is None:
+                return ""
+            piece, gone = following
+            is_first = appoint(ring, Appointment(appointed.epoch + 1, piece.number, gone))
+            return piece.node if is_first else ""
 
     def _read_ring_places(self, name: str) -> list[MemberPlace]:
         """Return the GPUs that a ring was given, by rank; one is left once nothing is left of its piece.
@@ -285,14 +312,14 @@ def read_records(folder: int, attempt: str, ring: Path) -> AttemptRecords:
         ValueError: If a marker makes no sense.
     """
     claim = read_marker(folder, attempt, ClaimMarker)
-    number, phase = 0 if claim is None else claim.parts, ""
+    number, phase, coordinator = 0 if claim is None else claim.parts, "", 0
     if claim is not None and claim.has_pieces:
         known = [int(name.removeprefix("part-")) + 1 for name in _part_names(folder)]  # whatever became of other files
         number = max(number + count_added_ranks(ring, claim.ranks), *known, 0)
-        phase = ring_phase(ring)
+        phase, coordinator = ring_phase(ring), coordinators_piece(ring)
     parts = tuple(_read_part(folder, attempt, each) for each in range(number))
     stop = read_stop(folder) if is_there(folder, "stop.json") else ""
-    return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop, phase)
+    return AttemptRecords(is_there(folder, SPEC_FILE), claim, parts, stop, phase, min(coordinator, number - 1))
 
 
 def proven_status(records: AttemptRecords) -> Status | None:
@@ -307,11 +334,12 @@ def proven_status(records: AttemptRecords) -> Status | None:
 
 
 def status_of_running(records: AttemptRecords) -> Status:
-    """Return the status of an attempt whose supervisors run or are about to; a ring runs once its first piece does."""
+    """Return the status of an attempt whose supervisors run or are about to; a ring runs once it is coordinated."""
     parts = records.parts
     if records.is_ring:
-        run = Run.RUNNING if parts[0].started_s else Run.PENDING
-        return Status(run, started_s=parts[0].started_s, progress=_merged_progress(parts))
+        started_s = parts[0].started_s or parts[records.coordinator].started_s
+        run = Run.RUNNING if started_s else Run.PENDING
+        return Status(run, started_s=started_s, progress=_merged_progress(parts))
     run = Run.RUNNING if all(part.started_s > 0.0 for part in parts) else Run.PENDING
     return Status(run, _rank_ends(parts), started_s=_started_s(parts), progress=_merged_progress(parts))
 
@@ -326,11 +354,10 @@ def is_proven_gone(records: AttemptRecords) -> bool:
 def _ended_status(records: AttemptRecords, ranks: int) -> Status:
     parts = records.parts
     if records.ring_phase == "done":  # whatever became of pieces that it went on without
-        kept = tuple(part for part in parts if part.saw_done) or parts[:1]
+        kept = tuple(part for part in parts if part.saw_done) or (parts[records.coordinator],)
         return Status(Run.EXITED, _rank_ends(kept), started_s=_started_s(kept), progress=_merged_progress(parts))
     if records.is_ring:
-        # The first piece has the coordinator: with it the ring is over, and as it ended the ring did.
-        parts, records = parts[:1], records._replace(parts=parts[:1])
+        parts = (parts[records.coordinator],)  # as the piece with the coordinator ended, the ring did
     ends, started_s, progress = _rank_ends(parts), _started_s(parts), _merged_progress(parts)
     reasons = [part.reason for part in parts if part.reason]
     reason = next(iter(reasons), "")
@@ -342,7 +369,7 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
     elif any(part.nothing_left and part.switched_off for part in parts):
         by, words = EndedBy.NODE_FAULT, "a node of it is switched off"
     elif records.is_ring and parts[0].never_started:
-        by, words = EndedBy.NODE_FAULT, "its first node did not start"
+        by, words = EndedBy.NODE_FAULT, "the node of its coordinator did not start"
     elif any(part.nothing_left for part in parts):
         by, words = EndedBy.NONE, "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not records.is_ring and not any(end.code or end.signal for end in ends):
@@ -380,11 +407,54 @@ def _read_part(folder: int, attempt: str, number: int) -> PartRecord:
         )
 
 
+def _next_coordinator(
+    folder: int, ring: Path, pieces: Sequence[Piece], present: int, silent_s: float
+) -> tuple[Piece, tuple[int, ...]] | None:
+    """Return the piece that is to run the coordinator of a ring, and the members that are lost with the present one.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        ring: Folder of its ring.
+        pieces: All of it.
+        present: The piece that is to run the coordinator now.
+        silent_s: For how long the scheduler has had no connection to the coordinator.
+
+    Returns:
+        Nothing if that piece still is to run it, or there is no other.
+    """
+
+    def is_over(piece: int) -> bool:
+        return any(is_there(folder, f"part-{piece}/{file}") for file in OVER_FILES)
+
+    def has_begun(piece: int) -> bool:
+        return is_there(folder, f"part-{piece}/started.json")
+
+    def lives(piece: int) -> bool:
+        return has_begun(piece) and _marker_age_s(folder, piece) < ALIVE_S and not is_over(piece)
+
+    others = [piece for piece in pieces if piece.number != present and lives(piece.number)]
+    orphaned = [piece for piece in others if (ring / orphaned_file(piece.number)).exists()]
+    is_silent = has_begun(present) and _marker_age_s(folder, present) > NO_SIGN_S
+    answers_none = bool(orphaned) and silent_s > (UNANSWERED_S if is_silent else CUT_OFF_S)
+    if not others or not (is_over(present) or (has_begun(present) and answers_none)):
+        return None
+    # Those of a machine that seems to live may be in reach of the next coordinator.
+    places = read_places(ring, present).values() if is_over(present) or is_silent else ()
+    return (orphaned or others)[0], tuple(place[4] for place in places if place[4] >= 0)
+
+
 def _has_silent_supervisor(folder: int, part: int) -> bool:
-    if not is_there(folder, f"part-{part}/started.json"):
-        return False
+    return is_there(folder, f"part-{part}/started.json") and _marker_age_s(folder, part) >= ALIVE_S
+
+
+def _marker_age_s(folder: int, part: int) -> float:
+    """Return how long ago the supervisor of a part has updated its marker."""
     with opened_folder(f"part-{part}", folder) as part_folder:
-        return not _is_marker_fresh(part_folder)
+        file = open_file(part_folder, "started.json")  # a file system of the network asks its server when it is opened
+        try:
+            return time.time() - os.fstat(file).st_mtime
+        finally:
+            os.close(file)
 
 
 def _is_marker_fresh(part_folder: int) -> bool:

@@ -91,6 +91,7 @@ class SlurmBackend(SharedFolderBackend):
 
     capabilities = Capabilities(
         exact_gpus=True, atomic_gang=True, enforced=True, lists_attempts=True, reads_steps=True, runs_rings=True,
+        moves_coordinators=True,
         has_external_jobs=True,
     )  # fmt: skip
 

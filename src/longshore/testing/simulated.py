@@ -89,6 +89,11 @@ class SimulatedConnection:
         ring.wake = wake
 
     @property
+    def is_open(self) -> bool:
+        """Return True: its coordinator always answers."""
+        return True
+
+    @property
     def seat_request(self) -> SeatRequest | None:
         """The empty seats of the ring; None while it stands still with a fault not found yet, and once it is over."""
         return self._backend.seat_request_of(self._ring)

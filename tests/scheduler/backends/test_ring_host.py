@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from longshore.ring import launcher
-from longshore.ring.coordinator_server import make_ring_folder, write_file
+from longshore.ring.folder import make_ring_folder, write_file
 from longshore.ring.launcher import RingLauncher
 from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd

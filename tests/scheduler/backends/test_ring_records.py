@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,24 @@ import pytest
 from longshore.cluster.files.durable import open_folder, write_first
 from longshore.cluster.files.errors import BackendError
 from longshore.cluster.model.placement import Share
-from longshore.scheduler.backends.local.ring_files import RING, added_gpu_file, done_file, given_file, places_file
+from longshore.ring.folder import Appointment, appoint, read_appointment, state_file
+from longshore.scheduler.backends.local.ring_files import (
+    RING,
+    added_gpu_file,
+    done_file,
+    given_file,
+    orphaned_file,
+    places_file,
+)
 from longshore.scheduler.backends.local.supervision import started_marker, write_exit_marker
 from longshore.scheduler.backends.protocol import Attempt, MemberPlace
-from longshore.scheduler.backends.shared_folder.backend import SharedFolderBackend, is_proven_gone, proven_status
+from longshore.scheduler.backends.shared_folder.backend import (
+    CUT_OFF_S,
+    UNANSWERED_S,
+    SharedFolderBackend,
+    is_proven_gone,
+    proven_status,
+)
 from longshore.scheduler.backends.shared_folder.node import (
     STOPPED_BY_PREFIX,
     claim_attempt,
@@ -66,7 +81,7 @@ class Ring:
         write_proof(self.part(number), NAME, "no process of it is left on the node")
 
     def phase(self, phase: str, lost: tuple[int, ...] = ()) -> None:
-        (self.path / RING / "state.json").write_text(json.dumps({"phase": phase, "lost": lost}))
+        (self.path / RING / state_file(1)).write_text(json.dumps({"phase": phase, "lost": lost, "epoch": 0}))
 
     def places(self, piece: int, rows: Mapping[int, tuple[str, int, bool, int]]) -> None:
         found = [[rank, node, gpu, used, False, member, 7] for rank, (node, gpu, used, member) in rows.items()]
@@ -207,6 +222,94 @@ def test_a_ring_whose_first_node_did_not_start_is_no_fault_of_its_job(ring: Ring
     assert prove_never_started(ring.folder, NAME, 0)
     ring.ends(1, "rank failed", 76)
     assert ended(ring)[:2] == (Run.LOST, EndedBy.NODE_FAULT)
+
+
+def test_a_ring_whose_coordinator_has_moved_ends_as_the_piece_did_that_ran_it_last(ring: Ring) -> None:
+    ring.phase("lost")
+    appoint(ring.path / RING, Appointment(1, 1))
+    ring.is_lost(0)
+    ring.ends(1, "rank failed", 5)
+    run, _, ends = ended(ring)
+    assert (run, ends) == (Run.EXITED, [(5, 0)])
+
+
+GONE = "its piece is proven gone"
+SILENT = "its supervisor is silent"
+LIVES = "its supervisor lives"
+
+
+@pytest.mark.parametrize(
+    ("piece", "is_orphaned", "silent_s", "moves"),
+    [
+        (GONE, False, 0.0, True),
+        (GONE, True, 100.0, True),
+        (SILENT, True, UNANSWERED_S + 1.0, True),
+        (SILENT, True, UNANSWERED_S - 1.0, False),  # a coordinator may be restarted meanwhile
+        (SILENT, False, 1000.0, False),  # only the scheduler does not reach it
+        (LIVES, True, UNANSWERED_S + 1.0, False),
+        (LIVES, True, CUT_OFF_S + 1.0, True),
+        (LIVES, False, CUT_OFF_S + 1.0, False),
+    ],
+)
+def test_a_coordinator_moves_once_nothing_answers_in_its_place(
+    ring: Ring, piece: str, silent_s: float, *, is_orphaned: bool, moves: bool
+) -> None:
+    ring.phase("running")
+    ring.places(0, {0: ("a", 0, True, 0), 1: ("a", 1, False, 4)})
+    os.close(ring.part(0))
+    os.close(ring.part(1))
+    if piece == SILENT:
+        os.utime(ring.path / "part-0" / "started.json", (time.time() - 20.0,) * 2)
+    elif piece == GONE:
+        ring.is_lost(0)
+    if is_orphaned:
+        (ring.path / RING / orphaned_file(1)).touch()
+    assert ring.backend.move_coordinator(NAME, silent_s) == ("b" if moves else "")
+    gone = () if piece == LIVES else (0, 4)  # those of a machine that lives may reach the next coordinator
+    assert read_appointment(ring.path / RING) == (Appointment(1, 1, gone) if moves else Appointment(0, 0))
+    assert ring.backend.move_coordinator(NAME, 0.0) == ""
+
+
+def test_a_coordinator_moves_to_no_piece_that_is_gone_has_not_begun_or_is_silent(ring: Ring) -> None:
+    ring.phase("running")
+    for rank, node in ((3, "c"), (4, "c"), (5, "b")):
+        ring.add(rank, node, rank - 3)
+    ring.is_lost(0)
+    assert ring.backend.move_coordinator(NAME, 100.0) == ""  # no other has begun
+    ring.is_lost(1)
+    os.close(ring.part(2))
+    os.utime(ring.path / "part-2" / "started.json", (0, 0))
+    assert ring.backend.move_coordinator(NAME, 100.0) == ""
+    os.close(ring.part(4))
+    assert ring.backend.move_coordinator(NAME, 100.0) == "b"
+    assert read_appointment(ring.path / RING).piece == 4
+    ring.is_lost(4)
+    os.close(ring.part(3))
+    assert ring.backend.move_coordinator(NAME, 0.0) == "c"
+    assert read_appointment(ring.path / RING)[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("why", ["done", "lost", "to stop", "it has not begun"])
+def test_a_ring_that_is_over_or_has_not_begun_gets_no_other_coordinator(ring: Ring, why: str) -> None:
+    os.close(ring.part(1))
+    if why == "to stop":
+        write_stop(ring.folder, NAME, "time limit")
+    elif why != "it has not begun":
+        ring.phase(why)
+        ring.is_lost(0)
+    assert ring.backend.move_coordinator(NAME, 1000.0) == ""
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"piece": 99, "gone": []}', '{"piece": -1, "gone": [[]]}'])
+def test_an_appointment_that_the_job_has_made_up_moves_nothing(ring: Ring, content: str) -> None:
+    ring.phase("running")
+    os.close(ring.part(1))
+    (ring.path / RING / "appointed-7.json").write_text(content)
+    with suppress(BackendError):
+        assert ring.backend.move_coordinator(NAME, 1000.0) == ""
+    for piece in (0, 1):
+        ring.ends(piece, "rank failed", 1)
+    assert ended(ring)[0] is Run.EXITED
 
 
 def test_a_ring_is_one_before_any_host_has_made_its_folder(ring: Ring) -> None:
