@@ -29,6 +29,7 @@ from .membership import (
     silent_members,
     unstopped_members,
     until_mismatch,
+    vanished_members,
     worn_out_member,
 )
 from .wire import describe_exit
@@ -44,9 +45,9 @@ class Coordinator:
 
     Each recovery has a generation. Its steps, with the messages of wire.py:
 
-    1. Detect. A member is gone if its launcher reports `MemberExited`, if it is silent (`tick`), if it sends `Leave`,
-       or if the scheduler sends `Retire` (`_declare_gone`). Members that live but cannot exchange send
-       `ExchangeFailed`.
+    1. Detect. A member is gone if its launcher reports `MemberExited`, if its connection and that of its launcher have
+       ended, if it is silent (`tick`), if it sends `Leave`, or if the scheduler sends `Retire` (`_declare_gone`).
+       Members that live but cannot exchange send `ExchangeFailed`.
     2. Stop. The generation rises, and each seated member gets `Abort` (`_begin_recovery`). It answers `Stopped`, and
        `AwaitsLayout` once its main thread waits for the next layout (`_have_all_stopped`).
     3. Choose. Spares take empty seats (`_fill_seats`). Without a spare the scheduler gets a `SeatRequest`
@@ -84,7 +85,7 @@ class Coordinator:
         self._accusations, self._backups = Accusations(), backups or Backups(limits)
         self._disconnected_s: dict[int, float] = {}  # when the connection of each member ended
         self._started_by: dict[int, set[int]] = {}  # members of each launcher that is connected
-        self._orphans: set[int] = set()  # members of launchers that were, and are not
+        self._orphans: dict[int, float] = {}  # members whose launcher is not connected any more, and since when
         self._futile, self._hints = 0, Hints(limits)
         self._layout: wire.RingLayout  # of this generation, while the ring is formed
         self._requested: object = None  # seats and slow members of the last seat request
@@ -97,11 +98,12 @@ class Coordinator:
 
     def _await_returning_members(self) -> None:
         """Wait for the members of an earlier coordinator; those that do not return were lost meanwhile."""
-        self._orphans.update(map(int, self.state.tokens))  # until their launchers are back too
+        self._orphans |= dict.fromkeys(map(int, self.state.tokens), self.now_s)  # until their launchers are back too
         last_message_s = self.now_s + self.limits.meet_s - self.limits.silence_s
         self.members.update(returning_members(self.state, last_message_s))
+        # Spares return too, and schedulers and launchers repeat their offers.
+        self._awaited.until_s = self.now_s + self.limits.patience_s
         if self.state.phase in (Phase.STOPPING, Phase.FORMING):
-            self._awaited.until_s = self.now_s + self.limits.patience_s  # schedulers and launchers repeat their offers
             self._begin_recovery(RESTARTED)
         elif self.state.phase is Phase.RUNNING:
             timer = self.recoveries[-1]
@@ -451,7 +453,7 @@ class Coordinator:
         """A launcher is not connected any more: until it is again, none of its members that are gone is replaced."""
         self.now_s = now_s
         members = self._started_by.pop(launcher, set())
-        self._orphans |= members
+        self._orphans |= dict.fromkeys(members, now_s)
         if self.state.phase.is_over:
             return
         for member in members:
@@ -467,7 +469,7 @@ class Coordinator:
         self.now_s = now_s
         if isinstance(message, wire.MemberStarting | wire.MemberExited):
             self._started_by.setdefault(launcher, set()).add(message.member)
-            self._orphans.discard(message.member)
+            self._orphans.pop(message.member, None)
             self.state.set_lost(message.member, is_lost=False)
         if self.state.phase is Phase.DONE and isinstance(message, wire.MemberStarting) and self._is_new(message.member):
             self._declare_gone(message.member, NOT_NEEDED)
@@ -511,6 +513,8 @@ class Coordinator:
             for member in self.members.values():
                 member.exclude_gap(gap_s, now_s)
             self._awaited.exclude_gap(gap_s)
+            for ended_s in (self._disconnected_s, self._orphans):
+                ended_s |= {member: min(at_s + gap_s, now_s) for member, at_s in ended_s.items()}
             self._moved_s, self._began_s = (min(at_s + gap_s, now_s) for at_s in (self._moved_s, self._began_s))
         if self.state.phase.is_over:
             return
@@ -519,6 +523,7 @@ class Coordinator:
             self.log_lines.append(line)
             self._send(SCHEDULERS, wire.ScriptHint(line.partition(": ")[2]))
         suspects = list(silent_members(self.members.values(), self.limits, now_s))
+        suspects += vanished_members(self.members, self._disconnected_s, self._orphans, self.limits, now_s)
         if self.state.phase is Phase.STOPPING:
             suspects += unstopped_members(self._seated_members(), self.limits, now_s)
         for number, reason in suspects:

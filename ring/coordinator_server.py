@@ -13,7 +13,6 @@ import contextlib
 import os
 import resource
 import secrets
-import socket
 import sys
 import time
 from collections import deque
@@ -50,6 +49,7 @@ from .wire import (
     WireError,
     as_json,
     decode,
+    detect_silence,
     encode,
     make_welcome,
     new_challenge,
@@ -69,10 +69,6 @@ WRITE_TIMEOUT_S = 60.0  # for the state to be written, on a disk that is full or
 REWRITE_S = 1.0  # between two attempts
 APPOINTMENT_S = 0.5  # between two checks whether there is a later epoch
 MAX_LOGGED_ERRORS = 100  # of connections, each once
-# Five seconds of silence: probes after two, each second; and the same for what was sent and is not acknowledged.
-KEEPALIVE = {
-    socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 5000,
-}  # fmt: skip
 MAX_SEND_BYTES = 8 << 20  # that wait for a process that does not read
 Writer = asyncio.StreamWriter
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -376,7 +372,7 @@ class CoordinatorServer:
         if written and Phase(written["phase"]).is_over:
             _send(writer, RingEnd(str(written["phase"]), written["outcome"]))
         self._launchers.add(writer)
-        end_silent_connection(writer)
+        detect_silence(writer.get_extra_info("socket"))
         self._launcher_count += 1
         launcher = self._launcher_count
         try:
@@ -433,14 +429,6 @@ def _send(writer: Writer, message: Message, line: bytes | None = None) -> None:
     writer.write(encode(message) if line is None else line)
     if writer.transport.get_write_buffer_size() > MAX_SEND_BYTES:
         writer.transport.abort()
-
-
-def end_silent_connection(writer: Writer) -> None:
-    """Let a connection end when the other machine has vanished, though nothing is sent."""
-    connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def log_lines(*lines: str) -> None:

@@ -28,6 +28,7 @@ _STATE, _APPOINTED = re.compile(r"state-(\d{1,15})\.json"), re.compile(r"appoint
 _KEPT_STATES: Final = 16  # files of earlier ones: others may be reading them
 _MAX_READS: Final = 20
 _MAX_APPOINTMENT_BYTES: Final = 1 << 16
+_MAX_NUMBER: Final = 1 << 31  # of a piece or a member, below
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +187,11 @@ def appoint(folder: Path, appointment: Appointment) -> bool:
     opened = open_folder(str(folder))
     try:
         content = json.dumps({"piece": appointment.piece, "gone": list(appointment.gone)}).encode()
-        return write_first(opened, f"appointed-{appointment.epoch}.json", content)
+        if write_first(opened, f"appointed-{appointment.epoch}.json", content):
+            return True
     finally:
         os.close(opened)
+    return read_appointment(folder) == appointment  # a file system may repeat a request that it has fulfilled
 
 
 def read_appointment(folder: Path) -> Appointment:
@@ -204,7 +207,10 @@ def read_appointment(folder: Path) -> Appointment:
         if not epoch:
             return Appointment(0, 0)
         content = json.loads(read_whole(opened, f"appointed-{epoch}.json", _MAX_APPOINTMENT_BYTES))
-        return Appointment(epoch, int(content["piece"]), tuple(map(int, content["gone"])))
+        piece, gone = content["piece"], content["gone"]
+        if not all(type(number) is int and 0 <= number < _MAX_NUMBER for number in [piece, *gone]):
+            raise ValueError(f"{folder}: no numbers of a piece and of members: {content}")
+        return Appointment(epoch, piece, tuple(gone))
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{folder}: the appointment makes no sense: {error}") from error
     finally:

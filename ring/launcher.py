@@ -26,12 +26,12 @@ from shutil import rmtree
 from subprocess import SubprocessError
 from tempfile import mkdtemp
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
-from .coordinator_server import end_silent_connection, log_lines
-from .folder import RingSettings, read_settings, read_state, state_number
+from .coordinator_server import log_lines
+from .folder import RingSettings, read_settings, read_state, state_number, write_state
 from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
@@ -55,6 +55,7 @@ from .wire import (
     Terminating,
     decode,
     describe_exit,
+    detect_silence,
     encode,
     greet,
 )
@@ -214,7 +215,9 @@ def _now_s() -> float:
 MEMBER_POLL_S = 0.05  # between two checks of members, and two attempts to connect
 FAILED_STATUS = 127  # of a member that could not be started
 GREETING_S = 5.0  # for a coordinator to prove the secret
-FOLLOW_STATE_S = 0.2  # between two checks whether there is another coordinator
+FOLLOW_STATE_S = 0.3  # between two checks whether there is another coordinator
+DIAL_WITHIN_S = 1.0  # for a machine to answer
+OVER_PHASES = ("done", "lost")  # phases of a ring that is over
 EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
 LOST_GRACE_S = 5.0  # for members of a lost ring to end
 RESTART_PAUSE_S = 1.0  # before a process in place of one that requested it without a reason, or could not be started
@@ -501,8 +504,18 @@ class RingLauncher:
         except Exception as error:  # Without this task, nothing would report the ring's end.
             end = RingEnd("lost", f"the coordinator cannot be kept running: {error}")
         await asyncio.sleep(RESTART_S)  # Its last messages may be on their way.
-        if end is not None and not self._end.done():
-            self._end.set_result(end)
+        if end is not None:
+            self.give_up(end)
+
+    def give_up(self, end: RingEnd) -> None:
+        """End this launcher's part of the ring as its coordinator cannot do it, and let the state say so to others."""
+        if self._end.done():
+            return
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            number, state = read_state(self.folder)
+            if state.get("phase") not in OVER_PHASES:
+                write_state(self.folder, number + 1, {**state, "phase": end.outcome, "outcome": end.reason})
+        self._end.set_result(end)
 
     async def _stay_connected(self, ready: asyncio.Event) -> None:
         while not self._end.done():
@@ -517,32 +530,41 @@ class RingLauncher:
         known = 0
         while not self._end.done():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                if state_number(self.folder) != known:
-                    known, state = read_state(self.folder)
-                    self._note_address(f"{state['host']}:{state['port']}")
-                    if state["epoch"] > self.epoch and self._writer is not None:
-                        self._writer.close()
-                    if state["phase"] in ("done", "lost"):  # the coordinator says so too, if it lives
-                        await asyncio.sleep(LOST_GRACE_S)
-                        if not self._end.done():
-                            self._end.set_result(RingEnd(state["phase"], state["outcome"]))
+                if state_number(self.folder) != known or not self._is_address_noted():
+                    number, state = read_state(self.folder)
+                    await self._follow(state)
+                    known = number
             await asyncio.sleep(FOLLOW_STATE_S)
 
-    def _note_address(self, address: str) -> None:
-        if self._own is None:
+    async def _follow(self, state: Mapping[str, Any]) -> None:
+        if state["phase"] in OVER_PHASES:
+            await asyncio.sleep(LOST_GRACE_S)  # The coordinator says so too, if it lives.
+            if not self._end.done():
+                self._end.set_result(RingEnd(state["phase"], state["outcome"]))
             return
-        draft = self._own / "draft"
-        draft.write_text(address)
-        draft.rename(self._own / "address")
+        for name, reason in state["gone"].items():  # it may be out of reach
+            if (member := int(name)) in self._starting and member not in self.declared:
+                self._receive(MemberGone(member, reason))
+        if state["epoch"] > self.epoch and self._writer is not None:
+            self._writer.close()
+        if self._own is not None:
+            self._own.mkdir(mode=0o700, exist_ok=True)
+            (self._own / "draft").write_text(f"{state['host']}:{state['port']}")
+            (self._own / "draft").rename(self._own / "address")
+
+    def _is_address_noted(self) -> bool:
+        """Return whether members find the address of the coordinator; a machine may clear its folder of such files."""
+        return self._own is None or (self._own / "address").exists()
 
     async def _listen(self, ready: asyncio.Event) -> None:
         host, _, port = self.coordinator_address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
+        async with asyncio.timeout(DIAL_WITHIN_S):  # of a machine that is lost nothing comes, and there may be another soon
+            reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
         try:
             async with asyncio.timeout(GREETING_S):
                 self.epoch = await greet(reader, writer, self._settings.secret, Hello("launcher"), self.epoch)
             self._writer = writer
-            end_silent_connection(writer)
+            detect_silence(writer.get_extra_info("socket"))
             for number in self._starting:
                 self._send(MemberStarting(number))
             for number, status in self.exits.items():

@@ -284,6 +284,7 @@ class RingLimits:
     """How long the coordinator waits for what; all in seconds but the last four."""
 
     silence_s: float = SILENCE_S  # without a message, after which a member is declared gone
+    broken_s: float = 0.5  # without a connection, after which it is if its launcher has none either
     meet_s: float = 15.0  # for members to return to a restarted coordinator
     stop_s: float = 5.0  # for a member that receives `Abort` to stop
     arrive_s: float = 600.0  # for the script of a member that has stopped to reach the end of its step
@@ -292,7 +293,7 @@ class RingLimits:
     gather_s: float = 300.0  # for all members to connect at the start
     hint_s: float = 60.0  # without a connection or a step of a member, until the log has a hint
     stall_s: float = 60.0  # without progress while all wait for each other
-    frozen_s: float = 60.0  # until even most of the members are declared gone, which have ended themselves by then
+    frozen_s: float = 60.0  # until even most of the members are declared gone, which take no step by then
     groups: int = 20  # that a process forms before it is restarted: each keeps some descriptors and threads
     slow_steps: int = 5  # in a row for which a member computes far longer than the others, before it is relieved
     well_steps: int = 10  # in a row for which it does not, before it has its seat again
@@ -316,6 +317,31 @@ def silent_members(members: Iterable[MemberState], limits: RingLimits, now_s: fl
     for member in members:
         if now_s - member.last_message_s > limit_s:
             yield member.number, f"it sent nothing for {now_s - member.last_message_s:.0f} s"
+
+
+def vanished_members(
+    members: Mapping[int, MemberState], disconnected_s: Mapping[int, float], orphaned_s: Mapping[int, float],
+    limits: RingLimits, now_s: float,
+) -> Iterator[tuple[int, str]]:  # fmt: skip
+    """Yield members whose connection has ended, and that of their launcher, and the reason to declare each gone.
+
+    A machine that dies ends all its connections at once. If that befalls more than half of the members, the coordinator
+    is probably the one that was cut off.
+
+    Args:
+        members: All that are not gone.
+        disconnected_s: When the connections of members ended that have no other since.
+        orphaned_s: The same of their launchers.
+        limits: How long to wait.
+        now_s: The time.
+    """
+    ended_s = {
+        number: max(disconnected_s[number], orphaned_s[number]) for number in members
+        if number in disconnected_s and number in orphaned_s
+    }  # fmt: skip
+    for number, at_s in ended_s.items() if 2 * len(ended_s) <= len(members) else ():
+        if now_s - at_s > limits.broken_s:
+            yield number, "its connection ended, and that of its launcher"
 
 
 def most_are_quiet(members: Collection[MemberState], limits: RingLimits, now_s: float) -> bool:

@@ -27,6 +27,7 @@ from .wire import (
     RingReport,
     ScriptHint,
     SeatRequest,
+    detect_silence,
     encode,
     from_json,
     greet_blocking,
@@ -224,6 +225,7 @@ def _connect_and_greet(
         raise ValueError(f"its coordinator cannot be at {state['host']!r}")
     connection = socket.create_connection((state["host"], int(state["port"])), ANSWER_TIMEOUT_S)
     try:
+        detect_silence(connection)
         return connection, *greet_blocking(connection, secret, Hello(role), until_s, state["epoch"])
     except (OSError, ValueError):
         connection.close()

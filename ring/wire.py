@@ -46,6 +46,10 @@ SUPERSEDED_STATUS = 4  # of a coordinator, as there is one of a later epoch
 UNKNOWN_STATUS = -1000  # of a process whose parent died before it
 SILENCE_S = 10.0  # without a message: a member is declared gone; a member without its coordinator ends itself
 HEARTBEAT_S = 1.0
+# Five seconds of silence: probes after two, each second; and the same for what was sent and is not acknowledged.
+KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 5000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,6 +582,13 @@ def _receive_some(connection: socket.socket, buffer: MessageBuffer, received: li
         received += buffer.feed(data)
         if time.monotonic() > until_s:
             raise TimeoutError("the coordinator takes too long to greet")
+
+
+def detect_silence(connection: socket.socket) -> None:
+    """Let a connection end when the other machine has vanished, though nothing is sent."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def describe_exit(status: int, error: str) -> str:

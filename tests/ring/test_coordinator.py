@@ -386,3 +386,92 @@ def test_ends_are_unlike_only_if_a_member_waits_in_a_step_that_another_does_not_
     found = until_mismatch(members, quiet_s)
     assert bool(found) == (bool(ahead) and quiet_s > MISMATCHED_UNTIL_S)
     assert not found or f"member {ahead[0]} " in found
+
+
+def vanish(ring: Ring, members: list[int], launchers: list[int]) -> None:
+    """End the connections of members and of launchers; launcher N has started member N."""
+    ring.quiet |= set(members)
+    for number in members:
+        ring.coordinator.member_disconnected(number, ring.now_s)
+    for number in launchers:
+        ring.coordinator.launcher_disconnected(number, ring.now_s)
+
+
+def of_launchers(seats: int, spares: int) -> Ring:
+    ring = Ring(seats, spares=spares)
+    for number in range(seats + spares):
+        ring.coordinator.receive_launcher_message(wire.MemberStarting(number), 0.0, launcher=number)
+    return ring
+
+
+@pytest.mark.parametrize(
+    ("members", "launchers", "gone"),
+    [
+        ([1], [1], [1]),  # a machine is gone
+        ([1, 3], [1, 3], [1, 3]),
+        ([1], [], []),  # it may come back
+        ([1], [2], []),
+        ([], [1], []),
+        ([0, 1, 3], [0, 1, 3], []),  # most of all five: it is rather the coordinator that is cut off
+    ],
+)
+def test_a_member_is_gone_once_its_connection_and_that_of_its_launcher_have_ended(
+    members: list[int], launchers: list[int], gone: list[int]
+) -> None:
+    ring = of_launchers(4, 1)
+    vanish(ring, members, launchers)
+    assert ring.coordinator.state.gone == {}
+    ring.wait(1.0)
+    assert [*ring.coordinator.state.gone] == [str(number) for number in gone]
+    if len(gone) == 1:
+        assert (ring.order(), ring.coordinator.state.phase) == ([0, 4, 2, 3], Phase.RUNNING)
+        assert ring.coordinator.state.lost == gone  # no process will be started there
+
+
+def test_a_member_whose_connections_are_back_at_once_stays() -> None:
+    ring = of_launchers(3, 0)
+    vanish(ring, [1], [1])
+    ring.now_s += 0.3
+    ring.coordinator.tick(ring.now_s)
+    ring.quiet.clear()
+    ring.coordinator.admit_member(wire.Hello("member", 1, "t1", generation=1, step=1, fresh=False), ring.now_s)
+    ring.answer()
+    ring.wait(5.0)
+    assert ring.order() == [0, 1, 2]
+    assert ring.coordinator.state.generation == 1
+
+
+def test_a_coordinator_that_stood_still_takes_no_connection_for_ended_that_is_being_opened() -> None:
+    ring = of_launchers(3, 0)
+    vanish(ring, [1], [1])
+    ring.now_s += 8.0
+    ring.coordinator.tick(ring.now_s)
+    assert ring.coordinator.state.gone == {}
+    ring.wait(1.0)
+    assert [*ring.coordinator.state.gone] == ["1"]
+
+
+def test_a_restarted_coordinator_that_loses_a_member_at_once_waits_for_its_spares_to_return() -> None:
+    ring = of_launchers(3, 1)
+    state = ring.coordinator.state
+    ring.coordinator = Coordinator(3, RingLimits(), ring.now_s, state)
+    ring.coordinator.receive_scheduler_message(wire.Retire(0, "its machine was lost"), ring.now_s)
+    for number in (1, 2, 3):
+        fresh = number == 3
+        hello = wire.Hello("member", number, f"t{number}", generation=0 if fresh else 1, step=1, fresh=fresh)
+        ring.coordinator.admit_member(hello, ring.now_s)
+        ring.answer()
+        assert ring.coordinator.state.phase is (Phase.RUNNING if number == 3 else Phase.STOPPING)
+    assert ring.order() == [3, 1, 2]
+
+
+def test_a_restarted_coordinator_waits_for_spares_no_longer_than_its_patience() -> None:
+    ring = of_launchers(3, 0)
+    ring.coordinator = Coordinator(3, RingLimits(), ring.now_s, ring.coordinator.state)
+    ring.coordinator.receive_scheduler_message(wire.Retire(0, "its machine was lost"), ring.now_s)
+    for number in (1, 2):
+        hello = wire.Hello("member", number, f"t{number}", generation=1, step=1, fresh=False)
+        ring.coordinator.admit_member(hello, ring.now_s)
+        ring.answer()
+    ring.wait(RingLimits().patience_s + 0.5)
+    assert (ring.order(), ring.coordinator.state.phase) == ([-1, 1, 2], Phase.RUNNING)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.ring import coordinator_server, wire
+from longshore.ring import coordinator_server, launcher, wire
 from longshore.ring.coordinator_server import CoordinatorServer
 from longshore.ring.folder import (
     Appointment,
@@ -25,11 +26,13 @@ from longshore.ring.folder import (
     state_number,
     write_state,
 )
+from longshore.ring.launcher import MemberStart, RingLauncher
 from longshore.ring.member_client import Connection
+from longshore.ring.ring_client import RingClient
 from longshore.ring.wire import SUPERSEDED_STATUS, WireError, answer_challenge, check_welcome, make_welcome
 from tests.support import processes
 
-from .coordinator_process import Peer, Process, started
+from .coordinator_process import Peer, Process, started, wait_for
 from .trial import LIMIT_S, Outcome, Trial, assert_as_undisturbed, run_ring
 
 OTHER = "127.0.0.2"  # the address of another machine
@@ -235,3 +238,78 @@ def test_a_ring_waits_for_another_coordinator_and_takes_no_step_meanwhile(
     assert found.end.outcome == "done"
     assert found.generation() == 1
     assert len(found.digests()) == 1
+
+
+def test_a_coordinator_that_ends_at_once_each_time_ends_the_ring_for_all_its_launchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(launcher, "LOST_GRACE_S", 0.1)
+
+    async def run() -> list[wire.RingEnd]:
+        make_ring_folder(tmp_path, 2)
+        async with asyncio.timeout(LIMIT_S), RingLauncher(tmp_path) as own, RingLauncher(tmp_path) as other:
+            await own.start_coordinator()
+            await own.connect()
+            await other.connect()
+            (tmp_path / state_file(state_number(tmp_path) + 1)).write_text('{"epoch": 0}')  # as a bad disk
+            assert own.coordinator_pid is not None
+            os.kill(own.coordinator_pid, signal.SIGKILL)
+            return [await each.wait_for_end() for each in (own, other)]
+
+    ends = asyncio.run(run())
+    assert {end.outcome for end in ends} == {"lost"}
+    assert read_state(tmp_path)[1]["phase"] == "lost"
+
+
+def test_a_launcher_that_does_not_reach_the_coordinator_learns_from_the_state_which_members_are_gone(
+    tmp_path: Path,
+) -> None:
+    async def run() -> dict[int, int]:
+        make_ring_folder(tmp_path, 2)
+        state = {"host": OTHER, "port": 1, "epoch": 0, "phase": "running", "outcome": ""}
+        write_state(tmp_path, 1, {**state, "gone": {}})
+        async with asyncio.timeout(LIMIT_S), RingLauncher(tmp_path, wait_s=60.0) as cut_off:
+            following = asyncio.create_task(cut_off.connect())
+            for number in (0, 1):
+                cut_off.start(MemberStart(number, ("sleep", "1000"), os.environ, tmp_path))
+            while len(cut_off.running_pids) < 2:
+                await asyncio.sleep(0.02)
+            write_state(tmp_path, 2, {**state, "gone": {"1": "silent", "7": "on another machine"}})
+            while 1 not in cut_off.exits:
+                await asyncio.sleep(0.02)
+            assert list(cut_off.running_pids) == [0]
+            following.cancel()
+            return cut_off.exits
+
+    assert asyncio.run(run()) == {1: -signal.SIGKILL}
+
+
+def test_the_address_for_members_is_written_again_when_a_machine_clears_its_folder(tmp_path: Path) -> None:
+    async def run() -> None:
+        make_ring_folder(tmp_path, 2)
+        state = {"host": OTHER, "port": 1, "epoch": 0, "phase": "running", "outcome": "", "gone": {}}
+        write_state(tmp_path, 1, state)
+        async with asyncio.timeout(LIMIT_S), RingLauncher(tmp_path, wait_s=60.0) as launcher:
+            following, folder = asyncio.create_task(launcher.connect()), launcher._own
+            assert folder is not None
+            for _ in range(2):
+                while not (folder / "address").exists():
+                    await asyncio.sleep(0.02)
+                assert (folder / "address").read_text() == f"{OTHER}:1"
+                shutil.rmtree(folder)
+            following.cancel()
+        assert not folder.exists()
+
+    asyncio.run(run())
+
+
+def test_a_schedulers_connection_ends_when_the_machine_of_the_coordinator_has_vanished(ring: Process) -> None:
+    client = RingClient(ring.folder, lambda: None)
+    wait_for(lambda: client.is_open)
+    connection = client._connection
+    assert connection is not None
+    for option, value in wire.KEEPALIVE.items():
+        assert connection.getsockopt(socket.IPPROTO_TCP, option) == value
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    client.close()

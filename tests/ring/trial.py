@@ -98,7 +98,8 @@ class Trial:
     def lines(self) -> list[dict[str, Any]]:
         found = []
         for path in sorted(self.folder.glob("member-*.log")):
-            found += [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+            whole = path.read_text().rpartition("\n")[0]  # the last line may be being written
+            found += [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
         return found
 
     async def until(self, what: Callable[[], object]) -> None:

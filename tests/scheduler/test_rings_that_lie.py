@@ -26,13 +26,14 @@ def test_a_ring_that_names_free_gpus_gets_no_more_than_a_ring_may_and_others_sta
     (trial.folder / "waits.py").write_text("import time; time.sleep(600)")
     job = trial.submit_ring(1, command=[sys.executable, "waits.py"])
     places = trial.folder / "attempts"
-    trial.until(lambda: trial.attempts(job) and (places / trial.name(job) / "ring/places.json").exists())
-    places = places / trial.name(job) / "ring/places.json"
+    trial.until(lambda: trial.attempts(job) and (places / trial.name(job) / "ring/places-0.json").exists())
+    places = places / trial.name(job) / "ring/places-0.json"
     trial.until(lambda: trial.way.backend.ring_places(trial.name(job)))
     (own,) = json.loads(places.read_text())
-    others = [[node, gpu, True, False, -1, 0] for node in "abc" for gpu in range(4) if [node, gpu] != own[:2]]
+    others = [[node, gpu] for node in "abc" for gpu in range(4) if [node, gpu] != own[1:3]]
 
-    for reported in ([own, *others], [own, *reversed(others)], [own] * 3 + others):
+    for more in (others, others[::-1], [own[1:3]] * 3 + others):
+        reported = [own, *([rank, *place, True, False, -1, 0] for rank, place in enumerate(more, 1))]
         places.write_text(json.dumps(reported))
         trial.crash()  # what the store does not know is looked for when a scheduler begins
         for _ in range(20):

@@ -169,7 +169,7 @@ class Trial:
         fields = {"command": ["sh", "-c", script], "gpus": gpus, "grace_s": 2.0, **spec}
         job = JobFile.model_validate(fields)
         new = NewJob(
-            new_job_id(self.now_s()), job.name, "ada", job.model_dump(mode="json"), 0, gpus, 60.0, self.now_s()
+            new_job_id(self.now_s()), job.name, "ada", job.model_dump(mode="json"), 0, job.all_gpus, 60.0, self.now_s()
         )
         self.store.write(lambda tx: insert_job(tx, new, writer="api"))
         return new.id

@@ -54,7 +54,8 @@ from .ring_files import (
 RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked for a restart
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
-APPOINTED_S = 0.2  # between two checks who is to run the coordinator
+APPOINTED_S = 0.3  # between two checks who is to run the coordinator
+MAX_FAILED_STARTS = 5  # of the coordinator, which takes half a minute to fail
 ORPHANED_S = 2.0  # without a connection to the coordinator, which is restarted sooner if its machine lives
 COORDINATOR_WAIT_S = 3600.0  # that members wait for another coordinator: the scheduler may be away
 MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
@@ -175,7 +176,9 @@ class RingHost:
         self._folder = open_folder(part.folder)
         self._logs = {rank: open_log(self._folder, rank) for rank in part.visible}
         self._all_left = asyncio.Event()
+        self._is_appointed = False  # to run the coordinator
         self._coordinates = -1  # the epoch of the coordinator that it runs; -1 if it runs none
+        self._failed_starts = 0  # of the coordinator, in a row
 
     async def run(self) -> int:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
@@ -240,12 +243,19 @@ class RingHost:
     async def _follow_appointment(self) -> None:
         """Run the coordinator if this host was appointed last, and else none."""
         appointed = Appointment(0, 0) if self._piece.is_whole else read_appointment(self._ring)
-        if appointed.piece != self._piece.piece:
+        self._is_appointed = appointed.piece == self._piece.piece
+        if not self._is_appointed:
             self._coordinates = -1
             await self._launcher.end_coordinator()
         elif appointed.epoch != self._coordinates:
-            await self._launcher.start_coordinator(self._piece.address, appointed.epoch)
-            self._coordinates = appointed.epoch
+            try:
+                await self._launcher.start_coordinator(self._piece.address, appointed.epoch)
+            except OSError as error:
+                self._failed_starts += 1
+                if self._failed_starts >= MAX_FAILED_STARTS:
+                    self._launcher.give_up(RingEnd("lost", f"no coordinator can be started: {error}"))
+                raise
+            self._coordinates, self._failed_starts = appointed.epoch, 0
 
     async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
         while True:
@@ -369,6 +379,9 @@ class RingHost:
 
     def _prove_ranks_left(self) -> None:
         """Search for processes of all ranks that are being left; the longer nothing changes, the rarer."""
+        # A host of the whole ring has GPUs to come.
+        if not (self._is_appointed or self._piece.is_whole) and self._left >= self._part.visible.keys():
+            self._all_left.set()
         if not self._leaving or time.monotonic() < self._search_at_s:
             return
         ranks = sorted(self._leaving)
@@ -384,9 +397,6 @@ class RingHost:
                 self._left.add(rank)
                 self._log(f"rank {rank} is left: no process of it lives")
         self._try(self._write_places)
-        # A host of the whole ring has GPUs to come.
-        if self._coordinates < 0 and not self._piece.is_whole and self._left >= self._part.visible.keys():
-            self._all_left.set()
 
     def _member_traces(self, rank: int) -> MemberTraces:
         members = [member for member, each in self._ranks.items() if each == rank]

@@ -193,8 +193,9 @@ class SharedFolderBackend(FolderRings):
             if following is None:
                 return ""
             piece, gone = following
-            is_first = appoint(ring, Appointment(appointed.epoch + 1, piece.number, gone))
-            return piece.node if is_first else ""
+            # Of those before it, too: it may have been lost before it has read them.
+            gone = tuple(sorted({*appointed.gone, *gone}))
+            return piece.node if appoint(ring, Appointment(appointed.epoch + 1, piece.number, gone)) else ""
 
     def _read_ring_places(self, name: str) -> list[MemberPlace]:
         """Return the GPUs that a ring was given, by rank; one is left once nothing is left of its piece.
@@ -372,9 +373,9 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
         by, words = EndedBy.NODE_FAULT, "the node of its coordinator did not start"
     elif any(part.nothing_left for part in parts):
         by, words = EndedBy.NONE, "a supervisor was lost" + (f"; {reason}" if reason else "")
-    elif 0 < len(ends) < ranks and not records.is_ring and not any(end.code or end.signal for end in ends):
-        # These ended well, but they are not the whole job.
-        by, words = EndedBy.NONE, f"only {len(ends)} of {ranks} ranks ran; {reason}"
+    elif not any(end.code or end.signal for end in ends) and (not reason if records.is_ring else 0 < len(ends) < ranks):
+        # These ended well, but they are not the whole job: a ring that is done says so.
+        by, words = EndedBy.NONE, f"it ended before all of its {ranks} ranks were done; {reason}"
     elif words.startswith(MISPLACED):
         by = EndedBy.NODE_FAULT  # The job did nothing wrong.
     elif not words.startswith(STOPPED_BY_PREFIX):
@@ -433,14 +434,20 @@ def _next_coordinator(
         return has_begun(piece) and _marker_age_s(folder, piece) < ALIVE_S and not is_over(piece)
 
     others = [piece for piece in pieces if piece.number != present and lives(piece.number)]
-    orphaned = [piece for piece in others if (ring / orphaned_file(piece.number)).exists()]
-    is_silent = has_begun(present) and _marker_age_s(folder, present) > NO_SIGN_S
-    answers_none = bool(orphaned) and silent_s > (UNANSWERED_S if is_silent else CUT_OFF_S)
-    if not others or not (is_over(present) or (has_begun(present) and answers_none)):
+    if not others or not (is_over(present) or has_begun(present)):
+        return None
+    # All markers have the time of the file system: by another clock, machines would seem silent that are not.
+    ages_s = {piece.number: _marker_age_s(folder, piece.number) for piece in pieces if has_begun(piece.number)}
+    silent = {piece for piece, age_s in ages_s.items() if age_s - min(ages_s.values()) > NO_SIGN_S}
+    orphaned = {piece.number for piece in others if (ring / orphaned_file(piece.number)).exists()}
+    is_lost = is_over(present) or present in silent
+    limit_s = UNANSWERED_S if is_lost else CUT_OFF_S
+    if not is_over(present) and not (orphaned and silent_s > limit_s):
         return None
     # Those of a machine that seems to live may be in reach of the next coordinator.
-    places = read_places(ring, present).values() if is_over(present) or is_silent else ()
-    return (orphaned or others)[0], tuple(place[4] for place in places if place[4] >= 0)
+    places = read_places(ring, present).values() if is_lost else ()
+    others.sort(key=lambda piece: (piece.number in silent, piece.number not in orphaned))
+    return others[0], tuple(place[4] for place in places if place[4] >= 0)
 
 
 def _has_silent_supervisor(folder: int, part: int) -> bool:

@@ -5,7 +5,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
@@ -173,9 +173,11 @@ def _line_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def backend_of(cluster: RayCluster, deadline_s: float = DEADLINE_S) -> RayBackend:
-    """Return a backend that knows what earlier ones launched."""
-    nodes = dict.fromkeys(cluster.nodes, GPUS)
+def backend_of(
+    cluster: RayCluster, deadline_s: float = DEADLINE_S, nodes: Mapping[str, int] | None = None
+) -> RayBackend:
+    """Return a backend that knows what earlier ones launched, for all GPUs unless it is said which."""
+    nodes = nodes or dict.fromkeys(cluster.nodes, GPUS)
     return RayBackend(cluster.folder, nodes, address=cluster.address, token=cluster.token, deadline_s=deadline_s)
 
 

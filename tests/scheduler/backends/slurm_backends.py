@@ -1,5 +1,6 @@
 """Slurm backends on the nodes of the test cluster."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
@@ -12,5 +13,7 @@ ON_A: Placement = (Share("a", (2,)),)
 IMPATIENT = SlurmTimes(deadline_s=1.0)  # where no answer will come
 
 
-def backend_of(cluster: SlurmCluster, folder: Path, times: SlurmTimes = SLURM_TIMES) -> SlurmBackend:
-    return SlurmBackend(folder, NODES, conf=cluster.conf, times=times)
+def backend_of(
+    cluster: SlurmCluster, folder: Path, times: SlurmTimes = SLURM_TIMES, nodes: Mapping[str, int] = NODES
+) -> SlurmBackend:
+    return SlurmBackend(folder, nodes, conf=cluster.conf, times=times)

@@ -6,20 +6,19 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from longshore.ring import launcher
-from longshore.ring.folder import make_ring_folder, write_file
+from longshore.ring.folder import Appointment, appoint, make_ring_folder, write_file
 from longshore.ring.launcher import RingLauncher
 from longshore.ring.membership import RingLimits
 from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
 from longshore.scheduler.backends.local.ring_files import RING, RingPart, read_places
-from longshore.scheduler.backends.local.ring_host import RingHost
+from longshore.scheduler.backends.local.ring_host import MAX_FAILED_STARTS, RingHost
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -197,21 +196,64 @@ def test_an_attempt_ends_as_its_scripts_did(tmp_path: Path, exits: dict[int, int
     assert asyncio.run(ended()) == status
 
 
-@pytest.mark.parametrize("marker", ["exit.json", "gone.json"])
-@pytest.mark.parametrize("is_over", [False, True])
-def test_a_part_ends_without_the_host_of_its_coordinator_but_takes_its_time_once_the_ring_is_over(
-    *, tmp_path: Path, marker: str, is_over: bool
-) -> None:
-    ended: list[int] = []
+class Coordinates:
+    """What a host asks of its launcher about the coordinator."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.fails = False
+
+    async def start_coordinator(self, host: str, epoch: int) -> None:
+        self.calls.append(epoch)
+        if self.fails:
+            raise OSError("made up")
+
+    async def end_coordinator(self) -> None:
+        self.calls.append("none")
+
+    def give_up(self, end: RingEnd) -> None:
+        self.calls.append(end.outcome)
+
+
+def test_a_host_runs_the_coordinator_of_the_epoch_that_it_is_appointed_to_and_no_other(tmp_path: Path) -> None:
+    ring, places = tmp_path / RING, (RankPlace("n", 0), RankPlace("m", 0))
+    make_ring_folder(ring, 2)
+    spec = Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, places, 2)
+    (tmp_path / "part-1").mkdir()
+    host: Any = RingHost(spec, str(tmp_path), RingPart(1, {1: "0"}, str(tmp_path / "part-1")))
+    host._launcher = launcher = Coordinates()
+
+    async def follow() -> list[object]:
+        launcher.calls.clear()
+        for _ in range(2):
+            await host._follow_appointment()
+        return list(launcher.calls)
+
+    async def fail() -> None:
+        for _ in range(MAX_FAILED_STARTS):
+            with pytest.raises(OSError, match="made up"):
+                await host._follow_appointment()
+
+    assert asyncio.run(follow()) == ["none", "none"]
+    appoint(ring, Appointment(1, 1))
+    assert asyncio.run(follow()) == [1]
+    appoint(ring, Appointment(2, 0))
+    assert asyncio.run(follow()) == ["none", "none"]
+    appoint(ring, Appointment(3, 1))
+    assert asyncio.run(follow()) == [3]
+    appoint(ring, Appointment(4, 1))
+    launcher.fails = True
+    asyncio.run(fail())
+    assert launcher.calls == [3, *[4] * MAX_FAILED_STARTS, "lost"]
+
+
+def test_a_host_ends_once_its_ranks_are_left_unless_it_runs_the_coordinator(tmp_path: Path) -> None:
     spec = Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, (RankPlace("n", 0), RankPlace("m", 0)), 2)
-    for part in (0, 1):
-        (tmp_path / f"part-{part}").mkdir()
-        host: Any = RingHost(spec, str(tmp_path), RingPart(part, {part: "0"}, str(tmp_path / f"part-{part}")))
-        host._launcher = SimpleNamespace(is_over=is_over, end_members=lambda number, ends_ring: ended.append(number))
-        host._end_without_coordinator()
-        assert ended == []
-        (tmp_path / "part-0" / marker).touch()
-        host._end_without_coordinator()
-        host._end_without_coordinator()
-        (tmp_path / "part-0" / marker).unlink()
-    assert ended == ([] if is_over else [signal.SIGTERM])
+    (tmp_path / "part-1").mkdir()
+    host: Any = RingHost(spec, str(tmp_path), RingPart(1, {1: "0"}, str(tmp_path / "part-1")))
+    host._left, host._is_appointed = {1}, True
+    host._prove_ranks_left()
+    assert not host._all_left.is_set()
+    host._is_appointed = False  # as another host was appointed since
+    host._prove_ranks_left()
+    assert host._all_left.is_set()

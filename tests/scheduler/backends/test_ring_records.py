@@ -300,7 +300,49 @@ def test_a_ring_that_is_over_or_has_not_begun_gets_no_other_coordinator(ring: Ri
     assert ring.backend.move_coordinator(NAME, 1000.0) == ""
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"piece": 99, "gone": []}', '{"piece": -1, "gone": [[]]}'])
+def test_a_ring_that_was_not_done_has_not_succeeded_however_well_its_hosts_ended(ring: Ring) -> None:
+    ring.phase("running")
+    appoint(ring.path / RING, Appointment(1, 1))
+    ring.is_lost(0)
+    ring.ends(1)  # the members gave up waiting for a coordinator
+    assert ended(ring)[0] is Run.LOST
+
+
+def test_the_clock_of_the_scheduler_makes_no_machine_silent(ring: Ring) -> None:
+    """The markers have the time of the file system, which may be behind."""
+    ring.phase("running")
+    for piece in (0, 1):
+        os.close(ring.part(piece))
+        os.utime(ring.path / f"part-{piece}" / "started.json", (time.time() - 15.0,) * 2)
+    (ring.path / RING / orphaned_file(1)).touch()
+    assert ring.backend.move_coordinator(NAME, UNANSWERED_S + 1.0) == ""
+
+
+def test_a_machine_that_shows_signs_of_life_comes_before_a_silent_one_and_no_lost_member_is_forgotten(
+    ring: Ring,
+) -> None:
+    ring.phase("running")
+    ring.add(3, "c", 1)
+    ring.places(0, {0: ("a", 0, True, 0)})
+    ring.places(1, {2: ("b", 2, True, 2)})
+    ring.is_lost(0)
+    for piece in (1, 2):
+        os.close(ring.part(piece))
+        (ring.path / RING / orphaned_file(piece)).touch()
+    assert ring.backend.move_coordinator(NAME, 0.0) == "b"
+    os.utime(ring.path / "part-1" / "started.json", (time.time() - 10.0,) * 2)
+    assert ring.backend.move_coordinator(NAME, UNANSWERED_S + 1.0) == "c"
+    assert read_appointment(ring.path / RING) == Appointment(2, 2, (0, 2))
+
+
+MADE_UP = [
+    "", "{", "[]", "1e999", '{"piece": 99, "gone": []}', '{"piece": 1e999, "gone": []}', '{"piece": -1, "gone": []}',
+    '{"piece": null, "gone": []}', f'{{"piece": {"9" * 300}, "gone": []}}', '{"piece": 1, "gone": [1e999]}',
+    '{"piece": 1, "gone": [[]]}', '{"piece": 1, "gone": 1}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", MADE_UP)
 def test_an_appointment_that_the_job_has_made_up_moves_nothing(ring: Ring, content: str) -> None:
     ring.phase("running")
     os.close(ring.part(1))

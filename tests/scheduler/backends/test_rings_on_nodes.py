@@ -1,77 +1,25 @@
 """Rings whose pieces run on nodes of Slurm and Ray: a node that is lost with all it runs stops no other."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from benchmarks.slurm_cluster import SlurmCluster
-from longshore.cluster.files.processes import environment, living
-from longshore.ring.wire import RingReport
 from longshore.scheduler.control.seating import ranks_of_ring, survives_without
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.store.rings import MOVED
-from tests.scheduler.backends import ray_cluster as ray
-from tests.scheduler.backends.slurm_backends import NODES, backend_of
-from tests.scheduler.ring_trials import RingTrial
+from tests.scheduler.backends.ring_nodes import Nodes, ray_nodes, slurm_nodes
+from tests.scheduler.backends.slurm_backends import NODES
 from tests.scheduler.trials import processes_of
 
 pytestmark = pytest.mark.full
 
 
-class Nodes(NamedTuple):
-    """A trial on the nodes of a cluster, of which each may be lost and come back."""
-
-    trial: RingTrial
-    lose_daemon: Callable[[str], object]
-    bring_back: Callable[[str], object]
-
-    def lose(self, node: str, job: str) -> None:
-        """Lose a node with all of a job that runs there; what other tests run on this machine lives on."""
-        attempt = self.trial.name(job)
-        of_slurm, of_ranks = (b"SLURM_JOB_NAME", b"SLURMD_NODENAME"), (b"LONGSHORE_ATTEMPT", b"LONGSHORE_NODE")
-        wanted = (attempt.encode(), node.encode())
-        for process in living():
-            found = environment(process, *of_slurm, *of_ranks)
-            own = [tuple(map(found.get, names)) for names in (of_slurm, of_ranks)]
-            if wanted in own or _supervises(process.pid, attempt, node):
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-        self.lose_daemon(node)
-
-    def report(self, job: str) -> RingReport:
-        report = self.trial.report(job)
-        assert report is not None
-        return report
-
-
-def _supervises(pid: int, attempt: str, node: str) -> bool:
-    """Return whether a process supervises, under Ray, an attempt's piece on a node."""
-    with suppress(OSError):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"start_piece" in line and f"/{attempt}\0".encode() in line and line.endswith(f"\0{node}\0".encode())
-    return False
-
-
 @pytest.fixture(params=["slurm", "ray"])
 def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
-    if request.param == "slurm":
-        slurm: SlurmCluster = request.getfixturevalue("slurm_cluster")
-        trial = RingTrial(tmp_path, NODES, lambda: backend_of(slurm, tmp_path), "slurm")
-        yield Nodes(trial, slurm.lose_node, slurm.start_node)
-        trial.close()
-        slurm.heal()
-    else:
-        cluster: ray.RayCluster = request.getfixturevalue("ray_cluster")
-        trial = RingTrial(tmp_path, NODES, lambda: ray.backend_of(cluster), "ray")
-        yield Nodes(trial, cluster.kill_node, cluster.start_node)
-        trial.close()
-        cluster.heal()
-        ray.end_attempts(cluster)
+    make = slurm_nodes if request.param == "slurm" else ray_nodes
+    with make(tmp_path, request.getfixturevalue(f"{request.param}_cluster"), NODES) as found:
+        yield found
 
 
 def test_a_ring_of_three_nodes_comes_to_its_end(nodes: Nodes) -> None:
