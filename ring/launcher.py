@@ -558,7 +558,7 @@ class RingLauncher:
 
     async def _listen(self, ready: asyncio.Event) -> None:
         host, _, port = self.coordinator_address().rpartition(":")
-        async with asyncio.timeout(DIAL_WITHIN_S):  # of a machine that is lost nothing comes, and there may be another soon
+        async with asyncio.timeout(DIAL_WITHIN_S):  # of a lost machine nothing comes, and there may be another soon
             reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
         try:
             async with asyncio.timeout(GREETING_S):
