@@ -96,7 +96,7 @@ class Trial:
         command = (sys.executable, str(ROOT / "benchmarks" / "backup_trainer.py"), str(steps), str(COMPUTE_S))
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         log = self._folder / f"member-{member}.log"
-        return MemberStart(member, command, variables, self._folder, log, f"n{member}")
+        return MemberStart(member, command, variables, self._folder, log, f"n{member}", member)
 
     def _lines(self, member: int) -> list[list[str]]:
         path = self._folder / f"member-{member}.log"

@@ -475,7 +475,8 @@ class Coordinator:
             self._declare_gone(message.member, NOT_NEEDED)
         if self.state.phase.is_over:
             return
-        self._awaited.drop(NO_MEMBER)  # a member that was offered without a number
+        if isinstance(message, wire.MemberStarting):
+            self._awaited.end_offer(message.rank)
         if isinstance(message, wire.MemberStarting) and self._is_new(message.member):
             self._awaited.add_starting(message.member, now_s)
         elif isinstance(message, wire.MemberExited):
@@ -495,8 +496,8 @@ class Coordinator:
     def receive_scheduler_message(self, message: wire.Message, now_s: float) -> None:
         """Take a message of a scheduler: it offers a member, has none to offer, or retires one."""
         self.now_s = now_s
-        if isinstance(message, wire.MemberOffer) and self._is_new(message.member):
-            self._awaited.add_offered(message.member, now_s)
+        if isinstance(message, wire.MemberOffer):
+            self._awaited.add_offered(message.rank, now_s)
         elif isinstance(message, wire.NoMemberOffer):
             self._awaited.is_refused = True
         elif isinstance(message, wire.Retire):
@@ -543,26 +544,33 @@ class AwaitedMembers:
 
     def __init__(self, limits: RingLimits) -> None:
         self._limits = limits
-        self._awaited: dict[int, float] = {}  # until when the ring waits for each
+        self._offered: dict[int, float] = {}  # until when the ring waits for the start of a member, by rank
+        self._begun: set[int] = set()  # ranks of members that were started: such an offer was repeated
+        self._awaited: dict[int, float] = {}  # until when the ring waits for each member that was started
         self._started: dict[int, float] = {}  # when a launcher first reported the start of each
         self._slowest_s: float | None = None  # from start to connection, of all so far
         self.has_scheduler = self.is_refused = False  # a scheduler is connected; it has no member to offer
         self.until_s = -math.inf  # until then the ring waits though no member was offered
 
-    def add_offered(self, member: int, now_s: float) -> None:
-        """A member is offered; NO_MEMBER is one whose launcher will give it a number."""
-        self._awaited[member] = now_s + self._limits.coming_s
+    def add_offered(self, rank: int, now_s: float) -> None:
+        """A member is offered; schedulers repeat that."""
+        if rank not in self._begun:
+            self._offered[rank] = now_s + self._limits.coming_s
+
+    def end_offer(self, rank: int) -> None:
+        """A launcher starts the member of an offer."""
+        self._offered.pop(rank, None)
+        self._begun.add(rank)
 
     def add_starting(self, member: int, now_s: float) -> None:
         """A launcher starts a member; it repeats that whenever it connects."""
-        self.add_offered(member, now_s)
+        self._awaited[member] = now_s + self._limits.coming_s
         self._started.setdefault(member, now_s)
 
     def remove_connected(self, member: int, now_s: float) -> None:
         """A member has connected."""
         if member in self._started:
             self._slowest_s = max(self._slowest_s or 0.0, now_s - self._started[member])
-            self.drop(NO_MEMBER)  # an offer that was repeated after its launcher's message
         self.drop(member)
 
     def drop(self, member: int) -> None:
@@ -573,7 +581,8 @@ class AwaitedMembers:
     def exclude_gap(self, gap_s: float) -> None:
         """Do not count a time in which no message could be received."""
         self._started = {number: at_s + gap_s for number, at_s in self._started.items()}
-        self._awaited = {number: until_s + gap_s for number, until_s in self._awaited.items()}
+        for until_s in (self._awaited, self._offered):
+            until_s |= {key: at_s + gap_s for key, at_s in until_s.items()}
         self.until_s += gap_s
 
     def should_wait(self, state: CoordinatorState, now_s: float, since_s: float) -> bool:
@@ -584,7 +593,7 @@ class AwaitedMembers:
             now_s: The time.
             since_s: How long the recovery has lasted.
         """
-        if now_s < self.until_s or any(until_s > now_s for until_s in self._awaited.values()):
+        if now_s < self.until_s or any(at_s > now_s for at_s in (*self._awaited.values(), *self._offered.values())):
             return True
         if not state.has_run:
             is_gathering = since_s <= self._limits.gather_s

@@ -236,6 +236,7 @@ class MemberStart:
     folder: Path  # that it runs in
     log: Path | None = None  # file that its output is added to; the launcher's own output if None
     node: str = ""  # for reports
+    rank: int = -1  # of the GPU that was offered for it; -1 of a member of the ring's start
 
 
 class NextStart(NamedTuple):
@@ -274,7 +275,7 @@ class RingLauncher:
         self.exits: dict[int, int] = {}  # status of each member that has exited; minus the signal's number
         self._errors: dict[int, str] = {}  # with which scripts ended
         self._log_sizes: dict[int, int] = {}  # of each member's log before it was started: others may have had it
-        self._starting: set[int] = set()
+        self._starting: dict[int, int] = {}  # rank of each member that was started and has not exited
         self.declared: dict[int, str] = {}  # why each member was declared gone
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
@@ -359,8 +360,8 @@ class RingLauncher:
         """Start a member; one that cannot be started counts as ended with FAILED_STATUS."""
         if self._ends_by:
             return
-        self._starting.add(start.member)
-        self._send(MemberStarting(start.member))
+        self._starting[start.member] = start.rank
+        self._send(MemberStarting(start.member, start.rank))
         self._run_in_background(self._run_member(start))
 
     def next_start(self, member: int, status: int) -> NextStart | None:
@@ -565,8 +566,8 @@ class RingLauncher:
                 self.epoch = await greet(reader, writer, self._settings.secret, Hello("launcher"), self.epoch)
             self._writer = writer
             detect_silence(writer.get_extra_info("socket"))
-            for number in self._starting:
-                self._send(MemberStarting(number))
+            for number, rank in self._starting.items():
+                self._send(MemberStarting(number, rank))
             for number, status in self.exits.items():
                 self._send(MemberExited(number, status, self._errors[number]))
             if self._ends_ring:
@@ -640,7 +641,7 @@ class RingLauncher:
         if pid is not None:
             _signal_group(pid, signal.SIGKILL)  # what it left behind in its group
         self.exits[start.member], self._errors[start.member] = status, self._logged_error(start, status)
-        self._starting.discard(start.member)
+        self._starting.pop(start.member, None)
         if self.on_exit is not None:  # First: the coordinator is to learn of a replacement before the exit.
             _call_safely(self.on_exit, start, status)
         self._send(MemberExited(start.member, status, self._errors[start.member]))

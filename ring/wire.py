@@ -262,6 +262,7 @@ class MemberStarting:
     """A launcher starts a member."""
 
     member: int
+    rank: int = -1  # of the GPU that was offered for it; -1 of a member of the ring's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,9 +330,9 @@ class SeatRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemberOffer:
-    """A member is started for an empty seat, now or in a moment."""
+    """A member is started for an empty seat, now or in a moment: its launcher sends `MemberStarting`."""
 
-    member: int  # -1 where its launcher will give it a number, and send `MemberStarting`
+    rank: int  # of its GPU in the job, which no other offer has
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class Seating:
         request = ring.connection.seat_request
         for row in self._unseen_members(ring, places):
             if request is not ring.reminded:
-                ring.connection.send(MemberOffer(-1))
+                ring.connection.send(MemberOffer(row.rank))
             call_backend(self._backend.add_to_ring, ring.row.name, row.rank, row.node, row.gpu)
         ring.reminded = request
 
@@ -417,7 +417,7 @@ class Seating:
             cache.mirror.claim(job, chosen.gpu)
         ring.given.append(row)
         log.info("ring of job %s: %s", job, cause)
-        ring.connection.send(MemberOffer(-1))
+        ring.connection.send(MemberOffer(rank))
         call_backend(self._backend.add_to_ring, ring.row.name, rank, node, gpu)
 
     def _let_ring_shrink(self, cache: StateCache, ring: LiveRing, request: SeatRequest, why: str, now_s: float) -> None:

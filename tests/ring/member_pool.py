@@ -22,16 +22,17 @@ async def offer_members(trial: Trial, most: int, may_start: Callable[[], bool] =
         if want is not None and want.empty and want is not answered:
             missing = len(want.empty) - len(on_their_way(trial, want)) - (offered - started)
             if offered and missing < len(want.empty):  # a restarted coordinator does not know
-                scheduler.send(MemberOffer(-1))
+                for rank in range(started, offered):
+                    scheduler.send(MemberOffer(rank))
             for _ in range(min(missing, most - offered)):
-                scheduler.send(MemberOffer(-1))
+                scheduler.send(MemberOffer(offered))
                 offered += 1
                 missing -= 1
             if missing > 0:
                 scheduler.send(NoMemberOffer("no GPU is free"))
             answered = want
         while started < offered and may_start():
-            trial.start()
+            trial.start(started)
             started += 1
         await asyncio.sleep(0.02)
     scheduler.close()

@@ -45,8 +45,8 @@ class Ring:
     def send(self, message: wire.Message) -> None:
         self.coordinator.receive_member_message(getattr(message, "member", -1), message, self.now_s)
 
-    def launch(self, number: int) -> None:
-        self.coordinator.receive_launcher_message(wire.MemberStarting(number), self.now_s)
+    def launch(self, number: int, rank: int = -1) -> None:
+        self.coordinator.receive_launcher_message(wire.MemberStarting(number, rank), self.now_s)
         self.answer()
 
     def exit(self, number: int) -> None:

@@ -55,24 +55,40 @@ def test_the_ring_waits_for_an_offered_member_and_gives_it_the_seat() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.receive_scheduler_message(wire.MemberOffer(7), ring.now_s)
+    ring.coordinator.receive_scheduler_message(wire.MemberOffer(4), ring.now_s)
     ring.wait(10.0)
     assert ring.coordinator.state.phase is Phase.STOPPING
+    ring.launch(7, rank=4)
     ring.join(7)
     assert (ring.order(), ring.coordinator.state.generation) == ([0, 7, 2, 3], 2)
 
 
-def test_the_ring_waits_for_a_member_offered_without_a_number_until_the_launcher_gives_it_one() -> None:
+def test_the_ring_waits_no_longer_for_an_offered_member_whose_process_has_exited() -> None:
     ring = Ring(4)
     ring.coordinator.scheduler_connected(0.0)
     ring.exit(1)
-    ring.coordinator.receive_scheduler_message(wire.MemberOffer(-1), ring.now_s)
-    ring.wait(10.0)
-    assert ring.coordinator.state.phase is Phase.STOPPING
-    ring.coordinator.receive_launcher_message(wire.MemberStarting(4), ring.now_s)
+    ring.coordinator.receive_scheduler_message(wire.MemberOffer(4), ring.now_s)
+    ring.launch(4, rank=4)
     ring.exit(4)
+    ring.coordinator.receive_scheduler_message(wire.MemberOffer(4), ring.now_s)  # repeated, and too late
     ring.wait(3.0)
     assert (ring.order(), ring.coordinator.state.phase) == ([0, -1, 2, 3], Phase.RUNNING)
+
+
+def test_two_offered_members_join_in_one_recovery() -> None:
+    ring = Ring(4)
+    ring.coordinator.scheduler_connected(0.0)
+    ring.exit(1)
+    ring.exit(2)
+    for rank in (4, 5):
+        ring.coordinator.receive_scheduler_message(wire.MemberOffer(rank), ring.now_s)
+    ring.launch(8, rank=5)
+    ring.join(8)
+    ring.wait(10.0)
+    assert ring.coordinator.state.phase is Phase.STOPPING
+    ring.launch(9, rank=4)
+    ring.join(9)
+    assert (ring.order(), ring.coordinator.state.generation) == ([0, 8, 9, 3], 2)
 
 
 @pytest.mark.parametrize("answer", ["none", "nothing", "no scheduler", "one that never connects", "one that dies"])
@@ -288,9 +304,9 @@ def started(ring: Ring, number: int, how: str) -> None:
     """A member is started; its launcher reports that once or repeatedly, or it was offered before."""
     if how == "offered":
         ring.coordinator.scheduler_connected(ring.now_s)
-        ring.coordinator.receive_scheduler_message(wire.MemberOffer(-1), ring.now_s)
+        ring.coordinator.receive_scheduler_message(wire.MemberOffer(number), ring.now_s)
     for _ in range(3 if how == "repeated" else 1):
-        ring.launch(number)
+        ring.launch(number, rank=number)
         ring.wait(5.0)
 
 

@@ -81,13 +81,13 @@ class Trial:
     next: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def start(self) -> int:
+    def start(self, rank: int = -1) -> int:
         number, self.next = self.next, self.next + 1
         log = self.folder / f"member-{number}.log"
         place = {} if self.network is None else {VARIABLE: self.network.name(number)}
         environment = self.environment | place
         launcher = self.elsewhere if number in self.away else self.launcher
-        launcher.start(MemberStart(number, self.command, environment, self.folder, log, f"node-{number}"))
+        launcher.start(MemberStart(number, self.command, environment, self.folder, log, f"node-{number}", rank))
         return number
 
     def exited(self, it: MemberStart, status: int) -> None:

@@ -329,7 +329,8 @@ class RingHost:
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
             del environment[name]  # The ring assigns seats, and they change.
         log = Path(self._path) / log_name(rank)
-        start = MemberStart(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
+        folder = Path(self._spec.folder)
+        start = MemberStart(number, self._spec.command, environment, folder, log, place.node, rank)
         self._launcher.start(start)
         self._try(self._write_places)
 
