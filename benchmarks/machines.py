@@ -78,9 +78,9 @@ def play(nodes: Nodes, victim: str) -> Lost:
     assert row.state is JobState.SUCCEEDED, [event.cause for event in events]
     lines = [line for rank in range(SEATS + 4) for line in _lines(trial, job, rank)]
     steps = [(float(line[1]), int(line[2]), int(line[3])) for line in lines if line[0] == "step" and len(line) == 4]
-    after_s = min((now_s for now_s, _, generation in steps if generation > began), default=at_s)
+    after_s, _, later = min((step for step in steps if step[2] > began), default=(at_s, 0, began))
     moved_s = next((event.at_s for event in events if event.now == MOVED), after_s)
-    took_s = _recovery_s(events, began + 1)
+    took_s = _recovery_s(events, range(began + 1, later + 1))
     return Lost(
         max(after_s - at_s - took_s, 0.0), took_s, after_s - moved_s,
         frozenset(line[1] for line in lines if line[0] == "end"), len({step for _, step, _ in steps}),
@@ -88,13 +88,14 @@ def play(nodes: Nodes, victim: str) -> Lost:
     )  # fmt: skip
 
 
-def _recovery_s(events: Sequence[EventRow], generation: int) -> float:
-    """Return how long the recovery of a generation took, from when the ring knew of the fault; 0 if there was none."""
+def _recovery_s(events: Sequence[EventRow], generations: range) -> float:
+    """Return how long the recoveries of generations took, from when the ring knew of the faults."""
     ends = [event.data or {} for event in events if event.now == RING_ENDED]
     reports: list[Any] = [end["report"] for end in ends]
     recoveries = [recovery for report in reports for recovery in report["recoveries"]]
-    found = [recovery for recovery in recoveries if recovery["generation"] == generation]
-    return sum(max(found[-1][phase], 0.0) for phase in PHASES) if found else 0.0
+    found = {recovery["generation"]: recovery for recovery in recoveries if recovery["generation"] in generations}
+    assert len(found) == len(generations), recoveries
+    return float(sum(max(recovery[phase], 0.0) for recovery in found.values() for phase in PHASES))
 
 
 def _lines(trial: RingTrial, job: str, rank: int) -> list[list[str]]:

@@ -453,6 +453,7 @@ class Coordinator:
         """A launcher is not connected any more: until it is again, none of its members that are gone is replaced."""
         self.now_s = now_s
         members = self._started_by.pop(launcher, set())
+        members -= set().union(*self._started_by.values())  # the launcher may be connected again already
         self._orphans |= dict.fromkeys(members, now_s)
         if self.state.phase.is_over:
             return
@@ -514,9 +515,10 @@ class Coordinator:
             for member in self.members.values():
                 member.exclude_gap(gap_s, now_s)
             self._awaited.exclude_gap(gap_s)
+            self._moved_s, self._began_s = (min(at_s + gap_s, now_s) for at_s in (self._moved_s, self._began_s))
+        if gap_s > self.limits.broken_s / 2:
             for ended_s in (self._disconnected_s, self._orphans):
                 ended_s |= {member: min(at_s + gap_s, now_s) for member, at_s in ended_s.items()}
-            self._moved_s, self._began_s = (min(at_s + gap_s, now_s) for at_s in (self._moved_s, self._began_s))
         if self.state.phase.is_over:
             return
         unconnected, running_s = self._awaited.long_unconnected(now_s), self.recoveries[-1].running_s(now_s)

@@ -31,11 +31,12 @@ from typing import Any, NamedTuple, Self
 from ..cluster.files.processes import kill_with_parent_hook, last_error_in_log
 from .coordinator import WORN_OUT
 from .coordinator_server import log_lines
-from .folder import RingSettings, read_settings, read_state, state_number, write_state
+from .folder import RingSettings, read_appointment, read_settings, read_state, state_number, write_state
 from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
     ADDRESS_FILE,
+    DONE,
     GONE_STATUS,
     LOST_STATUS,
     MAX_LINE_BYTES,
@@ -104,7 +105,7 @@ class CoordinatorProcess:
     """The coordinator of a ring. It is restarted when it is killed, and killed when it does not answer."""
 
     def __init__(self, folder: Path, settings: RingSettings, host: str, epoch: int) -> None:
-        self._folder, self._settings, self._host, self._epoch = folder, settings, host, epoch
+        self._folder, self._settings, self._host, self.epoch = folder, settings, host, epoch
         self._process: asyncio.subprocess.Process | None = None
         self._closed = asyncio.Event()  # for good
 
@@ -124,7 +125,7 @@ class CoordinatorProcess:
 
     def _has_begun(self) -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return bool(read_state(self._folder)[1]["epoch"] >= self._epoch)
+            return bool(read_state(self._folder)[1]["epoch"] >= self.epoch)
         return False
 
     async def keep_running(self) -> RingEnd | None:
@@ -160,7 +161,7 @@ class CoordinatorProcess:
             await end_tool(self._process)
 
     async def _start_tool(self) -> asyncio.subprocess.Process:
-        return await start_tool(COORDINATOR, str(self._folder), self._host, str(self._epoch), flags=ISOLATED)
+        return await start_tool(COORDINATOR, str(self._folder), self._host, str(self.epoch), flags=ISOLATED)
 
     async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int | None:
         """Wait for its end, and kill it if it does not answer; return its status, None if it survives that."""
@@ -185,7 +186,7 @@ class CoordinatorProcess:
         try:
             async with asyncio.timeout(COORDINATOR_PROBE_S):
                 _, state = read_state(self._folder)
-                if state["epoch"] > self._epoch:  # it will know soon
+                if state["epoch"] > self.epoch:  # it will know soon
                     return True
                 reader, writer = await asyncio.open_connection(self._host, int(state["port"]))
                 try:
@@ -217,7 +218,9 @@ FAILED_STATUS = 127  # of a member that could not be started
 GREETING_S = 5.0  # for a coordinator to prove the secret
 FOLLOW_STATE_S = 0.3  # between two checks whether there is another coordinator
 DIAL_WITHIN_S = 1.0  # for a machine to answer
-OVER_PHASES = ("done", "lost")  # phases of a ring that is over
+OVER_PHASES = (DONE, "lost")  # phases of a ring that is over
+# What a state that a job has made up may cause.
+BAD_STATE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
 LOST_GRACE_S = 5.0  # for members of a lost ring to end
 RESTART_PAUSE_S = 1.0  # before a process in place of one that requested it without a reason, or could not be started
@@ -236,7 +239,7 @@ class MemberStart:
     folder: Path  # that it runs in
     log: Path | None = None  # file that its output is added to; the launcher's own output if None
     node: str = ""  # for reports
-    rank: int = -1  # of the GPU that was offered for it; -1 of a member of the ring's start
+    rank: int = -1  # of its GPU in the job; -1 where GPUs have no ranks
 
 
 class NextStart(NamedTuple):
@@ -318,11 +321,12 @@ class RingLauncher:
 
         Raises:
             OSError: If it cannot be started.
+            subprocess.SubprocessError: The same.
         """
         coordinator = CoordinatorProcess(self.folder, self._settings, host, epoch)
         try:
             await coordinator.start()
-        except OSError:
+        except (OSError, SubprocessError):
             await coordinator.close()
             raise
         await self.end_coordinator()
@@ -386,7 +390,7 @@ class RingLauncher:
         try:
             _, state = read_state(self.folder)
             why, holders = state["gone"].get(str(member)), state["holders"]
-        except (OSError, ValueError, KeyError):
+        except BAD_STATE:
             return False
         if status == 0 or (why is not None and why != WORN_OUT):
             return False
@@ -505,17 +509,26 @@ class RingLauncher:
         except Exception as error:  # Without this task, nothing would report the ring's end.
             end = RingEnd("lost", f"the coordinator cannot be kept running: {error}")
         await asyncio.sleep(RESTART_S)  # Its last messages may be on their way.
-        if end is not None:
-            self.give_up(end)
+        if end is not None and self._coordinator is coordinator:
+            self.give_up(end, coordinator.epoch)
 
-    def give_up(self, end: RingEnd) -> None:
-        """End this launcher's part of the ring as its coordinator cannot do it, and let the state say so to others."""
+    def give_up(self, end: RingEnd, epoch: int) -> None:
+        """End this launcher's part of the ring as its coordinator cannot do it, and let the state say so to others.
+
+        Args:
+            end: Of the ring.
+            epoch: Of the coordinator; nothing is done once there is a later one.
+        """
         if self._end.done():
             return
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        with contextlib.suppress(*BAD_STATE):
             number, state = read_state(self.folder)
+            if max(state.get("epoch", 0), read_appointment(self.folder).epoch) > epoch:
+                return
             if state.get("phase") not in OVER_PHASES:
-                write_state(self.folder, number + 1, {**state, "phase": end.outcome, "outcome": end.reason})
+                report = {**state.get("report", {}), "phase": end.outcome}
+                over = {**state, "report": report, "phase": end.outcome, "outcome": end.reason}
+                write_state(self.folder, number + 1, over)
         self._end.set_result(end)
 
     async def _stay_connected(self, ready: asyncio.Event) -> None:
@@ -530,7 +543,7 @@ class RingLauncher:
         """Note where the coordinator is for members, connect to one of a later epoch, and see the end of the ring."""
         known = 0
         while not self._end.done():
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            with contextlib.suppress(*BAD_STATE):
                 if state_number(self.folder) != known or not self._is_address_noted():
                     number, state = read_state(self.folder)
                     await self._follow(state)
@@ -538,20 +551,19 @@ class RingLauncher:
             await asyncio.sleep(FOLLOW_STATE_S)
 
     async def _follow(self, state: Mapping[str, Any]) -> None:
-        if state["phase"] in OVER_PHASES:
-            await asyncio.sleep(LOST_GRACE_S)  # The coordinator says so too, if it lives.
-            if not self._end.done():
-                self._end.set_result(RingEnd(state["phase"], state["outcome"]))
-            return
-        for name, reason in state["gone"].items():  # it may be out of reach
-            if (member := int(name)) in self._starting and member not in self.declared:
-                self._receive(MemberGone(member, reason))
+        phase, gone = state["phase"], {int(name): str(reason) for name, reason in state.get("gone", {}).items()}
+        for member in gone.keys() & self._starting.keys() - self.declared.keys():  # the coordinator may be out of reach
+            self._receive(MemberGone(member, gone[member]))
         if state["epoch"] > self.epoch and self._writer is not None:
             self._writer.close()
         if self._own is not None:
             self._own.mkdir(mode=0o700, exist_ok=True)
-            (self._own / "draft").write_text(f"{state['host']}:{state['port']}")
+            (self._own / "draft").write_text(DONE if phase == DONE else f"{state['host']}:{state['port']}")
             (self._own / "draft").rename(self._own / "address")
+        if phase in OVER_PHASES:
+            await asyncio.sleep(LOST_GRACE_S)  # The coordinator says so too, if it lives.
+            if not self._end.done():
+                self._end.set_result(RingEnd(phase, state["outcome"]))
 
     def _is_address_noted(self) -> bool:
         """Return whether members find the address of the coordinator; a machine may clear its folder of such files."""

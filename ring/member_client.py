@@ -37,7 +37,8 @@ class Connection:
     def __init__(self, address: str, secret: str, file: str = "") -> None:
         host, _, port = address.rpartition(":")
         self._address, self._secret, self._file = (host, int(port)), secret, file
-        self._epoch, self._read_ns = 0, 0  # the latest one of a coordinator; when the file was read changed last
+        self._epoch, self._read_ns = 0, 0  # the latest one of a coordinator; when the file that was read had changed
+        self.is_done = False  # the ring is, by the file
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
         self._challenge: wire.Challenge | None = None  # of the other end
@@ -61,8 +62,10 @@ class Connection:
         before = self._address
         with contextlib.suppress(OSError, ValueError):
             if self._file and (changed_ns := Path(self._file).stat().st_mtime_ns) != self._read_ns:
-                host, _, port = Path(self._file).read_text().rpartition(":")
-                self._address, self._read_ns = (host, int(port)), changed_ns
+                self._read_ns, text = changed_ns, Path(self._file).read_text()
+                self.is_done = text == wire.DONE
+                host, _, port = text.rpartition(":")
+                self._address = host, int(port)
         return self._address != before
 
     def open(self) -> bool:
@@ -435,6 +438,8 @@ class MemberClient:
             self._check_silence()
             if self._connection.follow():
                 self._close_connection()
+            if self._connection.is_done and not self._finished:
+                self._receive(wire.Finish(self.generation))
             if not self._connection.is_open and not self._connection.open():
                 time.sleep(RECONNECT_S)
                 continue

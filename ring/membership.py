@@ -325,8 +325,8 @@ def vanished_members(
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
     """Yield members whose connection has ended, and that of their launcher, and the reason to declare each gone.
 
-    A machine that dies ends all its connections at once. If that befalls more than half of the members, the coordinator
-    is probably the one that was cut off.
+    So it is where all processes of a machine are killed; a machine without power is found by its silence. If more than
+    half of the members have no connection, the coordinator is probably the one that was cut off.
 
     Args:
         members: All that are not gone.

@@ -39,7 +39,8 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{name}" for name in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
-ADDRESS_FILE = "LONGSHORE_RING_ADDRESS_FILE"  # has the address once the coordinator is on another machine
+ADDRESS_FILE = "LONGSHORE_RING_ADDRESS_FILE"  # has the address once the coordinator is on another machine, or DONE
+DONE = "done"  # the ring is: its coordinator may have been lost before it could say so
 WAIT_S = "LONGSHORE_RING_WAIT_S"  # for a coordinator, before a member ends itself; SILENCE_S by default
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
 SUPERSEDED_STATUS = 4  # of a coordinator, as there is one of a later epoch
@@ -262,7 +263,7 @@ class MemberStarting:
     """A launcher starts a member."""
 
     member: int
-    rank: int = -1  # of the GPU that was offered for it; -1 of a member of the ring's start
+    rank: int = -1  # of its GPU in the job; -1 where GPUs have no ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,10 +279,13 @@ def test_a_launcher_that_does_not_reach_the_coordinator_learns_from_the_state_wh
             while 1 not in cut_off.exits:
                 await asyncio.sleep(0.02)
             assert list(cut_off.running_pids) == [0]
+            # Also of a ring that is done meanwhile.
+            write_state(tmp_path, 3, {**state, "phase": "done", "gone": {"0": "silent"}})
+            assert await cut_off.wait_for_end() == wire.RingEnd("done", "")
             following.cancel()
             return cut_off.exits
 
-    assert asyncio.run(run()) == {1: -signal.SIGKILL}
+    assert asyncio.run(run()) == {1: -signal.SIGKILL, 0: -signal.SIGKILL}
 
 
 def test_the_address_for_members_is_written_again_when_a_machine_clears_its_folder(tmp_path: Path) -> None:
@@ -313,3 +316,41 @@ def test_a_schedulers_connection_ends_when_the_machine_of_the_coordinator_has_va
         assert connection.getsockopt(socket.IPPROTO_TCP, option) == value
     assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     client.close()
+
+
+@pytest.mark.parametrize("later", ["state", "appointment"])
+def test_a_launcher_whose_coordinator_has_no_epoch_any_more_gives_up_no_ring(tmp_path: Path, later: str) -> None:
+    async def run() -> None:
+        make_ring_folder(tmp_path, 2)
+        state = {"host": OTHER, "port": 1, "epoch": int(later == "state"), "phase": "running", "gone": {}}
+        write_state(tmp_path, 1, state)
+        if later == "appointment":
+            appoint(tmp_path, Appointment(1, 1))
+        async with RingLauncher(tmp_path) as own:
+            own.give_up(wire.RingEnd("lost", "made up"), 0)
+            assert not own.is_over
+            assert read_state(tmp_path) == (1, state)
+            own.give_up(wire.RingEnd("lost", "made up"), 1)
+            assert (await own.wait_for_end()).outcome == "lost"
+        assert read_state(tmp_path)[1]["phase"] == "lost"
+
+    asyncio.run(run())
+
+
+def test_a_ring_whose_coordinator_is_lost_when_it_is_done_is_done_for_all_its_members(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    async def lose(trial: Trial) -> None:
+        await trial.elsewhere.connect()
+        await trial.reached(8)
+        assert trial.launcher.coordinator_pid is not None
+        processes.stop(trial.launcher.coordinator_pid)
+        number, state = read_state(tmp_path)
+        await trial.reached(29)
+        write_state(tmp_path, number + 1, {**state, "phase": "done", "outcome": "all members are done"})
+        await trial.launcher.end_coordinator()
+
+    found = run_ring(tmp_path, warm, away=range(4), wait_s=60.0, during=lose)
+    assert found.end.outcome == "done"
+    assert found.digests() == undisturbed.digests()
+    assert set(found.exits.values()) == {0}

@@ -55,7 +55,7 @@ RESTARTS = 3  # of members that died on healthy GPUs, besides those that asked f
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, SEARCH_S = 1.0, 0.05  # between two checks of logs, and of added GPUs
 APPOINTED_S = 0.3  # between two checks who is to run the coordinator
-MAX_FAILED_STARTS = 5  # of the coordinator, which takes half a minute to fail
+MAX_FAILING_S = 60.0  # for the coordinator to be started; the scheduler appoints another host sooner if there is one
 ORPHANED_S = 2.0  # without a connection to the coordinator, which is restarted sooner if its machine lives
 COORDINATOR_WAIT_S = 3600.0  # that members wait for another coordinator: the scheduler may be away
 MAX_SEARCH_S = 5.0  # between two searches for processes that do not end: each reads all of /proc
@@ -178,7 +178,7 @@ class RingHost:
         self._all_left = asyncio.Event()
         self._is_appointed = False  # to run the coordinator
         self._coordinates = -1  # the epoch of the coordinator that it runs; -1 if it runs none
-        self._failed_starts = 0  # of the coordinator, in a row
+        self._failing_s: float | None = None  # since when it cannot be started
 
     async def run(self) -> int:
         """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
@@ -250,12 +250,13 @@ class RingHost:
         elif appointed.epoch != self._coordinates:
             try:
                 await self._launcher.start_coordinator(self._piece.address, appointed.epoch)
-            except OSError as error:
-                self._failed_starts += 1
-                if self._failed_starts >= MAX_FAILED_STARTS:
-                    self._launcher.give_up(RingEnd("lost", f"no coordinator can be started: {error}"))
+            except (OSError, SubprocessError) as error:
+                self._failing_s = self._failing_s or time.monotonic()
+                if time.monotonic() - self._failing_s >= MAX_FAILING_S:
+                    end = RingEnd("lost", f"no coordinator can be started: {error}")
+                    self._launcher.give_up(end, appointed.epoch)
                 raise
-            self._coordinates, self._failed_starts = appointed.epoch, 0
+            self._coordinates, self._failing_s = appointed.epoch, None
 
     async def _repeat(self, pause_s: float, work: Callable[[], None]) -> None:
         while True:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from longshore.ring.wire import UNKNOWN_STATUS, RingEnd
 from longshore.scheduler.backends.local import ring_host
 from longshore.scheduler.backends.local.ranks import RankPlace, Spec
 from longshore.scheduler.backends.local.ring_files import RING, RingPart, read_places
-from longshore.scheduler.backends.local.ring_host import MAX_FAILED_STARTS, RingHost
+from longshore.scheduler.backends.local.ring_host import RingHost
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -211,11 +212,13 @@ class Coordinates:
     async def end_coordinator(self) -> None:
         self.calls.append("none")
 
-    def give_up(self, end: RingEnd) -> None:
-        self.calls.append(end.outcome)
+    def give_up(self, end: RingEnd, epoch: int) -> None:
+        self.calls.append((end.outcome, epoch))
 
 
-def test_a_host_runs_the_coordinator_of_the_epoch_that_it_is_appointed_to_and_no_other(tmp_path: Path) -> None:
+def test_a_host_runs_the_coordinator_of_the_epoch_that_it_is_appointed_to_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ring, places = tmp_path / RING, (RankPlace("n", 0), RankPlace("m", 0))
     make_ring_folder(ring, 2)
     spec = Spec("ls-x-1", "x", 1, ("x",), str(tmp_path), {}, 5.0, None, places, 2)
@@ -230,7 +233,8 @@ def test_a_host_runs_the_coordinator_of_the_epoch_that_it_is_appointed_to_and_no
         return list(launcher.calls)
 
     async def fail() -> None:
-        for _ in range(MAX_FAILED_STARTS):
+        for now_s in (1.0, 30.0, 62.0):
+            monkeypatch.setattr(time, "monotonic", lambda now_s=now_s: now_s)
             with pytest.raises(OSError, match="made up"):
                 await host._follow_appointment()
 
@@ -244,7 +248,7 @@ def test_a_host_runs_the_coordinator_of_the_epoch_that_it_is_appointed_to_and_no
     appoint(ring, Appointment(4, 1))
     launcher.fails = True
     asyncio.run(fail())
-    assert launcher.calls == [3, *[4] * MAX_FAILED_STARTS, "lost"]
+    assert launcher.calls == [3, 4, 4, 4, ("lost", 4)]
 
 
 def test_a_host_ends_once_its_ranks_are_left_unless_it_runs_the_coordinator(tmp_path: Path) -> None:
