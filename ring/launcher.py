@@ -36,7 +36,7 @@ from .warm import connect_to_warm_process, fork_member, python_arguments
 from .wire import (
     ADDRESS,
     ADDRESS_FILE,
-    DONE,
+    DONE_ADDRESS,
     GONE_STATUS,
     LOST_STATUS,
     MAX_LINE_BYTES,
@@ -218,7 +218,7 @@ FAILED_STATUS = 127  # of a member that could not be started
 GREETING_S = 5.0  # for a coordinator to prove the secret
 FOLLOW_STATE_S = 0.3  # between two checks whether there is another coordinator
 DIAL_WITHIN_S = 1.0  # for a machine to answer
-OVER_PHASES = (DONE, "lost")  # phases of a ring that is over
+OVER_PHASES = ("done", "lost")  # phases of a ring that is over
 # What a state that a job has made up may cause.
 BAD_STATE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 EVICTION_S = 0.5  # for a member that was declared gone to receive that and end
@@ -558,7 +558,8 @@ class RingLauncher:
             self._writer.close()
         if self._own is not None:
             self._own.mkdir(mode=0o700, exist_ok=True)
-            (self._own / "draft").write_text(DONE if phase == DONE else f"{state['host']}:{state['port']}")
+            address = DONE_ADDRESS if phase == "done" else f"{state['host']}:{state['port']}"
+            (self._own / "draft").write_text(address)
             (self._own / "draft").rename(self._own / "address")
         if phase in OVER_PHASES:
             await asyncio.sleep(LOST_GRACE_S)  # The coordinator says so too, if it lives.

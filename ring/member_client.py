@@ -63,7 +63,7 @@ class Connection:
         with contextlib.suppress(OSError, ValueError):
             if self._file and (changed_ns := Path(self._file).stat().st_mtime_ns) != self._read_ns:
                 self._read_ns, text = changed_ns, Path(self._file).read_text()
-                self.is_done = text == wire.DONE
+                self.is_done = text == wire.DONE_ADDRESS
                 host, _, port = text.rpartition(":")
                 self._address = host, int(port)
         return self._address != before

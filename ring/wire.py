@@ -39,8 +39,8 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{name}" for name in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
-ADDRESS_FILE = "LONGSHORE_RING_ADDRESS_FILE"  # has the address once the coordinator is on another machine, or DONE
-DONE = "done"  # the ring is: its coordinator may have been lost before it could say so
+ADDRESS_FILE = "LONGSHORE_RING_ADDRESS_FILE"  # has the address of a later coordinator, or DONE_ADDRESS
+DONE_ADDRESS = "done"  # the ring is: its coordinator may have been lost before it could say so
 WAIT_S = "LONGSHORE_RING_WAIT_S"  # for a coordinator, before a member ends itself; SILENCE_S by default
 LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
 SUPERSEDED_STATUS = 4  # of a coordinator, as there is one of a later epoch
