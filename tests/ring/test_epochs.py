@@ -1,4 +1,4 @@
-"""A coordinator that is lost with its machine: the next one has a later epoch, and nobody obeys two of them."""
+"""A coordinator that is lost with its machine: the next one has a later epoch, and no process obeys both."""
 
 import asyncio
 import os
