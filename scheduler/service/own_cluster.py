@@ -107,8 +107,8 @@ def _describe(reader: GpuReader, gpus: Sequence[GpuInfo], count: int) -> str:
 
 
 def _peak(name: str) -> float:
-    words = name.upper().replace("-", " ")
-    return next((peak for known, peak in _PEAKS.items() if re.search(rf"\b{known}\b", words)), _OTHER_PEAK)
+    words = f" {' '.join(re.findall(r'[A-Z0-9]+', name.upper()))} "
+    return next((peak for known, peak in _PEAKS.items() if f" {known} " in words), _OTHER_PEAK)
 
 
 def _link_bytes_per_s(reader: GpuReader, gpu: int) -> float:

@@ -95,6 +95,7 @@ class LocalBackend(FolderRings):
         self.capabilities = Capabilities(
             exact_gpus=True, atomic_gang=True, enforced=False, known_in=known_in,
             lists_attempts=True, reads_steps=True, runs_rings=True,
+            moves_coordinators=True,  # it is on none of the nodes, so it stays
         )  # fmt: skip
         self._nodes = dict(nodes)
 
