@@ -375,7 +375,8 @@ def _ended_status(records: AttemptRecords, ranks: int) -> Status:
         by, words = EndedBy.NONE, "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif not any(end.code or end.signal for end in ends) and (not reason if records.is_ring else 0 < len(ends) < ranks):
         # These ended well, but they are not the whole job: a ring that is done says so.
-        by, words = EndedBy.NONE, "; ".join(filter(None, (f"it ended before its {ranks} ranks were done", reason)))
+        ran = f"only {len(ends)} of {ranks} ranks ran; {reason}"
+        by, words = EndedBy.NONE, "nothing is left of its ring, which was not done" if records.is_ring else ran
     elif words.startswith(MISPLACED):
         by = EndedBy.NODE_FAULT  # The job did nothing wrong.
     elif not words.startswith(STOPPED_BY_PREFIX):
