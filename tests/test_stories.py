@@ -61,7 +61,8 @@ def entered_by(tracked: Tracked, folder: Path, *arguments: object) -> set[str]:
     """Return the files of the product that a command enters."""
     line = [sys.executable, "-m", "longshore", *map(str, arguments)]
     with tracked.story() as entries:
-        processes.run(line, check=True, cwd=folder, env={**os.environ, **tracked.environment()}, capture_output=True)
+        environment = {**os.environ, **tracked.environment()}
+        processes.run(line, check=True, cwd=folder, env=environment, capture_output=True, timeout_s=380)
     return files(entries)
 
 
