@@ -97,12 +97,11 @@ class CoordinatorServer:
         self._written = -1 if state is None else state.changes  # the last change that it holds
         self._writer = secrets.token_hex(8)  # of this process
         self._port = int(self._content["port"]) if self._content.get("host") == host else 0
-        if state is not None and state.epoch < epoch:
-            state.begin_epoch(epoch)
-        self.epoch = epoch if state is None else state.epoch
         backups = Backups(settings.limits, backups=settings.backups, spares=settings.spares)
         self._coordinator = Coordinator(settings.seats, settings.limits, time.monotonic(), state, backups)
-        self._coordinator.state.epoch = self.epoch
+        if self._coordinator.state.epoch < epoch:
+            self._coordinator.state.begin_epoch(epoch)
+        self.epoch = self._coordinator.state.epoch
         self._queue: deque[tuple[int, int, Message]] = deque()  # change to be written first, receiver, message
         self._writing: asyncio.Task[None] | None = None
         self._writing_recoveries: asyncio.Task[None] | None = None

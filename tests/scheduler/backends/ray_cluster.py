@@ -176,7 +176,7 @@ def _line_of(pid: int) -> bytes:
 def backend_of(
     cluster: RayCluster, deadline_s: float = DEADLINE_S, nodes: Mapping[str, int] | None = None
 ) -> RayBackend:
-    """Return a backend that knows what earlier ones launched, for all GPUs unless it is said which."""
+    """Return a backend that knows what earlier ones launched, for all GPUs by default."""
     nodes = nodes or dict.fromkeys(cluster.nodes, GPUS)
     return RayBackend(cluster.folder, nodes, address=cluster.address, token=cluster.token, deadline_s=deadline_s)
 
